@@ -1,0 +1,17 @@
+"""The two kinds of failure that the command line reports in one sentence."""
+
+
+class AutodialError(Exception):
+    """What went wrong, where, and what to do, in one sentence; `exit_status` is the process's."""
+
+    exit_status = 1
+
+
+class InputError(AutodialError):
+    """Something the user gave - a file, a layer, a row, a flag - can't be used. Exit status 2."""
+
+    exit_status = 2
+
+
+class WorkError(AutodialError):
+    """The input was fine and the work failed: a verification, a device, a disk. Exit status 1."""

@@ -1,0 +1,58 @@
+"""Reading whole files, and writing them so that a failure leaves the old file as it was."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import BinaryIO
+
+from autodial.errors import InputError, WorkError
+
+
+def existing_file(path: str | os.PathLike[str], kind: str) -> Path:
+    """`path`, or an InputError in one sentence if it is missing or a folder; `kind` says what it should be."""
+    path = Path(path)
+    if path.is_dir():
+        raise InputError(f"{path} is a folder: name the {kind} file itself")
+    if not path.exists():
+        raise InputError(f"{path} does not exist: check the name of the {kind} file")
+    return path
+
+
+def read_bytes(path: str | os.PathLike[str], kind: str) -> bytes:
+    """The whole file; an InputError says why it can't be read."""
+    path = existing_file(path, kind)
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise InputError(f"{path} can't be read: {error.strerror}") from error
+
+
+def is_binary(data: bytes) -> bool:
+    """Whether there are control characters in `data` that no text has."""
+    return re.search(rb"[\x00-\x08\x0e-\x1f]", data) is not None
+
+
+@contextmanager
+def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
+    """A file to write that takes `path`'s place, complete and on disk, when the block ends without an exception.
+
+    It lies in the same folder, as a rename is atomic only within a file system. After an exception it is removed and
+    `path` is what it was; an OSError becomes a WorkError that names `path`.
+    """
+    path = Path(path)
+    aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with aside.open("wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        aside.replace(path)
+    except OSError as error:
+        raise WorkError(f"{path} can't be written: {error.strerror or error}") from error
+    finally:
+        with suppress(FileNotFoundError):
+            aside.unlink()

@@ -1,0 +1,319 @@
+"""Protobuf's text format read as Caffe reads it.
+
+protobuf's own Python parser follows other rules than the C++ one that Caffe uses: it takes `+1`, `1_000` and any letter
+after a backslash, and refuses `- 1`. It also knows neither the layer that a mistake is in nor what to do about it. This
+one takes and refuses what C++ does, with every protobuf runtime.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from difflib import get_close_matches
+from typing import Any, NamedTuple, NoReturn
+
+from google.protobuf.descriptor import FieldDescriptor  # type: ignore[import-untyped]
+
+from autodial.errors import InputError
+
+# C++ isspace; other Unicode spaces are errors outside of strings. A number takes in what directly follows it, so that
+# "3px" or "1.2.3" is one bad number rather than two tokens.
+_TOKEN = re.compile(
+    r"""(?P<space>(?:[ \t\r\n\v\f]|\#[^\n]*)+)
+    |(?P<identifier>[A-Za-z_][A-Za-z0-9_]*)
+    |(?P<number>\.?[0-9](?:[eE][+-]|[A-Za-z0-9_.])*)
+    |(?P<string>"(?:[^"\\\n]|\\.)*"|'(?:[^'\\\n]|\\.)*')
+    |(?P<symbol>.)""",
+    re.VERBOSE,
+)
+_INTEGER = re.compile(r"0[xX][0-9a-fA-F]+|0[0-7]*|[1-9][0-9]*")
+_FLOAT = re.compile(r"(?:(?:0|[1-9][0-9]*)(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?[fF]?")
+_ESCAPE = re.compile(rb"\\(?:([0-7]{1,3})|[xX]([0-9a-fA-F]{1,2})|u([0-9a-fA-F]{4})|(.))")
+_ESCAPED = {
+    b"a": b"\a", b"b": b"\b", b"f": b"\f", b"n": b"\n", b"r": b"\r", b"t": b"\t", b"v": b"\v",
+    b"\\": b"\\", b"?": b"?", b"'": b"'", b'"': b'"',
+}  # fmt: skip
+_CLOSER = {"{": "}", "<": ">"}
+_INTEGER_RANGES = {
+    FieldDescriptor.CPPTYPE_INT32: (-(2**31), 2**31 - 1),
+    FieldDescriptor.CPPTYPE_INT64: (-(2**63), 2**63 - 1),
+    FieldDescriptor.CPPTYPE_UINT32: (0, 2**32 - 1),
+    FieldDescriptor.CPPTYPE_UINT64: (0, 2**64 - 1),
+}
+_BOOLS = {"true": True, "True": True, "t": True, "false": False, "False": False, "f": False}
+_ROOTS = {"NetParameter": ("net", "SolverParameter"), "SolverParameter": ("solver", "NetParameter")}
+_LAYER_MESSAGES = ("LayerParameter", "V1LayerParameter", "V0LayerParameter")
+
+
+class _Token(NamedTuple):
+    kind: str  # identifier, number, string, symbol or end
+    text: str
+    start: int  # index of its first character
+
+
+class _Block(NamedTuple):
+    descriptor: Any  # of the message that the block fills
+    opener: int  # index of the token that opens it
+    number: int  # its place among its likes, from 1
+
+
+def _tokens(text: str) -> Iterator[_Token]:
+    for match in _TOKEN.finditer(text):
+        if match.lastgroup != "space":
+            yield _Token(str(match.lastgroup), match.group(), match.start())
+    yield _Token("end", "", len(text))
+
+
+class Parser:
+    """Reads one text into one message."""
+
+    def __init__(self, text: str, name: str) -> None:
+        """`name` is what errors call the text, usually the file's path."""
+        self._text = text
+        self._name = name
+        self._tokens = list(_tokens(text))
+        self._index = 0
+        self._blocks: list[_Block] = []  # those around the current token, outermost first
+
+    def parse_into(self, message: Any) -> None:
+        """Fill the empty `message`; an InputError names file, line, column, layer and field of the first mistake."""
+        self._blocks = [_Block(message.DESCRIPTOR, -1, 1)]
+        self._read_fields(message, opener=None)
+
+    def _read_fields(self, message: Any, opener: _Token | None) -> None:
+        """Every field up to the end of the block that `opener` began, or of the text."""
+        first: dict[str, _Token] = {}
+        while True:
+            token = self._peek()
+            if token.kind == "end":
+                if opener is None:
+                    return
+                self._fail(opener, f'this "{opener.text}" is never closed: a "{_CLOSER[opener.text]}" is missing')
+            if token.kind == "symbol" and token.text in _CLOSER.values():
+                if opener is None:
+                    self._fail(token, f'this "{token.text}" closes nothing: remove it, or look above for one too many')
+                if token.text != _CLOSER[opener.text]:
+                    line, _ = self._line_and_column(opener)
+                    self._fail(token, f'"{_CLOSER[opener.text]}" must close the "{opener.text}" of line {line}')
+                self._take()
+                return
+            self._read_field(message, first)
+
+    def _read_field(self, message: Any, first: dict[str, _Token]) -> None:
+        """One `name: value`, `name { ... }` or `name: [value, ...]`; `first` holds the singular fields seen so far."""
+        token = self._take()
+        if token.kind != "identifier":
+            self._fail(token, f"a field's name must stand here, not {self._describe(token)}")
+        field = message.DESCRIPTOR.fields_by_name.get(token.text)
+        if field is None:
+            self._fail(token, self._unknown_field(token.text))
+        repeated = not field.has_presence  # in proto2 every singular field tells presence
+        if not repeated:
+            before = first.setdefault(token.text, token)
+            if before is not token:
+                line, _ = self._line_and_column(before)
+                self._fail(token, f"{token.text} is given a second time, after line {line}: remove one of them")
+        if not self._accept(":") and field.message_type is None:
+            self._fail(self._peek(), f'":" must follow {token.text}, not {self._describe(self._peek())}')
+        if repeated and self._accept("["):
+            if not self._accept("]"):
+                self._read_value(message, field)
+                while self._accept(","):
+                    self._read_value(message, field)
+                if not self._accept("]"):
+                    found = self._describe(self._peek())
+                    self._fail(self._peek(), f'"," or "]" must follow in the list of {token.text}, not {found}')
+        else:
+            self._read_value(message, field)
+        _ = self._accept(";") or self._accept(",")
+
+    def _read_value(self, message: Any, field: Any) -> None:
+        if field.message_type is not None:
+            self._read_message(message, field)
+            return
+        read: Callable[[Any], object] = {
+            FieldDescriptor.CPPTYPE_STRING: self._read_string,
+            FieldDescriptor.CPPTYPE_BOOL: self._read_bool,
+            FieldDescriptor.CPPTYPE_ENUM: self._read_enum,
+            FieldDescriptor.CPPTYPE_FLOAT: self._read_float,
+            FieldDescriptor.CPPTYPE_DOUBLE: self._read_float,
+        }.get(field.cpp_type, self._read_integer)
+        value = read(field)
+        if field.has_presence:
+            setattr(message, field.name, value)
+        else:
+            getattr(message, field.name).append(value)
+
+    def _read_message(self, message: Any, field: Any) -> None:
+        opener = self._peek()
+        if opener.kind != "symbol" or opener.text not in _CLOSER:
+            self._fail(opener, f'"{{" must follow {field.name}, not {self._describe(opener)}')
+        if field.has_presence:
+            child, number = getattr(message, field.name), 1
+            child.SetInParent()
+        else:
+            child = getattr(message, field.name).add()
+            number = len(getattr(message, field.name))
+        self._blocks.append(_Block(field.message_type, self._index, number))
+        self._take()
+        self._read_fields(child, opener)
+        self._blocks.pop()
+
+    def _read_string(self, field: Any) -> str:
+        start = self._peek()
+        if start.kind != "string":
+            self._fail_value(field, "a string in quotes")
+        pieces = []
+        while self._peek().kind == "string":
+            pieces.append(self._unescape(self._take(), field))
+        try:
+            return b"".join(pieces).decode()
+        except UnicodeDecodeError:
+            self._fail(start, f"the escapes in {field.name} do not give UTF-8 text")
+
+    def _unescape(self, token: _Token, field: Any) -> bytes:
+        def value(match: re.Match[bytes]) -> bytes:
+            octal, hexadecimal, code_point, letter = match.groups()
+            if octal:
+                return bytes([int(octal, 8) & 0xFF])
+            if hexadecimal:
+                return bytes([int(hexadecimal, 16)])
+            if code_point:
+                return chr(int(code_point, 16)).encode(errors="surrogatepass")
+            if letter not in _ESCAPED:
+                escape = match.group().decode(errors="replace")
+                self._fail(token, f'in {field.name}, {escape} is no escape: write "/" in paths, or "\\\\" for a "\\"')
+            return _ESCAPED[letter]
+
+        return _ESCAPE.sub(value, token.text[1:-1].encode())
+
+    def _read_bool(self, field: Any) -> bool:
+        token = self._peek()
+        if token.kind == "identifier" and token.text in _BOOLS:
+            self._take()
+            return _BOOLS[token.text]
+        if _INTEGER.fullmatch(token.text) and _integer(token.text) in (0, 1):
+            self._take()
+            return bool(_integer(token.text))
+        self._fail_value(field, "true or false")
+
+    def _read_enum(self, field: Any) -> int:
+        values = field.enum_type.values_by_name
+        token = self._peek()
+        if token.kind == "identifier" and token.text in values:
+            self._take()
+            return int(values[token.text].number)
+        if _INTEGER.fullmatch(token.text) and _integer(token.text) in field.enum_type.values_by_number:
+            self._take()
+            return _integer(token.text)
+        names = list(values)
+        if len(names) > 10:
+            names = get_close_matches(token.text.strip("'\"").upper(), names, n=1) or names[:1]
+            self._fail_value(field, f"a name like {names[0]}, in capitals and without quotes")
+        self._fail_value(field, f"one of {', '.join(names)}, without quotes")
+
+    def _read_float(self, field: Any) -> float:
+        start = self._index
+        sign = -1.0 if self._accept("-") else 1.0
+        token = self._take()
+        if token.kind == "number" and _FLOAT.fullmatch(token.text):
+            return sign * float(token.text.rstrip("fF"))
+        if token.kind == "identifier" and token.text.lower() in ("inf", "infinity", "nan"):
+            return sign * float(token.text)
+        self._index = start
+        self._fail_value(field, "a decimal number")
+
+    def _read_integer(self, field: Any) -> int:
+        low, high = _INTEGER_RANGES[field.cpp_type]
+        start = self._index
+        sign = -1 if low < 0 and self._accept("-") else 1
+        token = self._take()
+        if _INTEGER.fullmatch(token.text) and low <= sign * _integer(token.text) <= high:
+            return sign * _integer(token.text)
+        self._index = start
+        self._fail_value(field, f"an integer from {low} to {high}")
+
+    def _peek(self) -> _Token:
+        return self._tokens[self._index]
+
+    def _take(self) -> _Token:
+        token = self._tokens[self._index]
+        if token.kind != "end":
+            self._index += 1
+        return token
+
+    def _accept(self, symbol: str) -> bool:
+        """Whether `symbol` comes next; it is then taken."""
+        token = self._peek()
+        if token.kind != "symbol" or token.text != symbol:
+            return False
+        self._index += 1
+        return True
+
+    def _fail_value(self, field: Any, wanted: str) -> NoReturn:
+        """Refuse the value that begins at the current token."""
+        token = self._peek()
+        found = self._describe(token)
+        if token.kind == "symbol" and token.text in "+-":
+            following = self._tokens[self._index + 1]
+            found = f"{token.text}{following.text}" if following.kind in ("number", "identifier") else found
+        self._fail(token, f"{field.name} must be {wanted}, not {found}")
+
+    def _fail(self, token: _Token, what: str) -> NoReturn:
+        line, column = self._line_and_column(token)
+        raise InputError(f"{self._name}:{line}:{column}: {self._layer()}{what}")
+
+    def _line_and_column(self, token: _Token) -> tuple[int, int]:
+        """Both from 1; a tab is one column."""
+        before = self._text[: token.start]
+        return before.count("\n") + 1, len(before) - before.rfind("\n")
+
+    def _layer(self) -> str:
+        """The layer around the current token, for the start of an error; its name may stand behind the mistake."""
+        layers = [block for block in self._blocks if block.descriptor.name in _LAYER_MESSAGES]
+        if not layers:
+            return ""
+        depth = 0
+        for index in range(layers[-1].opener + 1, len(self._tokens) - 2):
+            token, following, value = self._tokens[index : index + 3]
+            if token.kind == "symbol":
+                depth += (token.text in _CLOSER) - (token.text in _CLOSER.values())
+            if depth < 0:
+                break
+            if depth == 0 and (token.text, following.text, value.kind) == ("name", ":", "string"):
+                return f'layer "{value.text[1:-1]}": '
+        return f"layer {layers[-1].number}, which has no name: "
+
+    @staticmethod
+    def _describe(token: _Token) -> str:
+        if token.kind == "end":
+            return "the end of the file"
+        if token.kind != "symbol":
+            return token.text
+        if token.text in ("'", '"'):
+            return f"a string whose closing {token.text} is missing on this line"
+        if token.text == "\ufeff":
+            return "a byte order mark: save the file without it"
+        if not (token.text.isascii() and token.text.isprintable()):
+            return f"the character U+{ord(token.text):04X}"
+        return f'"{token.text}"'
+
+    def _unknown_field(self, word: str) -> str:
+        *outer, block = self._blocks
+        problem = f'{block.descriptor.name} has no field "{word}"'
+        if any(word in around.descriptor.fields_by_name for around in outer):
+            return f'{problem}: remove it, or close the block before it with "}}"'
+        if match := get_close_matches(word, block.descriptor.fields_by_name, n=1, cutoff=0.8):
+            return f'{problem}: did you mean "{match[0]}"?'
+        kind, other = _ROOTS.get(block.descriptor.name, ("", ""))
+        if other and word in block.descriptor.file.message_types_by_name[other].fields_by_name:
+            return f"{problem}, {other} has: a {kind} is wanted here"
+        return f"{problem}: correct its name, or remove what only another version of Caffe knows"
+
+
+def _integer(text: str) -> int:
+    """The value of an integer token: hexadecimal after 0x, octal after 0, else decimal."""
+    if text[:2] in ("0x", "0X"):
+        return int(text, 16)
+    # int() refuses decimals of thousands of digits; thirty are beyond every range as well.
+    return int(text, 8) if text[0] == "0" else int(text[:30])

@@ -1,0 +1,1 @@
+"""Nets and solvers that ship with AutoDIAL; data, read with importlib.resources."""

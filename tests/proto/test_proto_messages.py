@@ -1,0 +1,111 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+from google.protobuf import descriptor_pb2
+
+from autodial.proto import messages
+
+ROOT = Path(__file__).parents[2]
+PROTO = ROOT / "autodial" / "proto"
+FORMAT = ROOT.parent / "shared" / "reference" / "caffe_format.json"
+
+
+@pytest.fixture(scope="module")
+def schema() -> Any:
+    """caffe.desc, which the messages are made from."""
+    (file,) = descriptor_pb2.FileDescriptorSet.FromString((PROTO / "caffe.desc").read_bytes()).file
+    return file
+
+
+def as_recorded(field: Any) -> dict[str, Any]:
+    """A FieldDescriptorProto in the form of caffe_format.json."""
+    kind = field.Type.Name(field.type).removeprefix("TYPE_").lower()
+    record = {
+        "number": field.number,
+        "name": field.name,
+        "label": field.Label.Name(field.label).removeprefix("LABEL_").lower(),
+        "type": kind,
+    }
+    if kind in ("message", "enum"):
+        record[kind] = field.type_name.removeprefix(".caffe.")
+    if field.options.HasField("packed"):
+        record["packed"] = field.options.packed
+    if field.HasField("default_value"):
+        convert = {"bool": "true".__eq__, "float": float, "string": str, "enum": str}.get(kind, int)
+        record["default"] = convert(field.default_value)
+    return record
+
+
+@pytest.mark.skipif(not FORMAT.exists(), reason="needs ../shared/reference/caffe_format.json")
+def test_every_message_field_and_enum_is_the_originals(schema: Any) -> None:
+    recorded = json.loads(FORMAT.read_text())
+    assert schema.package == recorded["package"]
+    assert {enum.name: {value.name: value.number for value in enum.value} for enum in schema.enum_type} == recorded[
+        "enums"
+    ]
+    assert {message.name for message in schema.message_type} == set(recorded["messages"])
+    for message in schema.message_type:
+        original = recorded["messages"][message.name]
+        enums = {enum.name: {value.name: value.number for value in enum.value} for enum in message.enum_type}
+        assert enums == original["enums"], message.name
+        assert [nested.name for nested in message.nested_type] == original["nested"], message.name
+        fields = {field.name: as_recorded(field) for field in message.field}
+        expected = {field["name"]: field for field in original["fields"]}
+        for values in (fields, expected):  # a default is compared as the single-precision number that it is
+            for field in values.values():
+                if field["type"] == "float" and "default" in field:
+                    field["default"] = pytest.approx(field["default"], rel=1e-7)
+        assert fields == expected, message.name
+
+
+def test_defaults_are_the_originals_floats() -> None:
+    # The nearest single-precision numbers to 0.999 and 1e-5.
+    assert messages.DialParameter().moving_average_fraction == 0.9990000128746033
+    assert messages.DialParameter().eps == 9.999999747378752e-06
+
+
+def test_descriptor_set_is_the_compiled_proto(schema: Any, tmp_path: Path) -> None:
+    protoc = pytest.importorskip("grpc_tools.protoc", reason="needs grpcio-tools")
+    fresh = tmp_path / "caffe.desc"
+    assert protoc.main(["protoc", f"-I{PROTO}", f"--descriptor_set_out={fresh}", "caffe.proto"]) == 0
+    (compiled,) = descriptor_pb2.FileDescriptorSet.FromString(fresh.read_bytes()).file
+    assert compiled == schema
+
+
+def test_names() -> None:
+    assert (messages.TRAIN, messages.TEST) == (0, 1)
+    assert messages.PoolingParameter.AVE == 1
+    assert messages.DialParameter.TARGET == 1
+    assert {"NetParameter", "SolverState", "TRAIN"} <= set(dir(messages))
+    with pytest.raises(AttributeError, match="SwishParameter"):
+        _ = messages.SwishParameter
+
+
+@pytest.mark.parametrize("theirs_first", [True, False])
+def test_beside_another_packages_caffe_proto(theirs_first: bool) -> None:
+    theirs = """
+        from google.protobuf import descriptor_pb2, descriptor_pool
+        file = descriptor_pb2.FileDescriptorProto(name="caffe.proto", package="caffe", syntax="proto2")
+        message = file.message_type.add(name="NetParameter")
+        message.field.add(name="other", number=1, type=5, label=1)
+        descriptor_pool.Default().Add(file)
+        descriptor_pool.Default().FindMessageTypeByName("caffe.NetParameter")
+    """
+    ours = "from autodial.proto import parse_net"
+    parts = [textwrap.dedent(theirs), ours] if theirs_first else [ours, textwrap.dedent(theirs)]
+    code = "\n".join([*parts, "print(parse_net('name: \"a\"').name)"])
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout == "a\n"
+
+
+def test_import_brings_no_torch() -> None:
+    code = "import sys, autodial.proto; print({'torch', 'onnx', 'onnxruntime', 'cv2'} & set(sys.modules))"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout == "set()\n"
