@@ -1,0 +1,1 @@
+"""Image lists, decoding and Caffe's image transforms, on numpy and OpenCV alone."""

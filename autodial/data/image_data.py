@@ -1,0 +1,224 @@
+"""Caffe's ImageData layer as a function from the index of a batch to its images and labels.
+
+The list is read as one endless sequence of epochs, each in the list's order or, with `shuffle`, in an order of its own.
+Batch k starts k * batch_size images (plus rand_skip's draw) into that sequence and may span epochs.
+
+All that is random comes from streams keyed by the seed, the layer's name, a purpose, and the number of an epoch
+(its order) or of a batch (its crops and flips). So batch k is the same whichever process computes it, in whatever
+order, before or after an interruption.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from enum import IntEnum
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+from numpy.typing import NDArray
+
+from autodial.data.image_list import Entry, ImageList
+from autodial.data.paths import find
+from autodial.data.transforms import DataError, Transform, decode, resize
+from autodial.errors import InputError
+
+_CHECK_CHUNK = 256
+"""Images per task of `check`: enough that handing out the tasks costs nothing."""
+_CHECK_THREADS = 32
+"""Many, since on a network drive they wait most of the time."""
+_NAMED = 3
+"""Bad images that an error of `check` names."""
+
+
+class _Stream(IntEnum):
+    """What a random stream is for."""
+
+    ORDER = 0
+    SKIP = 1
+    TRANSFORM = 2
+
+
+class ImageData:
+    """The batches of an ImageData layer.
+
+    Attributes:
+        name: the layer's name.
+        list_path: the list file.
+        entries: the list's images, in its order.
+        batch_size: images per batch.
+        image_shape: (height, width, channels) of decoded and resized images; without new_height and new_width, height
+            and width are those of the first image of the first batch.
+        transform: what follows decoding and resizing.
+        top_shapes: shapes of the data top, (N, C, H, W), and of the label top, (N,).
+    """
+
+    def __init__(self, param: Any, *, phase: int, seed: int, base_dir: Path | None = None) -> None:
+        """Read the options and the list, and the first image where the prototxt does not state a size.
+
+        Args:
+            param: the LayerParameter message.
+            phase: caffe.Phase, which decides where crops are taken.
+            seed: key of everything random, any integer.
+            base_dir: folder of the prototxt, tried second for the relative paths in it.
+
+        Raises:
+            InputError: an option that can't be honoured, a list that can't be read, or a first image that can't be
+                used; it names the layer, and the list's line where there is one.
+        """
+        self.name: str = param.name
+        options = param.image_data_param
+        try:
+            _refuse(options)
+            self.list_path = find(options.source, base_dir)
+            self.entries = ImageList.read(self.list_path).entries
+            if options.rand_skip > len(self.entries):
+                raise DataError(f"rand_skip {options.rand_skip} is beyond the {len(self.entries)} images of the list")
+            self.batch_size: int = options.batch_size
+            self._new_size: tuple[int, int] = (options.new_height, options.new_width)
+            self._color: bool = options.is_color
+            self._root: str = options.root_folder
+            # Absolute, so that a later change of the working directory does not move it.
+            self._image_dir = (base_dir if base_dir and self._root else self.list_path.parent).absolute()
+
+            name_key = int.from_bytes(hashlib.sha256(self.name.encode()).digest()[:16], "little")
+            self._entropy = (seed % 2**64, name_key)
+            self._shuffle: bool = options.shuffle
+            self._shuffled: tuple[int, list[int]] = (-1, [])
+            self._skip = int(self._rng(_Stream.SKIP, 0).integers(options.rand_skip)) if options.rand_skip else 0
+
+            channels = 3 if self._color else 1
+            self.transform = Transform.from_caffe(
+                param.transform_param, phase=phase, channels=channels, base_dir=base_dir
+            )
+            height, width = self._new_size if any(self._new_size) else self.image(self.rows(0)[0]).shape[:2]
+            self.image_shape = (height, width, channels)
+            self.top_shapes = (
+                (self.batch_size, channels, *self.transform.size(height, width)),
+                (self.batch_size,),
+            )
+        except InputError as error:
+            raise InputError(f'layer "{self.name}" (ImageData): {error}') from None
+
+    def rows(self, index: int) -> list[Entry]:
+        """The images of batch `index` (from 0), in the order of its rows."""
+        epoch, start = divmod(self._skip + index * self.batch_size, len(self.entries))
+        rows: list[Entry] = []
+        while len(rows) < self.batch_size:
+            order = self._order(epoch)[start : start + self.batch_size - len(rows)]
+            rows += [self.entries[i] for i in order]
+            epoch, start = epoch + 1, 0
+        return rows
+
+    def batch(self, index: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """Images and labels of batch `index` (from 0), a function of the seed, the layer's name and `index` alone.
+
+        Returns:
+            float32 (N, C, H, W) and float32 (N,), as `top_shapes` says.
+
+        Raises:
+            InputError: an image is missing, damaged or of a size that doesn't fit; it names the list and the line.
+        """
+        rows = self.rows(index)
+        rng = self._rng(_Stream.TRANSFORM, index)
+        images = np.empty(self.top_shapes[0], dtype=np.float32)
+        for entry, out in zip(rows, images, strict=True):
+            image = self.image(entry)
+            try:
+                if self.transform.size(*image.shape[:2]) != out.shape[1:]:
+                    raise DataError(
+                        "{} x {} pixels, where the first image has {} x {}: images of different sizes need new_height "
+                        "and new_width".format(*image.shape[:2], *self.image_shape[:2])
+                    )
+                self.transform(image, rng, out)
+            except DataError as error:
+                raise self._at(entry, error) from None
+        return images, np.array([entry.label for entry in rows], dtype=np.float32)
+
+    def image(self, entry: Entry) -> NDArray[np.uint8]:
+        """An image of the list, decoded and resized: uint8 (height, width, channels), BGR or grey.
+
+        Raises:
+            InputError: the image is missing or damaged; it names the list and the line.
+        """
+        try:
+            image = decode(self._find(entry), self._color)
+        except InputError as error:
+            raise self._at(entry, error) from None
+        return resize(image, *self._new_size) if any(self._new_size) else image
+
+    def check(self) -> None:
+        """Look at every file of the list, without decoding it: is it there, and does it begin like an image?
+
+        What can only be seen by decoding - a file cut short, a size that doesn't fit - is left to `batch`.
+
+        Raises:
+            InputError: how many images can't be used, the first of them with line and reason.
+        """
+        chunks = [self.entries[i : i + _CHECK_CHUNK] for i in range(0, len(self.entries), _CHECK_CHUNK)]
+        with ThreadPoolExecutor(_CHECK_THREADS) as pool:
+            problems = list(chain.from_iterable(pool.map(self._problems, chunks)))
+        if problems:
+            named = "; ".join(problems[:_NAMED])
+            more = f"; and {len(problems) - _NAMED} more" if len(problems) > _NAMED else ""
+            raise InputError(
+                f'layer "{self.name}" (ImageData): {len(problems)} of {len(self.entries)} images can\'t be used: '
+                f"{named}{more}"
+            )
+
+    def _problems(self, entries: Sequence[Entry]) -> list[str]:
+        """What `check` finds wrong, one sentence per bad image."""
+        problems = []
+        for entry in entries:
+            try:
+                path = self._find(entry)
+                # Where OpenCV sees no image, decoding says why - or succeeds after all, on Windows, where
+                # haveImageReader opens no path outside the system's code page.
+                if not cv2.haveImageReader(str(path)):
+                    decode(path, self._color)
+            except InputError as error:
+                problems.append(str(self._at(entry, error)))
+        return problems
+
+    def _find(self, entry: Entry) -> Path:
+        """The file of an image; raises InputError without the line."""
+        # Caffe puts root_folder before the path as it stands, without a separator.
+        return find(self._root + entry.path, self._image_dir)
+
+    def _at(self, entry: Entry, error: InputError) -> InputError:
+        return InputError(f"{self.list_path}:{entry.line}: {error}")
+
+    def _order(self, epoch: int) -> Sequence[int]:
+        """Indices into `entries` in the order of an epoch."""
+        if not self._shuffle:
+            return range(len(self.entries))
+        if self._shuffled[0] != epoch:
+            order = self._rng(_Stream.ORDER, epoch).permutation(len(self.entries))
+            self._shuffled = (epoch, order.tolist())
+        return self._shuffled[1]
+
+    def _rng(self, stream: _Stream, index: int) -> np.random.Generator:
+        key = np.random.SeedSequence(self._entropy, spawn_key=(stream, index))
+        return np.random.Generator(np.random.Philox(key))
+
+
+def init_worker(worker_id: int = 0) -> None:
+    """Set up a process that computes batches beside others (a DataLoader's worker_init_fn): one OpenCV thread each."""
+    cv2.setNumThreads(0)
+
+
+def _refuse(options: Any) -> None:
+    """Raise DataError for an ImageDataParameter that can't be honoured."""
+    for field in ("scale", "mean_file", "crop_size", "mirror"):
+        if options.HasField(field):
+            raise DataError(f"image_data_param.{field} is out of date: move it to transform_param {{ {field} }}")
+    if not options.source:
+        raise DataError("image_data_param.source, the list of images, is missing")
+    if not options.batch_size:
+        raise DataError("image_data_param.batch_size is 0; it must be at least 1")
+    if bool(options.new_height) != bool(options.new_width):
+        raise DataError("image_data_param states new_height or new_width alone; state both or neither")

@@ -1,0 +1,80 @@
+"""Caffe's image lists: one `PATH LABEL` per line."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
+from typing import NamedTuple
+
+from autodial.errors import InputError
+
+_LABEL = re.compile(r"[+-]?[0-9]{1,9}")
+_LABEL_LIMIT = 2**24  # labels travel as float32, which holds every integer up to here
+_FORM = "a line is a path, one space and an integer label"
+
+
+class Entry(NamedTuple):
+    """One image of a list: its path as the list states it, its label, and its line, counted from 1."""
+
+    path: str
+    label: int
+    line: int
+
+
+@dataclass(frozen=True)
+class ImageList:
+    """The images of a list file, in its order."""
+
+    path: Path
+    entries: tuple[Entry, ...]
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+    def __iter__(self) -> Iterator[Entry]:
+        return iter(self.entries)
+
+    @classmethod
+    def read(cls, path: str | PathLike[str]) -> ImageList:
+        """Read a list in UTF-8, with or without a byte order mark, with Unix or Windows line ends.
+
+        As in Caffe, a line is split at its last space, so that paths may contain spaces. Blank lines and white space
+        at the end of a line are skipped. Where Caffe takes what is not an integer for label 0, this is an error.
+
+        Raises:
+            InputError: the file can't be read, is not text in UTF-8 or lists no image, or a line has no path, no
+                label, or a label that is not an integer within 2^24; it names the file and the line.
+        """
+        path = Path(path)
+        entries = []
+        for number, line in enumerate(_text(path).split("\n"), start=1):
+            line = line.rstrip(" \t\r")
+            if not line:
+                continue
+            name, _, label = line.rpartition(" ")
+            if not name:
+                raise InputError(f'{path}:{number}: "{line}" lacks a path or a label: {_FORM}')
+            if not _LABEL.fullmatch(label) or abs(int(label)) > _LABEL_LIMIT:
+                raise InputError(f'{path}:{number}: the label "{label}" is not an integer within 2^24: {_FORM}')
+            entries.append(Entry(name, int(label), number))
+        if not entries:
+            raise InputError(f"{path} lists no images: {_FORM}")
+        return cls(path, tuple(entries))
+
+
+def _text(path: Path) -> str:
+    """The text of a list file; raises InputError."""
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise InputError(f"the image list {path} can't be read: {error.strerror}") from None
+    if b"\0" in data:
+        raise InputError(f"{path} is not an image list: it is binary, or text in UTF-16; save it as text in UTF-8")
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise InputError(f"{path}:{line}: the list is not in UTF-8; save it as text in UTF-8") from None

@@ -1,0 +1,187 @@
+"""Decoding and Caffe's image transforms, on numpy and OpenCV alone: training and prediction share them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+from numpy.typing import NDArray
+
+from autodial.data.paths import find
+from autodial.errors import InputError
+
+
+class DataError(InputError, ValueError):
+    """An image or a transform that can't be used. Whoever knows the layer or the list's line adds it."""
+
+
+def decode(path: str | PathLike[str], color: bool) -> NDArray[np.uint8]:
+    """Read an image file as cv2.imread does: turned as its EXIF orientation says, alpha dropped, 16 bits cut to 8.
+
+    The pixels are those of cv2.imread, with two differences: a truncated or damaged file is an error (imread paints
+    the missing part of a JPEG grey), and a path in any alphabet opens on Windows too.
+
+    Args:
+        path: an image file of any format that OpenCV reads.
+        color: three channels in the order BGR if true, one grey channel if false, whatever the file holds.
+
+    Returns:
+        uint8 (height, width, 3) or (height, width, 1).
+
+    Raises:
+        DataError: the file can't be read, is empty, or is not a whole image; it names the path.
+    """
+    try:
+        data = np.fromfile(path, dtype=np.uint8)
+    except OSError as error:
+        raise DataError(f"{path} can't be read: {error.strerror}") from None
+    if not data.size:
+        raise DataError(f"{path} is empty")
+    try:
+        # From OpenCV 4.11 on, decoding from memory refuses a JPEG that ends early; before, it left rows unset.
+        image = cv2.imdecode(data, cv2.IMREAD_COLOR if color else cv2.IMREAD_GRAYSCALE)
+    except cv2.error as error:
+        raise DataError(f"{path} can't be decoded: {error.err}") from None
+    if image is None:
+        raise DataError(f"{path} is not an image that OpenCV can read, or it is damaged or cut short")
+    return image if color else image[:, :, np.newaxis]  # type: ignore[return-value]
+
+
+def resize(image: NDArray[np.uint8], height: int, width: int) -> NDArray[np.uint8]:
+    """Resize uint8 (H, W, C) to (height, width, C) with OpenCV's bilinear interpolation, as Caffe does.
+
+    There is no antialiasing: other libraries' resize differs by tens of grey levels.
+    """
+    if image.shape[:2] == (height, width):
+        return image
+    resized = cv2.resize(image, (width, height), interpolation=cv2.INTER_LINEAR)
+    # OpenCV drops the axis of a single channel.
+    return resized.reshape(height, width, image.shape[2])  # type: ignore[return-value]
+
+
+@dataclass(frozen=True, eq=False)
+class Transform:
+    """Caffe's DataTransformer for decoded images: crop, mirror, subtract the mean, scale.
+
+    Attributes:
+        crop_size: side of the square crop in pixels; 0 keeps the whole image.
+        random_crop: crop at a random place (Caffe's TRAIN) instead of the centre, rounded down (TEST).
+        mirror: flip left to right with probability 1/2; Caffe does so in both phases.
+        mean: subtracted before scaling; None, float32 (C, 1, 1) for a value per channel, or (C, H, W) for a mean
+            image, which must have the size of the images before the crop and is cropped and flipped along with them.
+        scale: factor.
+    """
+
+    crop_size: int = 0
+    random_crop: bool = False
+    mirror: bool = False
+    mean: NDArray[np.float32] | None = None
+    scale: float = 1.0
+
+    @classmethod
+    def from_caffe(cls, param: Any, *, phase: int, channels: int, base_dir: Path | None = None) -> Transform:
+        """The transform that a TransformationParameter states, for images of `channels` (1 or 3) channels.
+
+        Args:
+            phase: caffe.Phase, which decides where crops are taken.
+            base_dir: folder of the prototxt; a relative mean_file is tried there second.
+
+        Raises:
+            InputError: a mean that is stated twice, has another number of channels or can't be read, or a force_color
+                or force_gray that contradicts `channels`.
+        """
+        from autodial.proto import messages as pb
+
+        if (param.force_gray and channels != 1) or (param.force_color and channels != 3):
+            stated = "force_gray" if channels != 1 else "force_color"
+            raise DataError(
+                f"transform_param.{stated} contradicts image_data_param.is_color, which alone decides what is read"
+            )
+        return cls(
+            crop_size=param.crop_size,
+            random_crop=phase == pb.TRAIN,
+            mirror=param.mirror,
+            mean=_mean(param, channels, base_dir),
+            scale=param.scale,
+        )
+
+    def size(self, height: int, width: int) -> tuple[int, int]:
+        """Height and width of the result for an image of this height and width; raises DataError if it doesn't fit."""
+        if self.mean is not None and self.mean.shape[1:] not in ((1, 1), (height, width)):
+            mean_height, mean_width = self.mean.shape[1:]
+            raise DataError(
+                f"an image of {height} x {width} does not fit the mean_file, which has {mean_height} x {mean_width}"
+            )
+        if not self.crop_size:
+            return height, width
+        if self.crop_size > min(height, width):
+            raise DataError(f"an image of {height} x {width} is smaller than crop_size {self.crop_size}")
+        return self.crop_size, self.crop_size
+
+    def __call__(
+        self, image: NDArray[np.uint8], rng: np.random.Generator, out: NDArray[np.float32] | None = None
+    ) -> NDArray[np.float32]:
+        """(image - mean) * scale of the crop, with Caffe's order of random draws: the flip, then the crop's top, left.
+
+        Args:
+            image: uint8 (H, W, C).
+            rng: drawn from only for a mirror or a random crop.
+            out: float32 (C, h, w) for the result, with (h, w) = self.size(H, W); a new array if None.
+
+        Returns:
+            float32 (C, h, w).
+
+        Raises:
+            DataError: the image is smaller than the crop, or not of the mean image's size.
+        """
+        height, width = image.shape[:2]
+        crop_height, crop_width = self.size(height, width)
+        flip = self.mirror and bool(rng.integers(2))
+        if self.random_crop:
+            top, left = rng.integers(height - crop_height + 1), rng.integers(width - crop_width + 1)
+        else:
+            top, left = (height - crop_height) // 2, (width - crop_width) // 2
+        window = (..., slice(top, top + crop_height), slice(left, left + crop_width))
+        step = -1 if flip else 1
+
+        planes = image.transpose(2, 0, 1)[window][..., ::step]
+        if out is None:
+            out = np.empty(planes.shape, dtype=np.float32)
+        if self.mean is None:
+            out[...] = planes
+        else:
+            mean = self.mean if self.mean.shape[1:] == (1, 1) else self.mean[window][..., ::step]
+            # numpy subtracts twice as fast from planes that lie one after the other, the copy included.
+            np.subtract(np.ascontiguousarray(planes), mean, out=out)
+        if self.scale != 1:
+            out *= np.float32(self.scale)
+        return out
+
+
+def _mean(param: Any, channels: int, base_dir: Path | None) -> NDArray[np.float32] | None:
+    """The mean of a TransformationParameter as Transform holds it; raises InputError."""
+    if param.HasField("mean_file"):
+        if param.mean_value:
+            raise DataError("transform_param states both mean_file and mean_value; keep one of them")
+        from autodial.proto import read_blob
+
+        path = find(param.mean_file, base_dir)
+        mean: NDArray[np.float32] = read_blob(path)
+        if mean.ndim < 3 or mean.shape[:-3] not in ((), (1,)):
+            raise DataError(f"{path} holds a blob of shape {mean.shape}, not one mean image")
+        mean = mean.reshape(mean.shape[-3:])
+        if len(mean) != channels:
+            raise DataError(f"{path} has {len(mean)} channels, the images have {channels}")
+        return mean
+    if not param.mean_value:
+        return None
+    if len(param.mean_value) not in (1, channels):
+        raise DataError(
+            f"transform_param states {len(param.mean_value)} mean_values; state one, or {channels}, as the images "
+            f"have {channels} channels"
+        )
+    return np.broadcast_to(np.array(param.mean_value, dtype=np.float32), channels).reshape(channels, 1, 1)
