@@ -1,0 +1,76 @@
+"""Caffe's Accuracy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from autodial.layers.base import Layer, LayerContext, LayerError, Shape, canonical_axis, register
+from autodial.layers.labels import check_label_shape, class_labels
+
+
+@register("Accuracy")
+class Accuracy(Layer):
+    """Share of the labels whose class is among the `top_k` highest scores (accuracy_layer.cpp).
+
+    Bottoms: scores (N, classes, ...) and labels, one per position. Tops: the accuracy, a scalar in [0, 1], NaN if no
+    label counts; and, if asked for, one accuracy per class, (classes,), 0 for a class without labels.
+
+    Caffe sorts pairs (score, class): of equal scores the higher class wins.
+
+    Args:
+        top_k: how many of the highest scores count as right, from 1 to the number of classes.
+        axis: the class axis.
+        ignore_label: a label that does not count; None if all do.
+        per_class: whether there is a second top.
+    """
+
+    bottoms = (2, 2)
+    tops = (1, 2)
+    no_gradient = (0, 1)
+
+    def __init__(
+        self, top_k: int = 1, *, axis: int = 1, ignore_label: int | None = None, per_class: bool = False
+    ) -> None:
+        super().__init__()
+        if top_k < 1:
+            raise LayerError(f"top_k must be positive, not {top_k}")
+        self.top_k, self.axis, self.ignore_label, self.per_class = top_k, axis, ignore_label, per_class
+
+    @classmethod
+    def from_caffe(cls, context: LayerContext) -> Accuracy:
+        param = context.param.accuracy_param
+        return cls(
+            param.top_k,
+            axis=param.axis,
+            ignore_label=param.ignore_label if param.HasField("ignore_label") else None,
+            per_class=context.num_tops > 1,
+        )
+
+    def top_shapes(self, bottom_shapes: Sequence[Shape]) -> list[Shape]:
+        scores, labels = bottom_shapes
+        check_label_shape(scores, labels, self.axis)
+        classes = scores[canonical_axis(self.axis, len(scores))]
+        if self.top_k > classes:
+            raise LayerError(f"top_k {self.top_k} is more than the {classes} classes of scores {scores}")
+        return [(), (classes,)] if self.per_class else [()]
+
+    @torch.no_grad()
+    def forward(self, scores: Tensor, labels: Tensor) -> Tensor | tuple[Tensor, Tensor]:
+        axis = self.axis % scores.ndim
+        target, valid = class_labels(labels, scores, axis, self.ignore_label)
+        target = target.unsqueeze(axis)
+        own = scores.gather(axis, target)
+        classes = scores.shape[axis]
+        index = torch.arange(classes, device=scores.device).view(-1, *(1,) * (scores.ndim - axis - 1))
+        better = (scores > own) | ((scores == own) & (index > target))
+        hit = (better.sum(axis) < self.top_k) & valid
+        accuracy = hit.sum().to(scores.dtype) / valid.sum()
+        if not self.per_class:
+            return accuracy
+        member = (index == target) & valid.unsqueeze(axis)
+        others = [i for i in range(scores.ndim) if i != axis]
+        hits, labelled = (member & hit.unsqueeze(axis)).sum(others), member.sum(others)
+        return accuracy, hits.to(scores.dtype) / labelled.clamp(min=1)

@@ -1,0 +1,121 @@
+"""What every Caffe layer here is: a torch module, built from its prototxt, registered under its Caffe type name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from autodial.errors import InputError
+
+TRAIN, TEST = 0, 1
+"""Values of caffe.Phase."""
+
+Shape = tuple[int, ...]
+
+
+class LayerError(ValueError):
+    """A layer can't be built or run as its prototxt says; the net adds the layer's name and type."""
+
+
+@dataclass(frozen=True)
+class LayerContext:
+    """All that a layer may know when it is built.
+
+    Attributes:
+        param: the LayerParameter message.
+        phase: TRAIN or TEST.
+        bottom_shapes: one shape per bottom blob.
+        num_tops: number of top blobs that the prototxt names.
+        generator: CPU random generator for the fillers, a function of (random_seed, layer name) alone.
+        seed: the net's random_seed (data layers draw from it and the layer's name).
+        base_dir: folder of the file that the prototxt came from; relative paths are tried there second.
+    """
+
+    param: Any
+    phase: int
+    bottom_shapes: tuple[Shape, ...]
+    num_tops: int
+    generator: torch.Generator
+    seed: int = 0
+    base_dir: Path | None = None
+
+
+class Layer(nn.Module):
+    """Base of all layers: `forward(*bottoms)` returns a tensor, or a tuple of one tensor per top.
+
+    A subclass is an ordinary torch module with an ordinary constructor; `from_caffe` reads the prototxt.
+    `training` decides what Caffe's phase decides (a net built for TRAIN is in training mode).
+    """
+
+    type_name: ClassVar[str] = ""
+    """Caffe type name, set by `register`."""
+    bottoms: ClassVar[tuple[int, int | None]] = (1, 1)
+    """Least and largest number of bottoms (None: any)."""
+    tops: ClassVar[tuple[int, int | None]] = (1, 1)
+    """Least and largest number of tops (None: any)."""
+    is_loss: ClassVar[bool] = False
+    """Whether the first top has loss_weight 1 unless the prototxt says otherwise."""
+    is_data: ClassVar[bool] = False
+    """Whether the tops are fed from outside (Input and the data layers), so that `forward` is never called."""
+    is_random: ClassVar[bool] = False
+    """Whether `reseed(seed: int)` must be called before each forward pass."""
+    statistics: ClassVar[tuple[int, ...]] = ()
+    """Indices of the blobs that hold statistics: lr_mult 0 unless stated, and an error if stated non-zero."""
+    no_gradient: ClassVar[tuple[int, ...]] = ()
+    """Indices of the bottoms through which no gradient flows (labels)."""
+
+    @classmethod
+    def from_caffe(cls, context: LayerContext) -> Layer:
+        """Build the layer from its prototxt; raises LayerError for what can't be honoured."""
+        raise NotImplementedError
+
+    @property
+    def blobs(self) -> tuple[Tensor, ...]:
+        """Parameters and statistics in the order in which a caffemodel stores them."""
+        return ()
+
+    def top_shapes(self, bottom_shapes: Sequence[Shape]) -> list[Shape]:
+        """Shapes of the tops for these bottoms; raises LayerError, naming the shapes, when they don't fit."""
+        raise NotImplementedError
+
+    def reseed(self, seed: int) -> None:
+        """Restart the random state of a layer with `is_random`."""
+        raise NotImplementedError
+
+
+registry: dict[str, type[Layer]] = {}
+"""Layer classes by Caffe type name."""
+
+L = TypeVar("L", bound=type[Layer])
+
+
+def register(name: str) -> Callable[[L], L]:
+    """Class decorator: the class implements the Caffe layer type `name`."""
+
+    def add(cls: L) -> L:
+        cls.type_name = name
+        registry[name] = cls
+        return cls
+
+    return add
+
+
+def canonical_axis(axis: int, num_axes: int) -> int:
+    """A possibly negative axis as an index in [0, num_axes) (Blob::CanonicalAxisIndex); LayerError outside."""
+    if not -num_axes <= axis < num_axes:
+        raise LayerError(f"axis {axis} is out of range for a blob with {num_axes} axes")
+    return axis % num_axes
+
+
+def layer_class(name: str) -> type[Layer]:
+    """The class of a Caffe layer type; raises InputError with the list of supported types."""
+    try:
+        return registry[name]
+    except KeyError:
+        supported = ", ".join(sorted(registry))
+        raise InputError(f'layer type "{name}" is not supported; supported types: {supported}') from None

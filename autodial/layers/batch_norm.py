@@ -1,0 +1,102 @@
+"""Caffe's BatchNorm."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from autodial.layers.base import Layer, LayerContext, LayerError, Shape, register
+
+
+@register("BatchNorm")
+class BatchNorm(Layer):
+    """(x - mean) / sqrt(variance + eps) per channel (batch_norm_layer.cpp): (N, C, ...) -> the same shape.
+
+    A bottom of one axis is one channel. The layer has no scale and no shift of its own.
+
+    Batch statistics, where they are in use, are also accumulated: `mean` and `variance` become new + fraction * old,
+    `normalizer` 1 + fraction * old, the new variance carrying m / (m - 1) with m the values per channel. The stored
+    statistics are `mean` and `variance` divided by `normalizer`, 0 while nothing is stored.
+
+    Args:
+        channels: C.
+        eps: added to the variance.
+        moving_average_fraction: how much of the accumulated past a new batch keeps, in [0, 1].
+        use_global_stats: whether the stored statistics are used; None: in evaluation only.
+    """
+
+    statistics = (0, 1, 2)
+    mean: Tensor
+    variance: Tensor
+    normalizer: Tensor
+
+    def __init__(
+        self,
+        channels: int,
+        *,
+        eps: float = 1e-5,
+        moving_average_fraction: float = 0.999,
+        use_global_stats: bool | None = None,
+    ) -> None:
+        super().__init__()
+        self.channels, self.eps, self.moving_average_fraction = channels, eps, moving_average_fraction
+        self.use_global_stats = use_global_stats
+        self.register_buffer("mean", torch.zeros(channels))
+        self.register_buffer("variance", torch.zeros(channels))
+        self.register_buffer("normalizer", torch.zeros(1))
+
+    @classmethod
+    def from_caffe(cls, context: LayerContext) -> BatchNorm:
+        param = context.param.batch_norm_param
+        return cls(
+            _channels(context.bottom_shapes[0]),
+            eps=param.eps,
+            moving_average_fraction=param.moving_average_fraction,
+            use_global_stats=param.use_global_stats if param.HasField("use_global_stats") else None,
+        )
+
+    @property
+    def blobs(self) -> tuple[Tensor, ...]:
+        return self.mean, self.variance, self.normalizer
+
+    @property
+    def uses_stored(self) -> bool:
+        """Whether a pass would normalize with the stored statistics rather than with the batch's."""
+        return not self.training if self.use_global_stats is None else self.use_global_stats
+
+    def stored(self) -> tuple[Tensor, Tensor]:
+        """The stored mean and variance, (C,) each."""
+        factor = torch.where(self.normalizer == 0, 0, 1 / self.normalizer)
+        return self.mean * factor, self.variance * factor
+
+    def top_shapes(self, bottom_shapes: Sequence[Shape]) -> list[Shape]:
+        (shape,) = bottom_shapes
+        if _channels(shape) != self.channels:
+            raise LayerError(f"bottom {shape} has {_channels(shape)} channels, the layer expects {self.channels}")
+        if not self.uses_stored and math.prod(shape) == self.channels:
+            raise LayerError(f"bottom {shape} has one value per channel, too few for statistics of the batch")
+        return [shape]
+
+    def forward(self, bottom: Tensor) -> Tensor:
+        if bottom.ndim == 1:
+            return self.forward(bottom.unsqueeze(1)).squeeze(1)
+        if self.uses_stored:
+            mean, variance = (t.view(-1, *(1,) * (bottom.ndim - 2)) for t in self.stored())
+            return (bottom - mean) * (variance + self.eps).rsqrt()
+        # With momentum 1, torch's running statistics are the batch's, the variance with m / (m - 1).
+        mean, variance = torch.zeros_like(self.mean), torch.zeros_like(self.variance)
+        cudnn = torch.backends.cudnn.enabled
+        # Not the one of torch.nn.functional, which refuses Caffe's eps: 0.
+        top = torch.batch_norm(bottom, None, None, mean, variance, True, 1.0, self.eps, cudnn)
+        for blob, new in ((self.mean, mean), (self.variance, variance), (self.normalizer, 1)):
+            blob.mul_(self.moving_average_fraction).add_(new)
+        return top
+
+
+def _channels(shape: Shape) -> int:
+    if not shape:
+        raise LayerError("BatchNorm needs a bottom of at least 1 axis, not a scalar")
+    return shape[1] if len(shape) > 1 else 1

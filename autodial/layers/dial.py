@@ -1,0 +1,220 @@
+"""Domain alignment (paper, section 3.1 and appendix A; Caffe layer `Dial` of the AutoDIAL fork)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from autodial.layers.base import Layer, LayerContext, LayerError, Shape, register
+from autodial.layers.fillers import fill
+from autodial.proto import messages as pb
+
+SOURCE, TARGET = 0, 1
+"""Rows of the stored statistics."""
+
+
+def _channels(shape: Sequence[int]) -> int:
+    return shape[1] if len(shape) > 1 else 1
+
+
+class _Align(torch.autograd.Function):
+    """Normalization with mixed batch statistics; the gradients are the closed forms of the paper's appendix.
+
+    Only the output is kept for the backward pass (as the appendix notes, the gradients do not need the input), so the
+    input can be freed. Row 0 of every (2, C) tensor belongs to the source's predictor, row 1 to the target's.
+    """
+
+    @staticmethod
+    @torch.no_grad()  # given for torch.export, which traces through the function
+    def forward(ctx: Any, x: Tensor, alpha: Tensor, slice_point: int, eps: float) -> tuple[Tensor, Tensor, Tensor]:
+        shape = [1, -1] + [1] * (x.dim() - 2)
+        halves = x[:slice_point], x[slice_point:]
+        # batch norm's own reduction: biased moments, several times faster than torch.var_mean on the CPU
+        moments = [torch.ops.aten.batch_norm_update_stats(half, None, None, 0.0) for half in halves]
+        domain_mean = torch.stack([mean for mean, _ in moments])
+        domain_var = torch.stack([var for _, var in moments])
+        # weights[p, d]: the share of domain d in the statistics of predictor p
+        alpha = alpha.reshape(())
+        weights = torch.stack([alpha, 1 - alpha, 1 - alpha, alpha]).view(2, 2, 1)
+        mean = (weights * domain_mean).sum(1)
+        # spread[p, d]: mean squared distance of domain d from predictor p's mean
+        spread = domain_var + (domain_mean - mean.unsqueeze(1)).square()
+        var = (weights * spread).sum(1)
+        inv_std = (var + eps).rsqrt()
+        y = torch.empty_like(x)
+        for d, half in enumerate(halves):
+            out = y[:slice_point] if d == SOURCE else y[slice_point:]
+            torch.addcmul((-mean[d] * inv_std[d]).view(shape), half, inv_std[d].view(shape), out=out)
+        ctx.save_for_backward(y, weights, domain_mean, spread, mean, inv_std)
+        ctx.slice_point = slice_point
+        ctx.mark_non_differentiable(mean, var)
+        ctx.set_materialize_grads(False)
+        return y, mean, var
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, Tensor | None, None, None]:
+        grad = grads[0]
+        if grad is None:
+            return None, None, None, None
+        y, weights, domain_mean, spread, mean, inv_std = ctx.saved_tensors
+        n = ctx.slice_point
+        axes = [0, *range(2, y.dim())]
+        shape = [1, -1] + [1] * (y.dim() - 2)
+        per_channel = y.numel() // (y.shape[0] * inv_std.shape[1])
+        count = torch.tensor([n, y.shape[0] - n], dtype=y.dtype, device=y.device).view(2, 1) * per_channel
+        sum_grad = torch.stack([grad[:n].sum(axes), grad[n:].sum(axes)])
+        product = grad * y
+        sum_grad_y = torch.stack([product[:n].sum(axes), product[n:].sum(axes)])
+        # derivatives of the loss by each predictor's statistics; the variance is stationary in the mixed mean
+        d_mean = -inv_std * sum_grad
+        d_var = -0.5 * inv_std.square() * sum_grad_y
+
+        grad_alpha = None
+        if ctx.needs_input_grad[1]:
+            by_share = d_mean.unsqueeze(1) * domain_mean + d_var.unsqueeze(1) * spread
+            grad_alpha = (by_share[0, 0] - by_share[0, 1] - by_share[1, 0] + by_share[1, 1]).sum().reshape(1)
+
+        grad_x = None
+        if ctx.needs_input_grad[0]:
+            # x - mean[p] = y / inv_std[d] + mean[d] - mean[p] for a sample of domain d
+            share = weights / count  # (p, d, 1): derivative of mean[p] by a sample of domain d
+            slope = 2 * (share * d_var.unsqueeze(1)).sum(0) / inv_std
+            offset = mean - mean.unsqueeze(1)  # (p, d, C)
+            constant = (share * (d_mean.unsqueeze(1) + 2 * offset * d_var.unsqueeze(1))).sum(0)
+            grad_x = product  # its memory is free by now
+            for d, rows in enumerate((slice(0, n), slice(n, None))):
+                out = grad_x[rows]
+                torch.addcmul(constant[d].view(shape), y[rows], slope[d].view(shape), out=out)
+                out.addcmul_(grad[rows], inv_std[d].view(shape))
+        return grad_x, grad_alpha, None, None
+
+
+@register("Dial")
+class DomainAlignment(Layer):
+    """Domain alignment layer: batch normalization whose source and target statistics are mixed by a learned alpha.
+
+    A training batch holds the source's samples first, the target's behind them. Per channel, the source is normalized
+    with mean alpha * E_s[x] + (1 - alpha) * E_t[x] and the variance around it in the same proportions, the target with
+    the mirrored ones (paper, equation 1 and appendix A). alpha = 0.5 aligns both with joint statistics, alpha = 1 with
+    their own. There is no scale or shift. Moving sums of the mixed statistics are stored; in eval mode they replace
+    the batch's, the whole batch is of one domain, and alpha takes no part.
+
+    Input and output: (N, C, ...) float tensors.
+
+    Args:
+        num_features: C.
+        slice_point: number of source samples at the head of a training batch; None: half of the batch, rounded down.
+        alpha: initial value of the mixing parameter, clipped to [0.5, 1] in place at each training forward pass; its
+            gradient is not masked by the clip.
+        eps: added to variances.
+        moving_average_fraction: what remains of the stored sums at each training forward pass.
+        use_global_stats: whether to normalize with the stored statistics; None: in eval mode only.
+        test_stats: the domain whose stored statistics are used.
+
+    State: `alpha` (1,); `mean`, `variance` (2, C), row 0 source and row 1 target, moving sums; `normalizer` (1,), the
+    moving sum of ones that divides them (0: nothing stored yet, mean and variance count as 0).
+
+    Raises:
+        LayerError: a training batch without samples of both domains, or of another number of channels.
+    """
+
+    statistics = (1, 2, 3)
+    alpha: nn.Parameter
+    mean: Tensor
+    variance: Tensor
+    normalizer: Tensor
+
+    def __init__(
+        self,
+        num_features: int,
+        *,
+        slice_point: int | None = None,
+        alpha: float = 1.0,
+        eps: float = 1e-5,
+        moving_average_fraction: float = 0.999,
+        use_global_stats: bool | None = None,
+        test_stats: Literal["source", "target"] = "target",
+    ) -> None:
+        super().__init__()
+        self.num_features = num_features
+        self.slice_point = slice_point
+        self.eps = eps
+        self.moving_average_fraction = moving_average_fraction
+        self.use_global_stats = use_global_stats
+        self.test_stats = test_stats
+        self.alpha = nn.Parameter(torch.full((1,), float(alpha)))
+        self.register_buffer("mean", torch.zeros(2, num_features))
+        self.register_buffer("variance", torch.zeros(2, num_features))
+        self.register_buffer("normalizer", torch.zeros(1))
+
+    @classmethod
+    def from_caffe(cls, context: LayerContext) -> DomainAlignment:
+        p = context.param.dial_param
+        shape = context.bottom_shapes[0]
+        layer = cls(
+            _channels(shape),
+            # without a slice point, the batch at set-up decides; a later reshape doesn't move it
+            slice_point=p.slice_point if p.HasField("slice_point") and p.slice_point != -1 else shape[0] // 2,
+            eps=p.eps,
+            moving_average_fraction=p.moving_average_fraction,
+            use_global_stats=p.use_global_stats if p.HasField("use_global_stats") else None,
+            test_stats="target" if p.test_stats == pb.DialParameter.TARGET else "source",
+        )
+        fill(layer.alpha, p.weight_filler, context.generator)
+        return layer
+
+    @property
+    def blobs(self) -> tuple[Tensor, ...]:
+        return self.alpha, self.mean, self.variance, self.normalizer
+
+    @property
+    def mixing(self) -> float:
+        """alpha as a forward pass uses it: clipped to [0.5, 1]."""
+        return min(max(self.alpha.item(), 0.5), 1.0)
+
+    def top_shapes(self, bottom_shapes: Sequence[Shape]) -> list[Shape]:
+        (shape,) = bottom_shapes
+        if _channels(shape) != self.num_features:
+            raise LayerError(f"was built for {self.num_features} channels and gets a blob of shape {tuple(shape)}")
+        if not self._uses_stored_statistics():
+            self._split(shape[0])
+        return [tuple(shape)]
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.dim() == 1:
+            return self.forward(x.unsqueeze(1)).squeeze(1)
+        if self._uses_stored_statistics():
+            row = TARGET if self.test_stats == "target" else SOURCE
+            scale = torch.where(self.normalizer == 0, self.normalizer, self.normalizer.reciprocal())
+            return F.batch_norm(x, self.mean[row] * scale, self.variance[row] * scale, eps=self.eps)
+        slice_point = self._split(x.shape[0])
+        with torch.no_grad():
+            self.alpha.clamp_(0.5, 1)
+        y: Tensor
+        y, mean, var = _Align.apply(x, self.alpha, slice_point, self.eps)
+        self._store(mean, var, x.numel() // self.num_features)
+        return y
+
+    def _uses_stored_statistics(self) -> bool:
+        return not self.training if self.use_global_stats is None else self.use_global_stats
+
+    def _split(self, batch_size: int) -> int:
+        slice_point = batch_size // 2 if self.slice_point is None else self.slice_point
+        if not 0 < slice_point < batch_size:
+            raise LayerError(
+                f"slice_point {slice_point} leaves a batch of {batch_size} without samples of both domains; "
+                f"it must lie between 1 and {batch_size - 1}"
+            )
+        return slice_point
+
+    @torch.no_grad()
+    def _store(self, mean: Tensor, var: Tensor, count: int) -> None:
+        """Add batch statistics of `count` elements per channel, source and target together, to the moving sums."""
+        fraction = self.moving_average_fraction
+        self.mean.mul_(fraction).add_(mean)
+        self.variance.mul_(fraction).add_(var, alpha=count / (count - 1) if count > 1 else 1.0)
+        self.normalizer.mul_(fraction).add_(1)

@@ -1,0 +1,58 @@
+"""Caffe's Eltwise."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import reduce
+
+import torch
+from torch import Tensor
+
+from autodial.layers.base import Layer, LayerContext, LayerError, Shape, register
+from autodial.proto import messages as pb
+
+
+@register("Eltwise")
+class Eltwise(Layer):
+    """Product, weighted sum or maximum of bottoms of one shape (eltwise_layer.cpp).
+
+    Of equal values the maximum takes the second bottom's before the first's, and those before any later one's, and its
+    gradient goes there alone.
+
+    Args:
+        operation: "PROD", "SUM" or "MAX".
+        coeff: for SUM, a factor per bottom; empty for 1 each.
+    """
+
+    bottoms = (2, None)
+
+    def __init__(self, operation: str = "SUM", coeff: Sequence[float] = ()) -> None:
+        super().__init__()
+        if coeff and operation != "SUM":
+            raise LayerError(f"coeff goes with operation SUM, not with {operation}")
+        self.operation, self.coeff = operation, tuple(coeff)
+
+    @classmethod
+    def from_caffe(cls, context: LayerContext) -> Eltwise:
+        param = context.param.eltwise_param
+        # stable_prod_grad chooses between two ways to the same gradient; ours is always the stable one.
+        return cls(pb.EltwiseParameter.EltwiseOp.Name(param.operation), list(param.coeff))
+
+    def top_shapes(self, bottom_shapes: Sequence[Shape]) -> list[Shape]:
+        if self.coeff and len(self.coeff) != len(bottom_shapes):
+            raise LayerError(f"{len(bottom_shapes)} bottoms need as many coeff, not {len(self.coeff)}")
+        for shape in bottom_shapes:
+            if shape != bottom_shapes[0]:
+                raise LayerError(f"bottoms {bottom_shapes[0]} and {shape} must have the same shape")
+        return [bottom_shapes[0]]
+
+    def forward(self, first: Tensor, second: Tensor, *others: Tensor) -> Tensor:
+        if self.operation == "MAX":
+            top = torch.where(first > second, first, second)
+            return reduce(lambda top, other: torch.where(other > top, other, top), others, top)
+        bottoms = (first, second, *others)
+        if self.operation == "PROD":
+            return reduce(torch.mul, bottoms)
+        if self.coeff:
+            bottoms = tuple(c * bottom for c, bottom in zip(self.coeff, bottoms, strict=True))
+        return reduce(torch.add, bottoms)

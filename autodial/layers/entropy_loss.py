@@ -1,0 +1,62 @@
+"""Entropy of the predictions (paper, equation for L^t; Caffe layer `EntropyLoss` of the AutoDIAL fork)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Literal
+
+from torch import Tensor
+from torch.nn import functional as F
+
+from autodial.layers.base import Layer, LayerContext, LayerError, Shape, canonical_axis, register
+from autodial.layers.loss import LOG_FLT_MIN
+from autodial.proto import messages as pb
+
+Normalization = Literal["full", "valid", "batch_size", "none"]
+
+
+@register("EntropyLoss")
+class EntropyLoss(Layer):
+    """Shannon entropy, in nats, of softmax(x) along `axis`, summed over all positions and divided by a normalizer.
+
+    H = -sum p * log(max(p, FLT_MIN)); its gradient by the scores is -p * (H + log p).
+
+    Input: scores (N, C, ...); output: a scalar in [0, log C] per row when averaged.
+
+    Args:
+        axis: of the classes.
+        normalization: "full" and "valid" divide by the number of positions, "batch_size" by the size of what
+            stands before the class axis, "none" by 1.
+    """
+
+    is_loss = True
+
+    def __init__(self, *, axis: int = 1, normalization: Normalization = "valid") -> None:
+        super().__init__()
+        self.axis = axis
+        self.normalization = normalization
+
+    @classmethod
+    def from_caffe(cls, context: LayerContext) -> EntropyLoss:
+        loss = context.param.loss_param
+        if loss.HasField("ignore_label"):
+            raise LayerError("loss_param.ignore_label has no meaning without labels; remove it")
+        if loss.HasField("normalization") or not loss.HasField("normalize"):
+            name = pb.LossParameter.NormalizationMode.Name(loss.normalization)
+        else:
+            name = "VALID" if loss.normalize else "BATCH_SIZE"
+        return cls(axis=context.param.softmax_param.axis, normalization=name.lower())
+
+    def top_shapes(self, bottom_shapes: Sequence[Shape]) -> list[Shape]:
+        canonical_axis(self.axis, len(bottom_shapes[0]))
+        return [()]
+
+    def forward(self, x: Tensor) -> Tensor:
+        log_p = F.log_softmax(x, self.axis)
+        total = -(log_p.exp() * log_p.clamp_min(LOG_FLT_MIN)).sum()
+        if self.normalization == "none":
+            return total
+        if self.normalization == "batch_size":
+            return total / math.prod(x.shape[: self.axis % x.dim()])
+        return total / (x.numel() // x.shape[self.axis])

@@ -1,0 +1,129 @@
+"""Caffe's Pooling."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from autodial.layers.base import Layer, LayerContext, LayerError, Shape, register
+from autodial.proto import messages as pb
+
+Pair = tuple[int, int]
+
+
+@register("Pooling")
+class Pooling(Layer):
+    """Maximum or average over windows (pooling_layer.cpp): (N, C, H, W) -> (N, C, H', W').
+
+    H' = ceil((H + 2 pad - kernel) / stride) + 1; with a pad, a last window that would start beyond the image and its
+    left pad is dropped. A maximum takes real pixels only, and is -FLT_MAX over a window without any. An average is
+    divided by the window's size after clipping it to the image and its pads.
+
+    Torch's ceil_mode differs from this rule in a few shapes and ONNX runtimes differ from each other, so the image is
+    padded to what the windows cover and pooled without ceil_mode.
+
+    Args:
+        method: "MAX" or "AVE".
+        kernel_size: (height, width) in pixels; None pools the whole image.
+        stride, pad: (height, width) in pixels; pad < kernel_size.
+    """
+
+    def __init__(self, method: str, kernel_size: Pair | None, *, stride: Pair = (1, 1), pad: Pair = (0, 0)) -> None:
+        super().__init__()
+        if method not in ("MAX", "AVE"):
+            raise LayerError(f"pool {method} is not supported, only MAX and AVE are")
+        if min(stride) < 1:
+            raise LayerError(f"stride must be positive, not {stride[0]} x {stride[1]}")
+        if kernel_size is None:
+            if stride != (1, 1) or pad != (0, 0):
+                raise LayerError("global_pooling takes neither a stride nor a pad")
+        elif min(kernel_size) < 1:
+            raise LayerError(f"kernel_size must be positive, not {kernel_size[0]} x {kernel_size[1]}")
+        elif pad[0] >= kernel_size[0] or pad[1] >= kernel_size[1]:
+            raise LayerError(
+                f"pad {pad[0]} x {pad[1]} must be smaller than kernel_size {kernel_size[0]} x {kernel_size[1]}"
+            )
+        self.method, self.kernel_size, self.stride, self.pad = method, kernel_size, stride, pad
+
+    @classmethod
+    def from_caffe(cls, context: LayerContext) -> Pooling:
+        param = context.param.pooling_param
+        kernel = _pair(param, "kernel_size", "kernel", None)
+        if param.global_pooling and kernel:
+            raise LayerError("global_pooling takes no kernel_size: the kernel is the whole image")
+        if not param.global_pooling and not kernel:
+            raise LayerError("pooling_param needs kernel_size, or kernel_h and kernel_w")
+        return cls(
+            pb.PoolingParameter.PoolMethod.Name(param.pool),
+            kernel,
+            stride=_pair(param, "stride", "stride", 1) or (1, 1),
+            pad=_pair(param, "pad", "pad", 0) or (0, 0),
+        )
+
+    def top_shapes(self, bottom_shapes: Sequence[Shape]) -> list[Shape]:
+        (shape,) = bottom_shapes
+        if len(shape) != 4:
+            raise LayerError(f"pooling needs a bottom of 4 axes (N, C, H, W), not {shape}")
+        out = self._out_size(shape[2:])
+        if min(out) < 1:
+            raise LayerError(f"kernel_size {self.kernel_size} does not fit bottom {shape}")
+        return [(*shape[:2], *out)]
+
+    def forward(self, bottom: Tensor) -> Tensor:
+        size = (bottom.shape[2], bottom.shape[3])
+        kernel = self.kernel_size or size
+        out = self._out_size(size)
+        # How far the last window reaches beyond the image, to the right and below.
+        after = [
+            max((count - 1) * stride + extent - pad - length, 0)
+            for count, stride, extent, pad, length in zip(out, self.stride, kernel, self.pad, size, strict=True)
+        ]
+        margins = (self.pad[1], after[1], self.pad[0], after[0])
+        if self.method == "MAX":
+            if any(margins):
+                bottom = F.pad(bottom, margins, value=torch.finfo(bottom.dtype).min)
+            return F.max_pool2d(bottom, kernel, self.stride)
+        if any(margins):
+            bottom = F.pad(bottom, margins)
+        top = F.avg_pool2d(bottom, kernel, self.stride)
+        if all(extra <= pad for extra, pad in zip(after, self.pad, strict=True)):
+            return top
+        # Some windows are cut off at the pad's edge: undo the division by the whole kernel, divide by what is left.
+        rows, columns = (
+            [min(extent, length + 2 * pad - i * stride) for i in range(count)]
+            for count, stride, extent, pad, length in zip(out, self.stride, kernel, self.pad, size, strict=True)
+        )
+        return top * (kernel[0] * kernel[1]) / torch.outer(bottom.new_tensor(rows), bottom.new_tensor(columns))
+
+    def _out_size(self, size: Sequence[int]) -> Pair:
+        kernel = self.kernel_size or size
+        height, width = (
+            self._out_length(length, extent, stride, pad)
+            for length, extent, stride, pad in zip(size, kernel, self.stride, self.pad, strict=True)
+        )
+        return height, width
+
+    def _out_length(self, length: int, kernel: int, stride: int, pad: int) -> int:
+        count = -((kernel - length - 2 * pad) // stride) + 1
+        # As in Caffe, a pad along either axis switches the rule on for both.
+        if any(self.pad) and (count - 1) * stride >= length + pad:
+            count -= 1
+        return count
+
+
+def _pair(param: Any, field: str, stem: str, default: int | None) -> Pair | None:
+    """(height, width) from one field for both, or from STEM_h and STEM_w together; None where unset."""
+    given = [param.HasField(f"{stem}_h"), param.HasField(f"{stem}_w")]
+    if param.HasField(field) and any(given):
+        raise LayerError(f"pooling_param sets both {field} and {stem}_h or {stem}_w: keep one form")
+    if any(given) and not all(given):
+        raise LayerError(f"pooling_param needs {stem}_h and {stem}_w together")
+    if all(given):
+        return getattr(param, f"{stem}_h"), getattr(param, f"{stem}_w")
+    if param.HasField(field):
+        return (getattr(param, field),) * 2
+    return None if default is None else (default, default)

@@ -1,0 +1,198 @@
+"""Caffe's layers that move data without computing: Concat, Slice, Crop, Flatten, Split, Silence."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from autodial.layers.base import Layer, LayerContext, LayerError, Shape, canonical_axis, register
+
+
+@register("Concat")
+class Concat(Layer):
+    """Bottoms one after the other along `axis` (concat_layer.cpp); their other axes agree."""
+
+    bottoms = (1, None)
+
+    def __init__(self, axis: int = 1) -> None:
+        super().__init__()
+        self.axis = axis
+
+    @classmethod
+    def from_caffe(cls, context: LayerContext) -> Concat:
+        return cls(_axis(context.param.concat_param, "concat_dim"))
+
+    def top_shapes(self, bottom_shapes: Sequence[Shape]) -> list[Shape]:
+        first = bottom_shapes[0]
+        axis = canonical_axis(self.axis, len(first))
+        for shape in bottom_shapes:
+            if len(shape) != len(first) or shape[:axis] + shape[axis + 1 :] != first[:axis] + first[axis + 1 :]:
+                raise LayerError(f"bottoms {first} and {shape} must agree in every axis but axis {axis}")
+        return [(*first[:axis], sum(shape[axis] for shape in bottom_shapes), *first[axis + 1 :])]
+
+    def forward(self, *bottoms: Tensor) -> Tensor:
+        return torch.cat(bottoms, self.axis)
+
+
+@register("Slice")
+class Slice(Layer):
+    """The bottom cut along `axis` (slice_layer.cpp); the tops are views.
+
+    Args:
+        num_tops: number of pieces.
+        slice_point: index at which each piece after the first starts, increasing; empty for equal pieces.
+        axis: the axis that is cut.
+    """
+
+    tops = (1, None)
+
+    def __init__(self, num_tops: int, slice_point: Sequence[int] = (), axis: int = 1) -> None:
+        super().__init__()
+        if slice_point and len(slice_point) != num_tops - 1:
+            raise LayerError(f"{num_tops} tops need {num_tops - 1} slice points, not {len(slice_point)}")
+        if any(start >= end for start, end in pairwise((0, *slice_point))):
+            raise LayerError(f"slice points {list(slice_point)} must be positive and increase")
+        self.num_tops, self.slice_point, self.axis = num_tops, tuple(slice_point), axis
+
+    @classmethod
+    def from_caffe(cls, context: LayerContext) -> Slice:
+        param = context.param.slice_param
+        return cls(context.num_tops, list(param.slice_point), _axis(param, "slice_dim"))
+
+    def top_shapes(self, bottom_shapes: Sequence[Shape]) -> list[Shape]:
+        (shape,) = bottom_shapes
+        axis = canonical_axis(self.axis, len(shape))
+        if self.slice_point and self.slice_point[-1] >= shape[axis]:
+            raise LayerError(f"slice point {self.slice_point[-1]} leaves nothing of axis {axis} of bottom {shape}")
+        if not self.slice_point and shape[axis] % self.num_tops:
+            raise LayerError(f"axis {axis} of bottom {shape} can't be cut into {self.num_tops} equal tops")
+        return [(*shape[:axis], size, *shape[axis + 1 :]) for size in self._sizes(shape[axis])]
+
+    def forward(self, bottom: Tensor) -> tuple[Tensor, ...]:
+        return torch.split(bottom, self._sizes(bottom.shape[self.axis]), self.axis)
+
+    def _sizes(self, length: int) -> list[int]:
+        if not self.slice_point:
+            return [length // self.num_tops] * self.num_tops
+        return [end - start for start, end in pairwise((0, *self.slice_point, length))]
+
+
+@register("Crop")
+class Crop(Layer):
+    """The part of the first bottom that has the second one's size from `axis` on (crop_layer.cpp).
+
+    Args:
+        axis: first axis that is cropped.
+        offset: where the part starts, one number for all cropped axes or one each.
+    """
+
+    bottoms = (2, 2)
+    no_gradient = (1,)
+
+    def __init__(self, axis: int = 2, offset: Sequence[int] = (0,)) -> None:
+        super().__init__()
+        self.axis, self.offset = axis, tuple(offset)
+
+    @classmethod
+    def from_caffe(cls, context: LayerContext) -> Crop:
+        param = context.param.crop_param
+        return cls(param.axis, list(param.offset) or [0])
+
+    def top_shapes(self, bottom_shapes: Sequence[Shape]) -> list[Shape]:
+        shape, reference = bottom_shapes
+        if len(shape) != len(reference):
+            raise LayerError(f"bottom {shape} and reference {reference} must have as many axes")
+        axis = canonical_axis(self.axis, len(shape))
+        if len(self.offset) not in (1, len(shape) - axis):
+            raise LayerError(f"{len(self.offset)} offsets don't fit the {len(shape) - axis} axes from axis {axis} on")
+        for i, offset in self._offsets(len(shape)):
+            if offset + reference[i] > shape[i]:
+                raise LayerError(f"reference {reference} at offset {offset} exceeds axis {i} of bottom {shape}")
+        return [(*shape[:axis], *reference[axis:])]
+
+    def forward(self, bottom: Tensor, reference: Tensor) -> Tensor:
+        for i, offset in self._offsets(bottom.ndim):
+            bottom = bottom.narrow(i, offset, reference.shape[i])
+        return bottom
+
+    def _offsets(self, num_axes: int) -> list[tuple[int, int]]:
+        """(axis, offset) of every cropped axis."""
+        axes = range(canonical_axis(self.axis, num_axes), num_axes)
+        offsets = self.offset * len(axes) if len(self.offset) == 1 else self.offset
+        return list(zip(axes, offsets, strict=True))
+
+
+@register("Flatten")
+class Flatten(Layer):
+    """Axes `axis` to `end_axis`, both included, made one (flatten_layer.cpp)."""
+
+    def __init__(self, axis: int = 1, end_axis: int = -1) -> None:
+        super().__init__()
+        self.axis, self.end_axis = axis, end_axis
+
+    @classmethod
+    def from_caffe(cls, context: LayerContext) -> Flatten:
+        param = context.param.flatten_param
+        return cls(param.axis, param.end_axis)
+
+    def top_shapes(self, bottom_shapes: Sequence[Shape]) -> list[Shape]:
+        (shape,) = bottom_shapes
+        first, last = canonical_axis(self.axis, len(shape)), canonical_axis(self.end_axis, len(shape))
+        if first > last:
+            raise LayerError(f"axis {self.axis} comes after end_axis {self.end_axis} in bottom {shape}")
+        return [(*shape[:first], math.prod(shape[first : last + 1]), *shape[last + 1 :])]
+
+    def forward(self, bottom: Tensor) -> Tensor:
+        return bottom.flatten(self.axis, self.end_axis)
+
+
+@register("Split")
+class Split(Layer):
+    """The bottom given to every top; its gradient is the sum of theirs (split_layer.cpp)."""
+
+    tops = (1, None)
+
+    def __init__(self, num_tops: int) -> None:
+        super().__init__()
+        self.num_tops = num_tops
+
+    @classmethod
+    def from_caffe(cls, context: LayerContext) -> Split:
+        return cls(context.num_tops)
+
+    def top_shapes(self, bottom_shapes: Sequence[Shape]) -> list[Shape]:
+        return [bottom_shapes[0]] * self.num_tops
+
+    def forward(self, bottom: Tensor) -> tuple[Tensor, ...]:
+        return (bottom,) * self.num_tops
+
+
+@register("Silence")
+class Silence(Layer):
+    """Consumes bottoms that nobody else reads (silence_layer.cpp)."""
+
+    bottoms = (1, None)
+    tops = (0, 0)
+
+    @classmethod
+    def from_caffe(cls, context: LayerContext) -> Silence:
+        return cls()
+
+    def top_shapes(self, bottom_shapes: Sequence[Shape]) -> list[Shape]:
+        return []
+
+    def forward(self, *bottoms: Tensor) -> tuple[()]:
+        return ()
+
+
+def _axis(param: Any, old_name: str) -> int:
+    """`axis`, which may go by its old name."""
+    if param.HasField("axis") and param.HasField(old_name):
+        raise LayerError(f"axis and {old_name} are two names for the same: keep axis")
+    axis: int = getattr(param, old_name) if param.HasField(old_name) else param.axis
+    return axis

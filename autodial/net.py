@@ -1,0 +1,417 @@
+"""A NetParameter and a phase, as a torch module that runs, trains, traces and exports."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from autodial.errors import InputError
+from autodial.layers import Layer, LayerContext, LayerError, Shape, layer_class
+from autodial.layers.dial import DomainAlignment
+from autodial.net_state import filter_net, insert_splits
+from autodial.proto import LayerWeights, Weights
+from autodial.proto import messages as pb
+from autodial.seeding import derive_seed
+
+
+@dataclass(eq=False)
+class Param:
+    """A blob that the solver may change, once however many layers share it.
+
+    Attributes:
+        layer: name of the layer that owns it.
+        index: its place among that layer's blobs.
+        lr_mult, decay_mult: multipliers of the solver's learning rate and weight decay.
+    """
+
+    layer: str
+    index: int
+    lr_mult: float
+    decay_mult: float
+    module: Layer
+
+    @property
+    def tensor(self) -> Tensor:
+        return self.module.blobs[self.index]
+
+
+class Net(nn.Module):
+    """A Caffe net in one phase.
+
+    The layers that the phase's rules leave are built in the order of the prototxt, with a Split layer behind every
+    blob that has several consumers, as Caffe does. Blobs that data layers (Input, ImageData) produce are fed:
+    `net({"data": x, "label": y})` returns the output blobs, those that no layer consumes. Layers read the latest blob
+    of a name, so tops that are named like a bottom work in place in effect; no tensor is overwritten.
+
+    Parameters with lr_mult 0 do not require a gradient (`force_backward: true` in the prototxt: all do).
+
+    Args:
+        param: the NetParameter; it is not changed.
+        phase: pb.TRAIN or pb.TEST.
+        level, stages: for the include and exclude rules.
+        seed: the solver's random_seed; fillers, dropout masks and data layers draw from it and their layer's name.
+        base_dir: folder of the prototxt; relative paths in it mean the working directory, then this folder.
+
+    Attributes:
+        param: the net as it was built: filtered, with splits, every layer's phase filled in.
+        phase: as given.
+        layer_names: in order.
+        inputs: blobs that must be fed.
+        outputs: blobs that no layer consumes, in alphabetical order, as Caffe reports them.
+        blob_shapes: shapes at set-up, by blob name; the batch axis may differ in each call.
+        loss_weights: weight in the loss of each blob that has one.
+        params: what the solver may change, in order.
+
+    Raises:
+        InputError: naming the layer, for all that Caffe refuses and for layer types that do not exist here.
+    """
+
+    def __init__(
+        self,
+        param: Any,
+        phase: int,
+        *,
+        level: int = 0,
+        stages: Collection[str] = (),
+        seed: int = 0,
+        base_dir: Path | None = None,
+    ) -> None:
+        super().__init__()
+        self.phase = phase
+        self.seed = seed
+        self.base_dir = base_dir
+        filtered = filter_net(param, phase, level=level, stages=stages)
+        _check_types(filtered)
+        self.param = insert_splits(_with_automatic_tops(filtered))
+        self.layer_names: list[str] = [layer.name for layer in self.param.layer]
+        self.blob_shapes: dict[str, Shape] = {}
+        self.loss_weights: dict[str, float] = {}
+        self.params: list[Param] = []
+        self.layers = nn.ModuleDict()
+        self._order: list[Layer] = []
+        self._shared: dict[str, Param] = {}
+        self._reshaped: dict[Layer, list[tuple[str, Param, Shape]]] = {}
+        self._plans: dict[tuple[tuple[str, ...], bool], list[tuple[int, list[str]]]] = {}
+        for message in self.param.layer:
+            try:
+                self._add(message)
+            except (LayerError, InputError) as error:
+                raise InputError(f"{_describe(message)}: {error}") from error
+        self._by_name = dict(zip(self.layer_names, self._order, strict=True))
+        self.inputs: tuple[str, ...] = tuple(top for name in self.data_layers for top in self.tops(name))
+        available: set[str] = set()
+        for message in self.param.layer:
+            available.difference_update(message.bottom)
+            available.update(message.top)
+        self.outputs: tuple[str, ...] = tuple(sorted(available))
+        self.train(phase == pb.TRAIN)
+
+    # --- construction
+
+    def _add(self, message: Any) -> None:
+        cls = layer_class(message.type)
+        _check_count("bottom", len(message.bottom), cls.bottoms)
+        _check_count("top", len(message.top), cls.tops)
+        for j, top in enumerate(message.top):
+            in_place = j < len(message.bottom) and message.bottom[j] == top
+            if top in self.blob_shapes and not in_place:
+                raise LayerError(f'top blob "{top}" is already produced by an earlier layer')
+            if top in message.top[:j]:
+                raise LayerError(f'top blob "{top}" is named twice')
+        if message.propagate_down and len(message.propagate_down) != len(message.bottom):
+            raise LayerError("propagate_down must be given for no bottom or for each")
+        shapes = tuple(self.blob_shapes[bottom] for bottom in message.bottom)
+        context = LayerContext(
+            param=message,
+            phase=message.phase,
+            bottom_shapes=shapes,
+            num_tops=len(message.top),
+            generator=torch.Generator().manual_seed(derive_seed(self.seed, message.name, "fill")),
+            seed=self.seed,
+            base_dir=self.base_dir,
+        )
+        layer = cls.from_caffe(context)
+        layer.train(message.phase == pb.TRAIN)
+        self.blob_shapes.update(zip(message.top, layer.top_shapes(shapes), strict=True))
+        self.layers.add_module(_module_name(message.name, self.layers), layer)
+        self._order.append(layer)
+        self._add_loss_weights(message, layer)
+        self._add_params(message, layer)
+
+    def _add_loss_weights(self, message: Any, layer: Layer) -> None:
+        if layer.is_loss and not message.loss_weight:
+            message.loss_weight.extend([1.0] + [0.0] * (len(message.top) - 1))
+        if message.loss_weight and len(message.loss_weight) != len(message.top):
+            raise LayerError("loss_weight must be given for no top or for each")
+        weights = message.loss_weight or [0.0] * len(message.top)
+        self.loss_weights.update((top, weight) for top, weight in zip(message.top, weights, strict=True) if weight)
+
+    def _add_params(self, message: Any, layer: Layer) -> None:
+        blobs = layer.blobs
+        if blobs and self.layer_names.count(message.name) > 1:
+            raise LayerError("another layer has the same name; weights are stored by name, so give each its own")
+        if len(message.param) > len(blobs):
+            raise LayerError(f"param is given {len(message.param)} times and the layer has {len(blobs)} blobs")
+        for i in layer.statistics:
+            # as the original does, so that snapshots state what the solver leaves alone
+            while len(message.param) <= i:
+                spec = message.param.add()
+                if len(message.param) - 1 in layer.statistics:
+                    spec.lr_mult = 0
+            if message.param[i].lr_mult:
+                raise LayerError(f"param {i} holds statistics, which are not learned; its lr_mult must be 0")
+        for i, blob in enumerate(blobs):
+            spec = message.param[i] if i < len(message.param) else pb.ParamSpec()
+            owner = self._shared.get(spec.name) if spec.name else None
+            if owner is not None:
+                self._share(layer, i, spec, owner)
+                continue
+            param = Param(message.name, i, spec.lr_mult, spec.decay_mult, layer)
+            self.params.append(param)
+            if spec.name:
+                self._shared[spec.name] = param
+            if isinstance(blob, nn.Parameter):
+                blob.requires_grad_(param.lr_mult != 0 or self.param.force_backward)
+
+    def _share(self, layer: Layer, index: int, spec: Any, owner: Param) -> None:
+        blob, owned = layer.blobs[index], owner.tensor
+        if blob.shape != owned.shape and (spec.share_mode != pb.ParamSpec.PERMISSIVE or blob.numel() != owned.numel()):
+            raise LayerError(
+                f'param "{spec.name}" has shape {tuple(blob.shape)} here and {tuple(owned.shape)} '
+                f'in layer "{owner.layer}", which owns it'
+            )
+        owner_layer = next(message for message in self.param.layer if message.name == owner.layer)
+        stated = owner_layer.param[owner.index]
+        for field in ("lr_mult", "decay_mult"):
+            if not spec.HasField(field):
+                continue
+            value = getattr(spec, field)
+            if stated.HasField(field) and getattr(owner, field) != value:
+                raise LayerError(
+                    f'param "{spec.name}" has {field} {value:g} here and {getattr(owner, field):g} '
+                    f'in layer "{owner.layer}"'
+                )
+            setattr(owner, field, value)
+        if isinstance(owned, nn.Parameter):
+            owned.requires_grad_(owner.lr_mult != 0 or self.param.force_backward)
+        name = _attribute(layer, blob)
+        assert name is not None, "a blob is a parameter or a buffer"
+        if blob.shape == owned.shape:
+            setattr(layer, name, owned)
+        else:
+            delattr(layer, name)
+            self._reshaped.setdefault(layer, []).append((name, owner, tuple(blob.shape)))
+            setattr(layer, name, owned.view(blob.shape))
+
+    # --- running
+
+    def layer(self, name: str) -> Layer:
+        """The layer of that name."""
+        return self._by_name[name]
+
+    @property
+    def data_layers(self) -> dict[str, Layer]:
+        """The layers whose tops are fed, by name, in order."""
+        return {name: layer for name, layer in self._by_name.items() if layer.is_data}
+
+    def tops(self, layer: str) -> tuple[str, ...]:
+        """The blobs that a layer produces."""
+        return tuple(self.param.layer[self.layer_names.index(layer)].top)
+
+    def forward(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Run every layer on `inputs`, which holds a tensor for each of `self.inputs`; the output and loss blobs."""
+        return self._run(inputs, tuple(dict.fromkeys((*self.outputs, *self.loss_weights))), everything=True)
+
+    def blobs(self, inputs: Mapping[str, Tensor], names: Iterable[str]) -> dict[str, Tensor]:
+        """The named blobs, each as its last layer leaves it; only the layers that these need are run.
+
+        Raises:
+            InputError: the net has no such blob.
+        """
+        wanted = tuple(names)
+        unknown = [name for name in wanted if name not in self.blob_shapes]
+        if unknown:
+            raise InputError(f'the net has no blob "{unknown[0]}"; it has {", ".join(self.blob_shapes)}')
+        return self._run(inputs, wanted, everything=False)
+
+    def _run(self, inputs: Mapping[str, Tensor], wanted: tuple[str, ...], *, everything: bool) -> dict[str, Tensor]:
+        values: dict[str, Tensor] = {}
+        for i, release in self._plan(wanted, everything):
+            if self._order[i].is_data:
+                self._feed(i, inputs, values)
+            else:
+                self.run_layer(i, values)
+            for name in release:
+                del values[name]
+        return {name: values[name] for name in wanted}
+
+    def _feed(self, i: int, inputs: Mapping[str, Tensor], values: MutableMapping[str, Tensor]) -> None:
+        message = self.param.layer[i]
+        for top in message.top:
+            if top not in inputs:
+                raise InputError(f'{_describe(message)}: blob "{top}" must be fed')
+            values[top] = inputs[top]
+
+    def _plan(self, wanted: tuple[str, ...], everything: bool) -> list[tuple[int, list[str]]]:
+        """The layers to run, in order, each with the blobs that can be let go after it.
+
+        Either every layer, or those that the wanted blobs depend on; no tensor outlives its last use.
+        """
+        if (wanted, everything) not in self._plans:
+            needed = set(wanted)
+            plan = []
+            for i in range(len(self._order) - 1, -1, -1):
+                message = self.param.layer[i]
+                if everything or not needed.isdisjoint(message.top):
+                    plan.append((i, sorted({*message.bottom, *message.top} - needed)))
+                    needed.difference_update(message.top)
+                    needed.update(message.bottom)
+            self._plans[wanted, everything] = plan[::-1]
+        return self._plans[wanted, everything]
+
+    def run_layer(self, i: int, values: MutableMapping[str, Tensor]) -> None:
+        """Run layer number `i` on the blobs in `values` and put its tops there."""
+        message = self.param.layer[i]
+        bottoms = [values[name] for name in message.bottom]
+        for j, propagate in enumerate(message.propagate_down):
+            if not propagate:
+                bottoms[j] = bottoms[j].detach()
+        layer = self._order[i]
+        for name, owner, shape in self._reshaped.get(layer, ()):
+            setattr(layer, name, owner.tensor.view(shape))
+        try:
+            tops = layer(*bottoms)
+        except LayerError as error:
+            raise InputError(f"{_describe(message)}: {error}") from error
+        values.update(zip(message.top, (tops,) if isinstance(tops, Tensor) else tops, strict=True))
+
+    def loss(self, blobs: Mapping[str, Tensor]) -> Tensor:
+        """The weighted sum of all loss blobs, a scalar; `blobs` must hold each of them."""
+        return torch.stack([blobs[name].sum() * weight for name, weight in self.loss_weights.items()]).sum()
+
+    def seed_pass(self, iteration: int, pass_: int = 0) -> None:
+        """Restart every random layer for one forward pass: their draws depend on seed, layer, iteration, pass alone."""
+        for name, layer in self._by_name.items():
+            if layer.is_random:
+                layer.reseed(derive_seed(self.seed, name, iteration, pass_))
+
+    # --- parameters
+
+    def alphas(self) -> dict[str, float]:
+        """alpha of each Dial layer by name, in order, clipped to [0.5, 1] as its forward pass uses it."""
+        return {name: layer.mixing for name, layer in self._by_name.items() if isinstance(layer, DomainAlignment)}
+
+    def share_with(self, other: Net) -> None:
+        """Use the blobs of another net's layers of the same names, now and as they change (ShareTrainedLayersWith).
+
+        Moving a net to another device ends the sharing of statistics: share after both are where they stay.
+
+        Raises:
+            InputError: a layer with another number of blobs or other shapes.
+        """
+        for name, layer in self._by_name.items():
+            if name not in other._by_name or not layer.blobs:
+                continue
+            theirs = other.layer(name)
+            _check_shapes(name, _shapes(theirs.blobs), _shapes(layer.blobs), "the net that it shares with")
+            for ours, blob in zip(layer.blobs, theirs.blobs, strict=True):
+                key = _attribute(layer, ours)
+                if key is not None:
+                    setattr(layer, key, blob)
+
+    @torch.no_grad()
+    def load_weights(self, weights: Weights, source: str = "the weights") -> list[str]:
+        """Copy blobs by layer name (Caffe: Net::CopyTrainedLayersFrom); layers that are not in the net are ignored.
+
+        Args:
+            source: the file's name, for messages.
+
+        Returns:
+            names of the net's layers with blobs that the weights do not hold.
+
+        Raises:
+            InputError: a layer with another number of blobs or other shapes.
+        """
+        found = set()
+        for saved in weights.layers:
+            if saved.name not in self._by_name:
+                continue
+            layer = self.layer(saved.name)
+            _check_shapes(saved.name, _shapes(saved.blobs), _shapes(layer.blobs), source)
+            for blob, array in zip(layer.blobs, saved.blobs, strict=True):
+                blob.copy_(torch.from_numpy(np.ascontiguousarray(array)).view(blob.shape))
+            found.add(saved.name)
+        return [name for name, layer in self._by_name.items() if layer.blobs and name not in found]
+
+    def weights(self) -> Weights:
+        """The net as a caffemodel holds it: every layer's message and blobs, in order."""
+        layers = [
+            LayerWeights(message, [blob.detach().cpu().numpy() for blob in layer.blobs])
+            for message, layer in zip(self.param.layer, self._order, strict=True)
+        ]
+        return Weights(self.param.name, layers)
+
+
+def _describe(message: Any) -> str:
+    return f'layer "{message.name}" ({message.type})'
+
+
+def _check_count(what: str, count: int, limits: tuple[int, int | None]) -> None:
+    least, most = limits
+    if count < least or (most is not None and count > most):
+        wanted = f"{least}" if least == most else f"{least} or more" if most is None else f"{least} to {most}"
+        raise LayerError(f"takes {wanted} {what} blobs and the prototxt names {count}")
+
+
+def _shapes(blobs: Iterable[Any]) -> list[Shape]:
+    return [tuple(blob.shape) for blob in blobs]
+
+
+def _check_shapes(name: str, given: Sequence[Shape], wanted: Sequence[Shape], source: str) -> None:
+    if len(given) != len(wanted):
+        raise InputError(
+            f'layer "{name}" has {len(wanted)} blobs and {source} has {len(given)} for it; '
+            "rename the layer to train it anew"
+        )
+    for i, (ours, theirs) in enumerate(zip(wanted, given, strict=True)):
+        if ours != theirs:
+            raise InputError(
+                f'layer "{name}", blob {i}: the net\'s shape is {ours} and that of {source} is {theirs}; '
+                "rename the layer to train it anew"
+            )
+
+
+def _attribute(layer: Layer, blob: Tensor) -> str | None:
+    """The name under which a layer keeps one of its blobs; None for a view of another layer's."""
+    tensors = (*layer.named_parameters(recurse=False), *layer.named_buffers(recurse=False))
+    return next((name for name, tensor in tensors if tensor is blob), None)
+
+
+def _module_name(name: str, modules: nn.ModuleDict) -> str:
+    """A layer's name as torch takes it for a submodule, which allows no dots and no attribute's name."""
+    name = name.replace(".", "_") or "_"
+    while hasattr(modules, name):
+        name += "_"
+    return name
+
+
+def _check_types(param: Any) -> None:
+    for message in param.layer:
+        try:
+            layer_class(message.type)
+        except InputError as error:
+            raise InputError(f'layer "{message.name}": {error}') from None
+
+
+def _with_automatic_tops(param: Any) -> Any:
+    """Give loss layers without a top one, as Caffe does (Layer::AutoTopBlobs); changes and returns `param`."""
+    for message in param.layer:
+        if not message.top and layer_class(message.type).is_loss:
+            message.top.append(f"{message.name} (automatic)")
+    return param

@@ -1,0 +1,106 @@
+"""Which layers of a prototxt belong to a phase (Caffe: Net::FilterNet and Net::StateMeetsRule)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection
+from typing import Any
+
+from autodial.errors import InputError
+from autodial.proto import messages as pb
+
+
+def meets(rule: Any, phase: int, level: int, stages: Collection[str]) -> bool:
+    """Whether a net in this phase, at this level and in these stages meets a NetStateRule."""
+    if rule.HasField("phase") and rule.phase != phase:
+        return False
+    if rule.HasField("min_level") and level < rule.min_level:
+        return False
+    if rule.HasField("max_level") and level > rule.max_level:
+        return False
+    return all(stage in stages for stage in rule.stage) and not any(stage in stages for stage in rule.not_stage)
+
+
+def filter_net(net: Any, phase: int, *, level: int = 0, stages: Collection[str] = ()) -> Any:
+    """A copy of a NetParameter with the layers of one phase, its `state` and every layer's `phase` filled in.
+
+    `state` in the prototxt adds its level and stages where the arguments leave them out, as in Caffe.
+
+    Raises:
+        InputError: a layer with both include and exclude rules.
+    """
+    level = level or net.state.level
+    stages = {*stages, *net.state.stage}
+    filtered = pb.NetParameter()
+    filtered.CopyFrom(net)
+    del filtered.layer[:]
+    filtered.state.phase = phase
+    filtered.state.level = level
+    filtered.state.ClearField("stage")
+    filtered.state.stage.extend(sorted(stages))
+    for layer in net.layer:
+        if layer.include and layer.exclude:
+            raise InputError(f'layer "{layer.name}": give either include rules or exclude rules, not both')
+        included = (
+            any(meets(rule, phase, level, stages) for rule in layer.include)
+            if layer.include
+            else not any(meets(rule, phase, level, stages) for rule in layer.exclude)
+        )
+        if included:
+            kept = filtered.layer.add()
+            kept.CopyFrom(layer)
+            if not kept.HasField("phase"):
+                kept.phase = phase
+    return filtered
+
+
+def insert_splits(net: Any) -> Any:
+    """A copy of a filtered NetParameter in which every blob has one consumer (Caffe: InsertSplits).
+
+    A blob that several layers read, or one that is a loss and is read, goes through a Split layer with a top for each.
+
+    Raises:
+        InputError: a bottom that no earlier layer produces.
+    """
+    source: dict[tuple[int, int], tuple[int, int]] = {}
+    uses: Counter[tuple[int, int]] = Counter()
+    last_top: dict[str, tuple[int, int]] = {}
+    for i, layer in enumerate(net.layer):
+        for j, name in enumerate(layer.bottom):
+            if name not in last_top:
+                raise InputError(
+                    f'layer "{layer.name}" ({layer.type}): bottom blob "{name}" is produced by no earlier layer of the '
+                    f"{'TRAIN' if net.state.phase == pb.TRAIN else 'TEST'} phase"
+                )
+            source[i, j] = last_top[name]
+            uses[last_top[name]] += 1
+        last_top.update((name, (i, j)) for j, name in enumerate(layer.top))
+        uses.update((i, j) for j, weight in enumerate(layer.loss_weight[: len(layer.top)]) if weight)
+
+    def split_top(top: tuple[int, int], k: int) -> str:
+        i, j = top
+        return f"{net.layer[i].name}_{net.layer[i].top[j]}_{j}_split_{k}"
+
+    result = pb.NetParameter()
+    result.CopyFrom(net)
+    del result.layer[:]
+    used: Counter[tuple[int, int]] = Counter()
+    for i, layer in enumerate(net.layer):
+        copy = result.layer.add()
+        copy.CopyFrom(layer)
+        for j in range(len(layer.bottom)):
+            top = source[i, j]
+            if uses[top] > 1:
+                copy.bottom[j] = split_top(top, used[top])
+                used[top] += 1
+        for j, name in enumerate(layer.top):
+            if uses[i, j] < 2:
+                continue
+            split = result.layer.add(name=f"{layer.name}_{name}_{j}_split", type="Split", bottom=[name])
+            split.phase = copy.phase
+            split.top.extend(split_top((i, j), k) for k in range(uses[i, j]))
+            if j < len(layer.loss_weight) and layer.loss_weight[j]:
+                split.loss_weight.extend([layer.loss_weight[j]] + [0.0] * (uses[i, j] - 1))
+                copy.loss_weight[j] = 0
+                used[i, j] += 1
+    return result

@@ -1,0 +1,143 @@
+"""Domain alignment against torch's batch norm, the paper's appendix and numerical gradients."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from autodial.layers import DomainAlignment, LayerError
+
+
+def batch(*shape: int, seed: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(*shape, generator=generator, dtype=torch.float64) * 3 + 1
+
+
+def test_alpha_half_with_equal_halves_is_batch_norm_over_the_joint_batch() -> None:
+    x = batch(8, 3, 4, 5)
+    x[4:] += 2
+    layer = DomainAlignment(3, slice_point=4, alpha=0.5).double()
+    torch.testing.assert_close(layer(x), F.batch_norm(x, None, None, training=True))
+
+
+def test_alpha_one_is_a_batch_norm_for_each_domain() -> None:
+    x = batch(9, 3, 4, 5)
+    layer = DomainAlignment(3, slice_point=6, alpha=1).double()
+    expected = torch.cat([F.batch_norm(half, None, None, training=True) for half in (x[:6], x[6:])])
+    torch.testing.assert_close(layer(x), expected)
+
+
+@pytest.mark.parametrize("shape", [(7, 4), (5, 3, 2, 3)])
+@pytest.mark.parametrize("alpha", [0.501, 0.73, 0.999])  # gradcheck moves alpha, which the clip must not notice
+def test_gradients_by_input_and_alpha(shape: tuple[int, ...], alpha: float) -> None:
+    layer = DomainAlignment(shape[1], slice_point=2).double()
+    statistics = dict(layer.named_buffers())
+
+    def forward(x: Tensor, alpha: Tensor) -> Tensor:
+        state = {"alpha": alpha, **{name: tensor.clone() for name, tensor in statistics.items()}}
+        return torch.func.functional_call(layer, state, (x,))  # type: ignore[no-any-return]
+
+    value = torch.tensor([alpha], dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(forward, (batch(*shape).requires_grad_(), value))
+
+
+def appendix(xs: Tensor, xt: Tensor, alpha: float, eps: float, gs: Tensor, gt: Tensor) -> tuple[Tensor, ...]:
+    """The outputs and gradients of the paper's appendix A, line by line, for (n, C) samples."""
+    n_s, n_t = len(xs), len(xt)
+    mu_st = alpha / n_s * xs.sum(0) + (1 - alpha) / n_t * xt.sum(0)
+    mu_ts = (1 - alpha) / n_s * xs.sum(0) + alpha / n_t * xt.sum(0)
+    var_st = alpha / n_s * ((xs - mu_st) ** 2).sum(0) + (1 - alpha) / n_t * ((xt - mu_st) ** 2).sum(0)
+    var_ts = (1 - alpha) / n_s * ((xs - mu_ts) ** 2).sum(0) + alpha / n_t * ((xt - mu_ts) ** 2).sum(0)
+    sd_st, sd_ts = (eps + var_st).sqrt(), (eps + var_ts).sqrt()
+    ys, yt = (xs - mu_st) / sd_st, (xt - mu_ts) / sd_ts
+    y_st, y_ts = (xs - mu_ts) / sd_ts, (xt - mu_st) / sd_st
+    dxs = (gs - alpha / n_s * (gs.sum(0) + ys * (ys * gs).sum(0))) / sd_st - (1 - alpha) / n_s * (
+        gt.sum(0) + y_st * (yt * gt).sum(0)
+    ) / sd_ts
+    dxt = (gt - alpha / n_t * (gt.sum(0) + yt * (yt * gt).sum(0))) / sd_ts - (1 - alpha) / n_t * (
+        gs.sum(0) + y_ts * (ys * gs).sum(0)
+    ) / sd_st
+    dalpha = (
+        (y_ts.mean(0) - ys.mean(0)) * gs.sum(0)
+        + ((y_ts**2).mean(0) - (ys**2).mean(0)) / 2 * (ys * gs).sum(0)
+        + (y_st.mean(0) - yt.mean(0)) * gt.sum(0)
+        + ((y_st**2).mean(0) - (yt**2).mean(0)) / 2 * (yt * gt).sum(0)
+    )
+    return torch.cat([ys, yt]), torch.cat([dxs, dxt]), dalpha.sum().reshape(1)
+
+
+@pytest.mark.parametrize(("source", "target"), [(117, 139), (1, 6), (6, 1)])
+def test_the_closed_forms_of_the_appendix(source: int, target: int) -> None:
+    alpha, eps = 0.8, 1e-5
+    x = batch(source + target, 5).requires_grad_()
+    grad = batch(source + target, 5, seed=1)
+    layer = DomainAlignment(5, slice_point=source, alpha=alpha, eps=eps).double()
+    layer.alpha.data.fill_(alpha)
+    y = layer(x)
+    y.backward(grad)
+    out, dx, dalpha = appendix(x.detach()[:source], x.detach()[source:], alpha, eps, grad[:source], grad[source:])
+    torch.testing.assert_close(y.detach(), out)
+    torch.testing.assert_close(x.grad, dx)
+    torch.testing.assert_close(layer.alpha.grad, dalpha)
+
+
+def test_feature_maps_count_every_position_as_a_sample() -> None:
+    x = batch(5, 3, 2, 4)
+    rows = x.movedim(1, -1).reshape(-1, 3)  # sample-major, so the first domain's positions come first
+    maps = DomainAlignment(3, slice_point=2, alpha=0.7).double()
+    flat = DomainAlignment(3, slice_point=2 * 8, alpha=0.7).double()
+    torch.testing.assert_close(maps(x).movedim(1, -1).reshape(-1, 3), flat(rows))
+    torch.testing.assert_close(maps.variance, flat.variance)
+
+
+def test_stored_statistics_are_moving_sums_of_the_mixed_ones() -> None:
+    layer = DomainAlignment(2, slice_point=2, alpha=0.75, moving_average_fraction=0.5).double()
+    first, second = batch(5, 2), batch(5, 2, seed=1)
+    means = []
+    for x in (first, second):
+        layer(x)
+        source, target = x[:2].mean(0), x[2:].mean(0)
+        means.append(torch.stack([0.75 * source + 0.25 * target, 0.25 * source + 0.75 * target]))
+    torch.testing.assert_close(layer.mean, 0.5 * means[0] + means[1])
+    assert layer.normalizer.item() == 1.5
+    # a stored variance carries m / (m - 1) with m the elements of the whole batch
+    mu = means[1]
+    var = torch.stack(
+        [
+            0.75 * ((second[:2] - mu[0]) ** 2).mean(0) + 0.25 * ((second[2:] - mu[0]) ** 2).mean(0),
+            0.25 * ((second[:2] - mu[1]) ** 2).mean(0) + 0.75 * ((second[2:] - mu[1]) ** 2).mean(0),
+        ]
+    )
+    fresh = DomainAlignment(2, slice_point=2, alpha=0.75).double()
+    fresh(second)
+    torch.testing.assert_close(fresh.variance, var * 5 / 4)
+
+
+@pytest.mark.parametrize(("stats", "row"), [("target", 1), ("source", 0)])
+def test_eval_normalizes_the_whole_batch_with_one_domain(stats: str, row: int) -> None:
+    layer = DomainAlignment(2, slice_point=2, test_stats=stats).double()  # type: ignore[arg-type]
+    layer(batch(5, 2))
+    layer.eval()
+    x = batch(4, 2, seed=3)
+    expected = F.batch_norm(x, layer.mean[row], layer.variance[row])
+    torch.testing.assert_close(layer(x), expected)
+
+
+def test_alpha_is_clipped_in_place_and_its_gradient_is_not_masked() -> None:
+    layer = DomainAlignment(2, slice_point=2, alpha=1.4).double()
+    layer(batch(5, 2)).square().sum().backward()
+    inside = DomainAlignment(2, slice_point=2, alpha=1.0).double()
+    inside(batch(5, 2)).square().sum().backward()
+    assert layer.alpha.item() == 1
+    torch.testing.assert_close(layer.alpha.grad, inside.alpha.grad)
+
+
+@pytest.mark.parametrize("slice_point", [0, 5, 7, -3])
+def test_a_slice_without_both_domains_is_refused_in_training_only(slice_point: int) -> None:
+    layer = DomainAlignment(2, slice_point=slice_point)
+    with pytest.raises(LayerError, match=f"slice_point {slice_point} "):
+        layer(batch(5, 2).float())
+    layer.eval()
+    assert layer(batch(5, 2).float()).shape == (5, 2)

@@ -1,0 +1,84 @@
+"""TEST-phase layers through torch.export with a free batch size, and into ONNX Runtime."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from autodial.layers.base import TEST
+
+IMAGES = (2, 6, 9, 8)
+LAYERS = [
+    ('type: "Convolution" convolution_param { num_output: 4 kernel_size: 3 group: 2 }', [IMAGES]),
+    ('type: "Pooling" pooling_param { kernel_size: 3 stride: 2 }', [IMAGES]),
+    ('type: "Pooling" pooling_param { pool: AVE kernel_size: 3 stride: 2 }', [IMAGES]),
+    ('type: "Pooling" pooling_param { pool: AVE global_pooling: true }', [IMAGES]),
+    ('type: "LRN"', [IMAGES]),
+    ('type: "LRN" lrn_param { norm_region: WITHIN_CHANNEL }', [IMAGES]),
+    ('type: "InnerProduct" inner_product_param { num_output: 4 }', [IMAGES]),
+    ('type: "Scale" scale_param { bias_term: true }', [IMAGES]),
+    ('type: "Scale"', [IMAGES, (6,)]),
+    ('type: "ReLU" relu_param { negative_slope: 0.1 }', [IMAGES]),
+    ('type: "Dropout"', [IMAGES]),
+    ('type: "Softmax"', [(2, 5)]),
+    ('type: "Power" power_param { power: 2 shift: 1 }', [IMAGES]),
+    ('type: "Concat"', [IMAGES, IMAGES]),
+    ('type: "Slice" slice_param { slice_point: 2 }', [IMAGES]),
+    ('type: "Crop" crop_param { offset: 2 }', [IMAGES, (1, 1, 5, 4)]),
+    ('type: "Flatten"', [IMAGES]),
+    ('type: "Split"', [IMAGES]),
+    ('type: "BatchNorm"', [IMAGES]),
+    ('type: "Eltwise" eltwise_param { operation: MAX }', [IMAGES, IMAGES]),
+    ('type: "SoftmaxWithLoss"', [(2, 5), (2,)]),
+    ('type: "Accuracy" accuracy_param { top_k: 2 }', [(2, 5), (2,)]),
+]
+
+
+@pytest.mark.parametrize(("text", "shapes"), LAYERS)
+def test_batch_size_is_free_in_an_exported_program(build, text: str, shapes: list[tuple[int, ...]]) -> None:
+    layer = build(text, *shapes, phase=TEST, tops=2 if "Slice" in text or "Split" in text else 1)
+    generator = torch.Generator().manual_seed(0)
+
+    def bottoms(batch: int) -> tuple[torch.Tensor, ...]:
+        real = [(batch, *shape[1:]) if shape[0] == 2 else shape for shape in shapes]
+        return tuple(
+            torch.rand(shape, generator=generator) if len(shape) > 1 or shape[0] > 5 else torch.zeros(shape)
+            for shape in real
+        )
+
+    batch = torch.export.Dim("batch")
+    dynamic = tuple({0: batch} if shape[0] == 2 else {} for shape in shapes)
+    program = torch.export.export(layer, bottoms(2), dynamic_shapes=(dynamic,) if variadic(layer) else dynamic)
+    for size in (1, 5):
+        inputs = bottoms(size)
+        torch.testing.assert_close(program.module()(*inputs), layer(*inputs))
+
+
+def variadic(layer: torch.nn.Module) -> bool:
+    """Whether forward takes *bottoms, which torch.export counts as one argument."""
+    return type(layer).__name__ == "Concat"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'type: "Pooling" pooling_param { kernel_size: 3 stride: 2 }',
+        'type: "Pooling" pooling_param { kernel_size: 2 stride: 3 pad: 1 }',
+        'type: "Pooling" pooling_param { pool: AVE kernel_size: 3 stride: 2 pad: 1 }',
+        'type: "Pooling" pooling_param { pool: AVE kernel_size: 3 stride: 2 pad: 2 }',
+        'type: "LRN"',
+    ],
+)
+def test_onnx_runtime(build, text: str) -> None:
+    onnxruntime = pytest.importorskip("onnxruntime")
+    shape = (2, 6, 8, 9)
+    layer = build(text, shape, phase=TEST)
+    exported = torch.onnx.export(
+        layer, (torch.zeros(shape),), dynamo=True, dynamic_shapes=({0: torch.export.Dim("batch")},), verbose=False
+    )
+    assert exported is not None
+    session = onnxruntime.InferenceSession(exported.model_proto.SerializeToString(), providers=["CPUExecutionProvider"])
+    x = np.random.default_rng(0).standard_normal((5, *shape[1:])).astype(np.float32)
+    (top,) = session.run(None, {session.get_inputs()[0].name: x})
+    np.testing.assert_allclose(top, layer(torch.from_numpy(x)).detach().numpy(), 1e-5, 1e-6)

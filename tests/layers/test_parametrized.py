@@ -1,0 +1,161 @@
+"""Convolution, InnerProduct and Scale: the forms of their options, fillers, shapes and errors."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from autodial.layers import LayerError, Scale
+
+IMAGES = (2, 4, 9, 8)
+
+
+@pytest.mark.parametrize(
+    ("fields", "options"),
+    [
+        ("kernel_size: 3", {}),
+        ("kernel_size: 3 kernel_size: 2 stride: 2 stride: 1", {"stride": (2, 1)}),
+        ("kernel_h: 3 kernel_w: 2 stride_h: 1 stride_w: 3 pad_h: 2", {"stride": (1, 3), "padding": (2, 0)}),
+        ("kernel_size: 2 pad: 3 dilation: 2 dilation: 3 group: 2", {"padding": 3, "dilation": (2, 3), "groups": 2}),
+        ("kernel_size: 1 axis: -3 force_nd_im2col: true engine: CUDNN bias_term: false", {}),
+    ],
+)
+def test_convolution(build, fields: str, options: dict) -> None:
+    filler = 'weight_filler { type: "gaussian" } bias_filler { type: "uniform" min: 1 max: 2 }'
+    layer = build(f'type: "Convolution" convolution_param {{ num_output: 6 {filler} {fields} }}', IMAGES)
+    x = torch.randn(IMAGES, generator=torch.Generator().manual_seed(1))
+    bias = layer.blobs[1] if "bias_term" not in fields else None
+    top = layer(x)
+    torch.testing.assert_close(top, F.conv2d(x, layer.blobs[0], bias, **options))
+    assert layer.top_shapes([IMAGES]) == [tuple(top.shape)]
+    assert bias is None or (bias.min() >= 1 and bias.max() <= 2)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ("num_output: 2", "convolution_param.kernel_size has 0 values"),
+        ("num_output: 2 kernel_size: 3 kernel_size: 3 kernel_size: 3", "kernel_size has 3 values"),
+        ("num_output: 2 kernel_size: 3 kernel_h: 3", "both kernel_size and kernel_h"),
+        ("num_output: 2 kernel_h: 3", "kernel_size must be positive, not 3 x 0"),
+        ("num_output: 2 kernel_size: 3 stride: 0", "stride must be positive"),
+        ("num_output: 2 kernel_size: 3 stride: 1 stride_h: 1", "both stride and stride_h"),
+        ("num_output: 2 kernel_size: 3 dilation: 0", "dilation must be positive"),
+        ("kernel_size: 3", "num_output must be positive"),
+        ("num_output: 2 kernel_size: 3 group: 0", "group must be positive"),
+        ("num_output: 3 kernel_size: 3 group: 2", "num_output 3 is not a multiple of group 2"),
+        ("num_output: 3 kernel_size: 3 group: 3", "channels 4 is not a multiple of group 3"),
+        ("num_output: 2 kernel_size: 3 axis: 2", "axis 2 is not supported"),
+        ("num_output: 2 kernel_size: 5 dilation: 2", r"over 9 pixels does not fit bottom \(2, 4, 9, 8\)"),
+        ('num_output: 2 kernel_size: 3 weight_filler { type: "xavir" }', "xavir"),
+    ],
+)
+def test_convolution_refuses(build, fields: str, message: str) -> None:
+    with pytest.raises(LayerError, match=message):
+        build(f'type: "Convolution" convolution_param {{ {fields} }}', IMAGES)
+
+
+def test_convolution_needs_its_channels(build) -> None:
+    layer = build('type: "Convolution" convolution_param { num_output: 2 kernel_size: 1 }', IMAGES)
+    assert layer.top_shapes([(7, 4, 3, 3)]) == [(7, 2, 3, 3)]
+    with pytest.raises(LayerError, match="has 5 channels, the weights 4"):
+        layer.top_shapes([(2, 5, 9, 8)])
+    with pytest.raises(LayerError, match="4 axes"):
+        build('type: "Convolution" convolution_param { num_output: 2 kernel_size: 1 }', (2, 4))
+
+
+@pytest.mark.parametrize(("axis", "width", "top"), [(1, 24, (2, 5)), (2, 8, (2, 3, 5)), (-1, 2, (2, 3, 4, 5))])
+@pytest.mark.parametrize("transpose", ["true", "false"])
+def test_inner_product(build, axis: int, width: int, top: tuple[int, ...], transpose: str) -> None:
+    shape = (2, 3, 4, 2)
+    fields = f'num_output: 5 axis: {axis} transpose: {transpose} weight_filler {{ type: "xavier" }}'
+    layer = build(f'type: "InnerProduct" inner_product_param {{ {fields} bias_filler {{ value: 2 }} }}', shape)
+    weight, bias = layer.blobs
+    assert weight.shape == ((width, 5) if transpose == "true" else (5, width))
+    assert torch.equal(bias, torch.full((5,), 2.0))
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(1))
+    matrix = weight if transpose == "true" else weight.t()
+    torch.testing.assert_close(layer(x), (x.reshape(-1, width) @ matrix + 2).view(top))
+    assert layer.top_shapes([shape]) == [top]
+
+
+def test_inner_product_refuses(build) -> None:
+    with pytest.raises(LayerError, match="num_output must be positive"):
+        build('type: "InnerProduct"', (2, 3))
+    with pytest.raises(LayerError, match="axis 2 is out of range"):
+        build('type: "InnerProduct" inner_product_param { num_output: 5 axis: 2 }', (2, 3))
+    layer = build('type: "InnerProduct" inner_product_param { num_output: 5 }', (2, 3, 4))
+    with pytest.raises(LayerError, match=r"\(2, 3, 5\) has 15 elements from axis 1 on, the weights expect 12"):
+        layer.top_shapes([(2, 3, 5)])
+
+
+@pytest.mark.parametrize(
+    ("fields", "shape", "einsum"),
+    [
+        ("", (3,), "nchw,c->nchw"),
+        ("axis: 1 num_axes: 2", (3, 4), "nchw,ch->nchw"),
+        ("axis: 0 num_axes: 1", (2,), "nchw,n->nchw"),
+        ("axis: 2 num_axes: -1", (4, 2), "nchw,hw->nchw"),
+        ("axis: -1", (2,), "nchw,w->nchw"),
+        ("num_axes: 0", (), "nchw,->nchw"),
+    ],
+)
+def test_scale(build, fields: str, shape: tuple[int, ...], einsum: str) -> None:
+    x = torch.randn(2, 3, 4, 2, generator=torch.Generator().manual_seed(1))
+    unit = build(f'type: "Scale" scale_param {{ {fields} }}', tuple(x.shape))
+    assert torch.equal(unit.blobs[0], torch.ones(shape))
+
+    fillers = 'filler { type: "gaussian" } bias_term: true bias_filler { type: "gaussian" }'
+    layer = build(f'type: "Scale" scale_param {{ {fields} {fillers} }}', tuple(x.shape))
+    scale, bias = layer.blobs
+    assert scale.shape == bias.shape == shape
+    want = torch.einsum(einsum, x, scale) + torch.einsum(einsum, torch.ones_like(x), bias)
+    torch.testing.assert_close(layer(x), want)
+
+    second = build(f'type: "Scale" scale_param {{ {fields.split("num_axes")[0]} }}', tuple(x.shape), shape)
+    assert second.blobs == ()
+    torch.testing.assert_close(second(x, scale), torch.einsum(einsum, x, scale))
+
+
+def test_scale_with_an_empty_filler_is_zero(build) -> None:
+    assert build('type: "Scale" scale_param { filler { } }', (2, 3)).blobs[0].tolist() == [0, 0, 0]
+
+
+def test_scale_counts_axes_from_the_end() -> None:
+    x = torch.randn(2, 3, 4, generator=torch.Generator().manual_seed(0))
+    layer = Scale((3, 4), axis=-2)
+    torch.nn.init.uniform_(layer.blobs[0], generator=torch.Generator().manual_seed(1))
+    torch.testing.assert_close(layer(x), x * layer.blobs[0])
+
+
+def test_scale_gradient() -> None:
+    generator = torch.Generator().manual_seed(0)
+    layer = Scale((3, 2), bias=True).double()
+    parameters = dict(layer.named_parameters())
+    tensors = [torch.randn(s, generator=generator, dtype=torch.float64) for s in [(2, 3, 2, 2), (3, 2), (3, 2)]]
+
+    def forward(x, scale, bias):
+        return torch.func.functional_call(layer, {"scale": scale, "bias": bias}, (x,))
+
+    assert parameters.keys() == {"scale", "bias"}
+    assert torch.autograd.gradcheck(forward, [t.requires_grad_() for t in tensors])
+    second = Scale((3, 2), learned=False)
+    assert torch.autograd.gradcheck(second, tensors[:2])
+
+
+@pytest.mark.parametrize(
+    ("fields", "second", "message"),
+    [
+        ("num_axes: 2", [], r"num_axes 2 from axis 1 reaches beyond bottom \(2, 3\)"),
+        ("num_axes: -2", [], "num_axes must be at least 0"),
+        ("axis: 2", [], "axis 2 is out of range"),
+        ("", [(2,)], r"shape \(2,\) does not fit bottom \(2, 3\) from axis 1 on"),
+        ("", [(3, 1)], r"shape \(3, 1\) does not fit"),
+        ("num_axes: 1", [(3,)], "num_axes does nothing"),
+        ("filler { value: 2 }", [(3,)], "filler does nothing"),
+    ],
+)
+def test_scale_refuses(build, fields: str, second: list, message: str) -> None:
+    with pytest.raises(LayerError, match=message):
+        build(f'type: "Scale" scale_param {{ {fields} }}', (2, 3), *second)

@@ -1,0 +1,135 @@
+"""Pooling against loops over Caffe's formulas."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from autodial.layers import LayerError, Pooling
+
+FLT_MAX = float(np.finfo(np.float32).max)
+
+
+def pool_by_hand(x, method, kernel, stride, pad):
+    """pooling_layer.cpp, a window at a time; returns the top, and for AVE each window's divisor."""
+    size = x.shape[2:]
+    out = [math.ceil((size[i] + 2 * pad[i] - kernel[i]) / stride[i]) + 1 for i in range(2)]
+    if any(pad):
+        out = [n - ((n - 1) * stride[i] >= size[i] + pad[i]) for i, n in enumerate(out)]
+    top = np.empty((*x.shape[:2], *out), x.dtype)
+    for place in itertools.product(*map(range, out)):
+        start = [place[i] * stride[i] - pad[i] for i in range(2)]
+        end = [min(start[i] + kernel[i], size[i] + pad[i]) for i in range(2)]
+        area = (end[0] - start[0]) * (end[1] - start[1])
+        rows, columns = (slice(max(start[i], 0), min(end[i], size[i])) for i in range(2))
+        window = x[:, :, rows, columns]
+        if method == "MAX":
+            top[:, :, place[0], place[1]] = window.max((2, 3), initial=-FLT_MAX)
+        else:
+            with np.errstate(invalid="ignore"):
+                top[:, :, place[0], place[1]] = window.sum((2, 3)) / area
+    return top
+
+
+def configurations(count):
+    """Random (size, kernel, stride, pad) that Caffe accepts."""
+    rng = np.random.default_rng(0)
+    while count:
+        size, kernel, stride = (tuple(map(int, rng.integers(1, high, 2))) for high in (12, 6, 5))
+        pad = tuple(int(rng.integers(0, k)) for k in kernel)
+        try:
+            Pooling("MAX", kernel, stride=stride, pad=pad).top_shapes([(1, 1, *size)])
+        except LayerError:
+            continue
+        count -= 1
+        yield size, kernel, stride, pad
+
+
+@pytest.mark.parametrize("method", ["MAX", "AVE"])
+def test_random_configurations(method: str) -> None:
+    rng = np.random.default_rng(1)
+    differs_from_torch = 0
+    for size, kernel, stride, pad in configurations(150):
+        x = rng.standard_normal((2, 3, *size)).astype(np.float32)
+        layer = Pooling(method, kernel, stride=stride, pad=pad)
+        want = pool_by_hand(x, method, kernel, stride, pad)
+        case = f"{size=} {kernel=} {stride=} {pad=}"
+        assert layer.top_shapes([x.shape]) == [want.shape], case
+        np.testing.assert_allclose(layer(torch.from_numpy(x)).numpy(), want, 1e-5, 1e-6, err_msg=case)
+        floor = [(size[i] + 2 * pad[i] - kernel[i]) // stride[i] + 1 for i in range(2)]
+        differs_from_torch += floor != list(want.shape[2:])
+    assert differs_from_torch > 30
+
+
+@pytest.mark.parametrize("method", ["MAX", "AVE"])
+def test_gradient(method: str) -> None:
+    rng = np.random.default_rng(2)
+    for size, kernel, stride, pad in configurations(20):
+        # Distinct values, far enough apart for finite differences of a maximum.
+        values = rng.permutation(math.prod(size)).reshape(1, 1, *size)
+        x = torch.tensor(values, dtype=torch.float64, requires_grad=True)
+        layer = Pooling(method, kernel, stride=stride, pad=pad)
+        top = layer(x)
+        real = torch.isfinite(top) & (top > -FLT_MAX)
+        assert torch.autograd.gradcheck(lambda x, layer=layer, real=real: layer(x)[real], x)
+
+
+def test_window_outside_the_image() -> None:
+    # Windows start at 0, 4 and 8 of 8 pixels: the last one holds nothing, and Caffe divides 0 by its size of 0.
+    x = torch.arange(8.0).view(1, 1, 1, 8)
+    assert Pooling("MAX", (1, 2), stride=(1, 4))(x).tolist() == [[[[1.0, 5.0, -FLT_MAX]]]]
+    average = Pooling("AVE", (1, 2), stride=(1, 4))(x)
+    assert average[..., :2].tolist() == [[[[0.5, 4.5]]]]
+    assert average[..., 2].isnan().all()
+
+
+def test_first_of_equal_maxima_gets_the_gradient() -> None:
+    x = torch.zeros(1, 1, 2, 2, requires_grad=True)
+    Pooling("MAX", None)(x).sum().backward()
+    assert x.grad is not None
+    assert x.grad.tolist() == [[[[1, 0], [0, 0]]]]
+
+
+@pytest.mark.parametrize(
+    ("fields", "shape"),
+    [
+        ("kernel_size: 3 stride: 2 pad: 1", (2, 3, 5, 5)),
+        ("kernel_h: 2 kernel_w: 3 stride_h: 1 stride_w: 2 pad_h: 0 pad_w: 1", (2, 3, 8, 5)),
+        ("kernel_size: 4 engine: CAFFE", (2, 3, 6, 6)),
+        ("pool: AVE global_pooling: true", (2, 3, 1, 1)),
+    ],
+)
+def test_fields(build, fields: str, shape: tuple[int, ...]) -> None:
+    layer = build(f'type: "Pooling" pooling_param {{ {fields} }}', (2, 3, 9, 9))
+    assert layer.top_shapes([(2, 3, 9, 9)]) == [shape]
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ("pool: STOCHASTIC kernel_size: 2", "pool STOCHASTIC"),
+        ("", "needs kernel_size"),
+        ("kernel_h: 2", "kernel_h and kernel_w together"),
+        ("kernel_size: 2 kernel_h: 2 kernel_w: 2", "both kernel_size and"),
+        ("kernel_size: 0", "kernel_size must be positive"),
+        ("kernel_size: 2 stride: 0", "stride must be positive"),
+        ("kernel_size: 2 stride: 1 stride_h: 1 stride_w: 1", "both stride and"),
+        ("kernel_size: 2 pad: 2", "pad 2 x 2 must be smaller"),
+        ("kernel_size: 2 pad_h: 1", "pad_h and pad_w together"),
+        ("kernel_size: 2 global_pooling: true", "global_pooling takes no kernel_size"),
+        ("global_pooling: true stride: 2", "global_pooling takes neither"),
+        ("kernel_size: 12 stride: 2", r"does not fit bottom \(2, 3, 9, 9\)"),
+    ],
+)
+def test_refused(build, fields: str, message: str) -> None:
+    with pytest.raises(LayerError, match=message):
+        build(f'type: "Pooling" pooling_param {{ {fields} }}', (2, 3, 9, 9))
+
+
+def test_needs_images(build) -> None:
+    with pytest.raises(LayerError, match=r"4 axes .* not \(2, 3\)"):
+        build('type: "Pooling" pooling_param { kernel_size: 2 }', (2, 3))
