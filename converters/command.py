@@ -1,0 +1,87 @@
+"""The command `autodial export`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from autodial.converters.onnx_export import ExportReport
+
+
+def export(
+    net: Annotated[Path, typer.Option(metavar="NET.prototxt", help="The net; its TEST phase is exported.")],
+    weights: Annotated[str, typer.Option(metavar="W1,W2", help="The trained .caffemodel, or several.")],
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="MODEL.onnx", help="The file to write.")] = Path(
+        "target_predictor.onnx"
+    ),
+    labels: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="LABELS.txt",
+            help="Names of the classes, one per line.",
+            show_default="labels.txt beside the net, where it fits",
+        ),
+    ] = None,
+    logits: Annotated[
+        str | None,
+        typer.Option(
+            metavar="BLOB",
+            help="The blob of class scores.",
+            show_default="what the loss, Accuracy or Softmax layer reads",
+        ),
+    ] = None,
+    keep_affine: Annotated[
+        bool, typer.Option("--keep-affine", help="Leave the folded statistics in the graph, as Mul and Add.")
+    ] = False,
+    raw_input: Annotated[
+        bool, typer.Option("--raw-input", help="Take the net's input blob, float32, instead of uint8 images.")
+    ] = False,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="LAYER.FIELD=VALUE", help="Change a field of the net; may be repeated."),
+    ] = None,
+) -> None:
+    """Write a trained net as an ONNX file that labels images, for `autodial predict` and any ONNX runtime.
+
+    The target domain's statistics are folded into the weights; crop, mean and scale are part of the graph. The file is
+    compared with the net as it was, on images of its list where they are there, before it is written.
+    """
+    from autodial import proto
+    from autodial.converters.onnx_export import export as export_onnx
+    from autodial.overrides import apply_to_nets
+
+    param = proto.read_net(net)
+    apply_to_nets(settings or (), [param])
+    files = [proto.read_weights(name) for name in weights.split(",")]
+    report = export_onnx(
+        param,
+        proto.Weights(files[-1].name, [layer for file in files for layer in file.layers]),
+        output,
+        logits=logits,
+        labels=labels,
+        keep_affine=keep_affine,
+        raw_input=raw_input,
+        base_dir=net.parent,
+    )
+    typer.echo(describe(report))
+
+
+def describe(report: ExportReport) -> str:
+    """An ExportReport as a few lines of text."""
+    metadata = report.metadata
+    size = metadata["size"]
+    taken = f"images of {size[0]} x {size[1]}, {metadata['channel_order']}" if size else f'blob "{report.input}"'
+    statistics = f", {metadata['statistics']} statistics" if metadata["statistics"] else ""
+    kept = f"; in the graph remain {', '.join(report.kept)}" if report.kept else ""
+    return "\n".join(
+        [
+            f"Wrote {report.output}: {taken} to {len(metadata['classes'])} classes{statistics}",
+            f"Folded into other layers: {len(report.merged)}{kept}",
+            f"Largest difference from the unfolded net: {report.max_difference:.2g}, {report.relative_difference:.1g} "
+            f"of the logits' range {report.logits_range:.3g} (on {report.compared_on})",
+            *report.notes,
+        ]
+    )

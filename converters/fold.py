@@ -1,0 +1,227 @@
+"""Folding: with its statistics frozen, a Dial or BatchNorm layer is an affine function of each channel.
+
+The target predictor (paper, section 3.1, inference) normalizes channel c with the stored mean m_c and variance v_c,
+
+    y_c = (x_c - m_c) / sqrt(v_c + eps) = a_c * x_c + b_c,   a_c = 1 / sqrt(v_c + eps),   b_c = -a_c * m_c.
+
+A Scale layer behind it multiplies and adds once more, which composes into one pair (a, b). A Convolution or
+InnerProduct in front computes x_c = W_c . u + w_c, so that a_c * W_c and a_c * w_c + b_c take the affine's place.
+All of this is computed in float64 and rounded to float32 once.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autodial.errors import InputError
+from autodial.graph import Graph, Node
+from autodial.proto import messages as pb
+
+Blobs = dict[str, list[NDArray[np.float64]]]
+
+_DOMAIN_ROWS = {"source": 0, "target": 1}
+
+
+@dataclass(frozen=True)
+class Folded:
+    """A net without Dial, BatchNorm and Dropout, and what was done to get there.
+
+    Attributes:
+        net: NetParameter; its layers are named as in the unfolded net, an affine that stays is a Scale layer.
+        blobs: float32 blobs by layer name, in the order of a caffemodel.
+        logits: name of the blob that holds the logits.
+        statistics: domain of the Dial layers' statistics: "target" or "source", "mixed" where they differ, None
+            without Dial layers.
+        merged: names of the layers that are gone, with the layer that took them in.
+        kept: names of the Scale layers that remain.
+    """
+
+    net: Any
+    blobs: dict[str, list[NDArray[np.float32]]]
+    logits: str
+    statistics: str | None
+    merged: dict[str, str]
+    kept: tuple[str, ...]
+
+
+def fold(
+    net: Any,
+    blobs: Mapping[str, Sequence[NDArray[np.floating[Any]]]],
+    *,
+    logits: str,
+    keep_affine: bool = False,
+) -> Folded:
+    """Replace each Dial and BatchNorm layer by its affine, compose it with Scale layers, merge it where it fits.
+
+    An affine merges into the Convolution or InnerProduct that makes its bottom when it is the only layer that reads
+    that blob, its axis is that layer's output channels, and neither's parameters are shared with another layer.
+    Otherwise it stays, as a Scale layer with bias. Dropout, which does nothing in TEST, is dropped.
+
+    Args:
+        net: NetParameter of the TEST phase's layers up to the logits, without layers that belong to another phase.
+        blobs: each layer's blobs in the shapes that the net gives them.
+        logits: name of the blob that holds the logits.
+        keep_affine: leave the composed affines as Scale layers.
+
+    Raises:
+        InputError: a Dial or BatchNorm layer (named) uses batch statistics, has blobs missing, never stored its
+            statistics, or holds a variance that is negative or not a number.
+    """
+    graph = Graph(net.layer)
+    output = graph.last(logits)
+    if output is None:
+        raise InputError(f'the net has no blob "{logits}"')
+    names = [node.param.name for node in graph.nodes]
+    work: Blobs = {name: [np.asarray(blob, np.float64) for blob in blobs.get(name, ())] for name in names}
+    for node in graph.nodes:
+        if node.param.type in ("Convolution", "InnerProduct") and not work[node.param.name]:
+            raise InputError(f'layer "{node.param.name}" ({node.param.type}) has no blobs in the weights')
+    for node in [node for node in graph.nodes if node.param.type == "Dropout"]:
+        graph.bypass(node)
+        if output in node.tops:
+            output = node.bottoms[0]
+    domains = {_freeze(node.param, work) for node in graph.nodes if node.param.type in ("Dial", "BatchNorm")} - {None}
+
+    shares = Counter(spec.name for node in graph.nodes for spec in node.param.param if spec.name)
+    for node in graph.nodes:
+        _keep_shared_names(node.param, shares)
+    merged: dict[str, str] = {}
+    for node in [node for node in graph.nodes if _is_affine(node, work)]:
+        into = _absorber(graph, node, work, keep_affine)
+        if into is None:
+            continue
+        _multiply_add(into.param, work[into.param.name], *_affine(node.param, work))
+        graph.absorb(into, node)
+        merged[node.param.name] = into.param.name
+
+    return Folded(
+        net=graph.net(net.name, output),
+        blobs={
+            node.param.name: [blob.astype(np.float32) for blob in work[node.param.name]]
+            for node in graph.ancestors(output)
+            if work[node.param.name]
+        },
+        logits=graph.names[output],
+        statistics=None if not domains else domains.pop() if len(domains) == 1 else "mixed",
+        merged=merged,
+        kept=tuple(node.param.name for node in graph.ancestors(output) if node.param.type == "Scale"),
+    )
+
+
+def check_frozen(layer: Any) -> None:
+    """Raise InputError, naming the layer, for a Dial or BatchNorm that uses the batch's own statistics in TEST."""
+    options = {"Dial": layer.dial_param, "BatchNorm": layer.batch_norm_param}.get(layer.type)
+    if options is not None and options.HasField("use_global_stats") and not options.use_global_stats:
+        raise InputError(
+            f'layer "{layer.name}" ({layer.type}) has use_global_stats: false, so its output depends on the other '
+            "images of the batch and it can't be folded: set it to true, or leave it out, for the TEST phase"
+        )
+
+
+def _freeze(layer: Any, blobs: Blobs) -> str | None:
+    """Turn a Dial or BatchNorm layer into a Scale layer with bias, in place; the domain of a Dial's statistics."""
+    check_frozen(layer)
+    where = f'layer "{layer.name}" ({layer.type})'
+    options = layer.dial_param if layer.type == "Dial" else layer.batch_norm_param
+    stored = blobs[layer.name]
+    count = 4 if layer.type == "Dial" else 3
+    if len(stored) != count:
+        raise InputError(
+            f"{where} needs {count} blobs and the weights hold {len(stored)}: its statistics come from a training run"
+        )
+    domain = None
+    if layer.type == "Dial":
+        domain = "source" if options.test_stats == pb.DialParameter.SOURCE else "target"
+        _, means, variances, normalizer = stored
+        mean, variance = means[_DOMAIN_ROWS[domain]], variances[_DOMAIN_ROWS[domain]]
+    else:
+        mean, variance, normalizer = stored
+    total = normalizer.item()
+    if total == 0:
+        raise InputError(f"{where}: no statistics were ever stored (its normalizer is 0): train the net first")
+    mean, variance = mean / total, variance / total
+    broken = np.flatnonzero(~(np.isfinite(mean) & np.isfinite(variance) & (variance >= 0)))
+    if broken.size:
+        channel = broken[0]
+        raise InputError(
+            f"{where}: channel {channel} has the stored mean {mean[channel]:g} and variance {variance[channel]:g}: "
+            "the weights are damaged, or the training diverged"
+        )
+    scale = 1 / np.sqrt(variance + options.eps)
+    blobs[layer.name] = [scale, -scale * mean]
+
+    frozen = pb.LayerParameter(name=layer.name, type="Scale")
+    if layer.HasField("phase"):
+        frozen.phase = layer.phase
+    frozen.scale_param.bias_term = True
+    layer.CopyFrom(frozen)
+    return domain
+
+
+def _keep_shared_names(layer: Any, shares: Counter[str]) -> None:
+    """Drop what only training reads from `param`: all but the names that other layers share."""
+    names = [spec.name if shares[spec.name] > 1 else "" for spec in layer.param]
+    del layer.param[:]
+    if any(names):
+        layer.param.extend(pb.ParamSpec(name=name) if name else pb.ParamSpec() for name in names)
+
+
+def _is_affine(node: Node, blobs: Blobs) -> bool:
+    """Whether a node is a Scale layer with one factor per channel (axis 1) of its own."""
+    layer = node.param
+    return (
+        layer.type == "Scale"
+        and len(node.bottoms) == 1
+        and layer.scale_param.axis == 1
+        and bool(blobs[layer.name])
+        and blobs[layer.name][0].ndim == 1
+        and not layer.param
+    )
+
+
+def _affine(layer: Any, blobs: Blobs) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Factors and shifts of an affine node, (C,) each."""
+    scale = blobs[layer.name][0]
+    return scale, blobs[layer.name][1] if layer.scale_param.bias_term else np.zeros_like(scale)
+
+
+def _absorber(graph: Graph, node: Node, blobs: Blobs, keep_affine: bool) -> Node | None:
+    """The node in front of an affine that can take it in exactly, if there is one."""
+    before = graph.producer(node.bottoms[0])
+    if len(before.tops) != 1 or graph.consumers(before.tops[0]) != [node] or before.param.param:
+        return None
+    channels = len(blobs[node.param.name][0])
+    if before.param.type == "Scale":
+        fits = _is_affine(before, blobs) and len(blobs[before.param.name][0]) == channels
+    elif keep_affine:
+        fits = False
+    elif before.param.type == "Convolution":
+        fits = before.param.convolution_param.axis == 1 and before.param.convolution_param.num_output == channels
+    elif before.param.type == "InnerProduct":
+        fits = before.param.inner_product_param.axis == 1 and before.param.inner_product_param.num_output == channels
+    else:
+        fits = False
+    return before if fits else None
+
+
+def _multiply_add(
+    layer: Any, blobs: list[NDArray[np.float64]], scale: NDArray[np.float64], shift: NDArray[np.float64]
+) -> None:
+    """Change a layer's blobs so that its output channels are multiplied by `scale` and `shift` is added, (C,) each."""
+    options, out_axis = {
+        "Scale": (layer.scale_param, 0),
+        "Convolution": (layer.convolution_param, 0),
+        "InnerProduct": (layer.inner_product_param, 1 if layer.inner_product_param.transpose else 0),
+    }[layer.type]
+    blobs[0] = blobs[0] * scale.reshape([-1 if axis == out_axis else 1 for axis in range(blobs[0].ndim)])
+    if options.bias_term:
+        blobs[1] = blobs[1] * scale + shift
+    else:
+        options.bias_term = True
+        blobs.append(shift)

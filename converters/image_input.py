@@ -1,0 +1,119 @@
+"""What stands in front of an exported net: the images of its ImageData layer, all of one size, and their transform."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autodial.data.image_data import ImageData
+from autodial.data.transforms import DataError, Transform, resize
+from autodial.errors import InputError
+from autodial.proto import messages as pb
+
+
+@dataclass(frozen=True, eq=False)
+class ImageInput:
+    """The images that a TEST-phase ImageData layer reads, before and after its transform.
+
+    Attributes:
+        height, width, channels: of the images before the transform.
+        transform: of the TEST phase, without the random mirror.
+        listed: the layer's list, None where it can't be read.
+        reason: why `listed` is None.
+    """
+
+    height: int
+    width: int
+    channels: int
+    transform: Transform
+    listed: ImageData | None = None
+    reason: str = ""
+
+    @classmethod
+    def from_caffe(cls, layer: Any, others: Iterable[Any] = (), base_dir: Path | None = None) -> ImageInput:
+        """Read an ImageData layer's options.
+
+        The size is new_height and new_width, else that of the list's first image, else that of the mean image (which
+        must have it), else what the net's other ImageData layers (`others`: LayerParameters) say.
+
+        Raises:
+            InputError: naming the layer: options that can't be honoured, or no way to know the size.
+        """
+        options = layer.image_data_param
+        channels = 3 if options.is_color else 1
+        try:
+            transform = Transform.from_caffe(layer.transform_param, phase=pb.TEST, channels=channels, base_dir=base_dir)
+            listed, reason = _read(layer, base_dir)
+            size = _size(layer, listed, transform)
+            for other in others:
+                size = size or _size(other, _read(other, base_dir)[0])
+            if size is None:
+                raise DataError(
+                    "the size of its images is not known: put its list and images in place, or state new_height and "
+                    f"new_width (--set {layer.name}.image_data_param.new_height=256); {reason}"
+                )
+            transform.size(*size)
+        except InputError as error:
+            raise InputError(f'layer "{layer.name}" (ImageData): {error}') from None
+        return cls(*size, channels, replace(transform, mirror=False), listed, reason)
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        """Shape of the blob for one image, (1, C, h, w)."""
+        return (1, self.channels, *self.transform.size(self.height, self.width))
+
+    def sample(self, count: int, seed: int = 0) -> tuple[NDArray[np.uint8], str]:
+        """Images to try a net on: the first of the list, repeated where there are fewer, else random ones.
+
+        Returns:
+            uint8 (count, height, width, channels), and in words where they come from.
+        """
+        images = []
+        reason = self.reason
+        if self.listed is not None:
+            for entry in self.listed.entries[:count]:
+                try:
+                    images.append(resize(self.listed.image(entry), self.height, self.width))
+                except InputError as error:
+                    reason = str(error)
+        if self.listed is not None and images:
+            return np.stack([images[i % len(images)] for i in range(count)]), (
+                f"{len(images)} images of {self.listed.list_path}"
+            )
+        shape = (count, self.height, self.width, self.channels)
+        noise = np.random.default_rng(seed).integers(0, 256, shape, dtype=np.uint8)
+        return noise, f"random images, as the list's can't be read: {reason}"
+
+    def blob(self, images: NDArray[np.uint8]) -> NDArray[np.float32]:
+        """The blob that the layer makes of uint8 (N, height, width, channels) images, by its own transform."""
+        rng = np.random.default_rng(0)  # not drawn from: nothing is random without mirror and random crop
+        return np.stack([self.transform(image, rng) for image in images])
+
+
+def _read(layer: Any, base_dir: Path | None) -> tuple[ImageData | None, str]:
+    """A layer's list in its own order, or the reason why it can't be read."""
+    in_order = pb.LayerParameter()
+    in_order.CopyFrom(layer)
+    in_order.image_data_param.shuffle = False
+    in_order.image_data_param.rand_skip = 0
+    try:
+        return ImageData(in_order, phase=pb.TEST, seed=0, base_dir=base_dir), ""
+    except InputError as error:
+        return None, str(error)
+
+
+def _size(layer: Any, listed: ImageData | None, transform: Transform | None = None) -> tuple[int, int] | None:
+    """Height and width of a layer's images before the transform, where they can be known."""
+    options = layer.image_data_param
+    if options.new_height and options.new_width:
+        return options.new_height, options.new_width
+    if listed is not None:
+        return listed.image_shape[0], listed.image_shape[1]
+    if transform is not None and transform.mean is not None and transform.mean.shape[1:] != (1, 1):
+        return transform.mean.shape[1], transform.mean.shape[2]
+    return None

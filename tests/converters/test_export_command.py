@@ -1,0 +1,59 @@
+"""`autodial export` from files to a file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from autodial.converters.command import export
+from autodial.errors import InputError
+from autodial.proto import LayerWeights, Weights, parse_net, write_weights
+
+NET = """
+layer { name: "images" type: "ImageData" top: "data" top: "labels" image_data_param { source: "list.txt" } }
+layer { name: "fc" type: "InnerProduct" bottom: "data" top: "fc" inner_product_param { num_output: 2 } }
+layer { name: "fc2" type: "InnerProduct" bottom: "fc" top: "fc2" inner_product_param { num_output: 2 } }
+layer { name: "accuracy" type: "Accuracy" bottom: "fc2" bottom: "labels" top: "accuracy" }
+"""
+
+app = typer.Typer()
+app.command()(export)
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    (tmp_path / "net.prototxt").write_text(NET)
+    (tmp_path / "labels.txt").write_text("cat\ndog\n")
+    messages = {layer.name: layer for layer in parse_net(NET).layer}
+    rng = np.random.default_rng(0)
+    for file, name, inputs in (("one", "fc", 48), ("two", "fc2", 2)):
+        blobs = [rng.standard_normal((2, inputs)).astype(np.float32), np.zeros(2, np.float32)]
+        write_weights(Weights("", [LayerWeights(messages[name], blobs)]), tmp_path / f"{file}.caffemodel")
+    return tmp_path
+
+
+def arguments(project: Path, *more: str) -> list[str]:
+    weights = f"{project / 'one.caffemodel'},{project / 'two.caffemodel'}"
+    return ["--net", str(project / "net.prototxt"), "--weights", weights, "-o", str(project / "out.onnx"), *more]
+
+
+def test_writes_a_file_and_says_how_far_off_it_is(project: Path) -> None:
+    size = ["--set", "images.image_data_param.new_height=4", "--set", "images.image_data_param.new_width=4"]
+    result = CliRunner().invoke(app, arguments(project, *size), catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    for part in ("images of 4 x 4, BGR to 2 classes", "Largest difference from the unfolded net", "labels.txt"):
+        assert part in result.output
+    session = onnxruntime.InferenceSession(str(project / "out.onnx"), providers=["CPUExecutionProvider"])
+    assert session.get_inputs()[0].shape == ["batch", 4, 4, 3]
+    assert '"classes": ["cat", "dog"]' in session.get_modelmeta().custom_metadata_map["autodial"]
+
+
+def test_errors_reach_the_command_line(project: Path) -> None:
+    with pytest.raises(InputError, match="size of its images is not known"):
+        CliRunner().invoke(app, arguments(project), catch_exceptions=False)
+    assert not (project / "out.onnx").exists()
