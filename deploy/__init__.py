@@ -1,0 +1,30 @@
+"""Labels for images from an exported `target_predictor.onnx`, by ONNX Runtime; torch is not needed.
+
+    from autodial.deploy import Predictor
+
+    predictor = Predictor("target_predictor.onnx")
+    logits, probabilities = predictor.predict(["a.jpg", "b.jpg"])
+
+`predict_folder` does the same for any number of files and writes a CSV table. Names load when they are first used, so
+that importing this package brings neither ONNX Runtime nor OpenCV.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from autodial.deploy.metadata import ModelInfo
+    from autodial.deploy.predictor import Predictor
+    from autodial.deploy.runner import Summary, predict_folder
+
+__all__ = ["ModelInfo", "Predictor", "Summary", "predict_folder"]
+
+_HOME = {"ModelInfo": "metadata", "Predictor": "predictor", "Summary": "runner", "predict_folder": "runner"}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)

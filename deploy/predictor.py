@@ -1,0 +1,104 @@
+"""An exported model as a Python object: images in, logits and probabilities out."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from autodial.data.transforms import decode, resize
+from autodial.deploy.metadata import INPUT, OUTPUTS, ModelInfo
+from autodial.deploy.providers import open_model, reason
+from autodial.errors import WorkError
+
+BATCH_SIZE = 32
+
+Pixels: TypeAlias = npt.NDArray[np.uint8]
+Scores: TypeAlias = npt.NDArray[np.float32]
+
+
+class Predictor:
+    """A `target_predictor.onnx` in one ONNX Runtime session.
+
+    Args:
+        model_path: the file that `autodial export` wrote.
+        device: "auto" (the first GPU where there is one that works, else the CPU), "cpu", "cuda" or "cuda:N".
+
+    Raises:
+        InputError: the file can't be used, or `device` has another form.
+        WorkError: a CUDA device was asked for and can't be used.
+
+    The methods may be called from several threads at once.
+    """
+
+    def __init__(self, model_path: str | Path, device: str = "auto") -> None:
+        self._path = Path(model_path)
+        opened = open_model(self._path, device)
+        self._session = opened.session
+        self.info: ModelInfo = opened.info
+        self.provider: str = opened.provider
+        """ONNX Runtime's name of what runs the model: "CUDAExecutionProvider" or "CPUExecutionProvider"."""
+        self.cuda_failure: str | None = opened.cuda_failure
+        """Why this machine's GPU isn't in use, where `device` was "auto" and the GPU failed; else None."""
+
+    def predict(self, images: Sequence[Pixels | str | Path]) -> tuple[Scores, Scores]:
+        """Logits and probabilities of any number of images, in batches of 32.
+
+        Args:
+            images: files, or arrays as `prepare` takes them.
+
+        Returns:
+            Two float32 arrays of shape (len(images), len(info.classes)); the rows of the second sum to 1.
+
+        Raises:
+            ValueError: an image can't be decoded or has the wrong form.
+            WorkError: ONNX Runtime fails.
+        """
+        logits = np.empty((len(images), len(self.info.classes)), np.float32)
+        probabilities = np.empty_like(logits)
+        for start in range(0, len(images), BATCH_SIZE):
+            rows = slice(start, start + BATCH_SIZE)
+            batch = np.stack([self.prepare(image) for image in images[rows]])
+            logits[rows], probabilities[rows] = self.run(batch)
+        return logits, probabilities
+
+    def prepare(self, image: Pixels | str | Path) -> Pixels:
+        """One image as the graph takes it: uint8, shape `info.image_shape`.
+
+        Args:
+            image: a file in a format that OpenCV reads, or an array as `cv2.imread` returns it: uint8,
+                (height, width, 3) in BGR order for a colour model, (height, width[, 1]) for a grey one.
+
+        Raises:
+            ValueError: the file can't be decoded, or the array has another type or shape.
+        """
+        if isinstance(image, (str, os.PathLike)):
+            image = decode(image, self.info.color)
+        elif image.dtype != np.uint8:
+            raise ValueError(f"an image is an array of uint8, and this one is of {image.dtype}")
+        if image.ndim == 2:
+            image = image[:, :, np.newaxis]
+        if image.ndim != 3 or image.shape[2] != self.info.channels or 0 in image.shape:
+            raise ValueError(f"the model takes images of (height, width, {self.info.channels}), not {image.shape}")
+        if image.shape[:2] != self.info.size:
+            image = resize(image, *self.info.size)
+        return image
+
+    def run(self, batch: Pixels) -> tuple[Scores, Scores]:
+        """Logits and probabilities, float32 (n, classes), of prepared images, uint8 (n, *info.image_shape), n >= 1.
+
+        Raises:
+            WorkError: ONNX Runtime fails.
+        """
+        try:
+            logits, probabilities = self._session.run(OUTPUTS, {INPUT: batch})
+        except Exception as error:
+            raise WorkError(
+                f"{self._path}: ONNX Runtime failed on a batch of {len(batch)} ({self.provider}): {reason(error)}. "
+                "If memory ran out, use a smaller batch."
+            ) from error
+        return logits, probabilities

@@ -1,0 +1,37 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+import autodial.deploy
+
+
+def loaded_after(program: str) -> set[str]:
+    command = [sys.executable, "-c", f"{program}\nimport sys; print(*sys.modules)"]
+    output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    return {name.split(".")[0] for name in output.split()}
+
+
+def test_importing_the_package_and_the_command_is_light() -> None:
+    program = "import autodial.deploy, autodial.deploy.command"
+    assert not loaded_after(program) & {"torch", "onnx", "onnxruntime", "cv2", "matplotlib", "numpy", "google"}
+
+
+def test_predicting_loads_neither_torch_nor_onnx(model: Any, photos: Any, tmp_path: Any) -> None:
+    program = f"""
+from autodial.deploy import predict_folder
+predict_folder({str(model.path)!r}, [{str(photos)!r}], {str(tmp_path / "out.csv")!r})
+"""
+    loaded = loaded_after(program)
+    assert {"onnxruntime", "cv2", "numpy"} <= loaded
+    assert not loaded & {"torch", "onnx", "onnxscript", "matplotlib", "sklearn"}
+
+
+def test_the_package_names_what_it_offers() -> None:
+    for name in autodial.deploy.__all__:
+        assert getattr(autodial.deploy, name).__name__ == name
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        autodial.deploy.nothing  # noqa: B018

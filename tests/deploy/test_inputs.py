@@ -1,0 +1,140 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from autodial.deploy.inputs import Image, expand
+from autodial.errors import InputError
+
+
+@pytest.fixture(autouse=True)
+def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """photos/ with images, other files and hidden ones, as the working directory's only content."""
+    monkeypatch.chdir(tmp_path)
+    for name in ["b.png", "a.JPEG", "notes.txt", ".hidden.png", "z/1.tiff", "z/10.tiff", "z/2.tiff", ".cache/c.png"]:
+        path = tmp_path / "photos" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    return tmp_path
+
+
+def paths(*inputs: str | Path) -> list[str]:
+    return [image.path.replace(os.sep, "/") for image in expand(inputs)]
+
+
+def link(path: str, target: str) -> None:
+    try:
+        Path(path).symlink_to(target, target_is_directory=True)
+    except OSError:
+        pytest.skip("no symbolic links here")
+
+
+FOUND = ["photos/a.JPEG", "photos/b.png", "photos/z/1.tiff", "photos/z/10.tiff", "photos/z/2.tiff"]
+
+
+def test_folder_is_searched_in_sorted_order() -> None:
+    assert paths("photos") == FOUND
+    assert paths("photos/") == FOUND
+    assert paths(Path("photos")) == FOUND
+    assert paths(Path("photos").absolute()) == [str(Path(name).absolute()) for name in FOUND]
+    assert paths(".") == FOUND
+
+
+def test_links_to_folders_are_followed_once(tree: Path) -> None:
+    link("photos/z/up", "..")
+    link("photos/other", "../elsewhere")
+    (tree / "elsewhere").mkdir()
+    (tree / "elsewhere" / "e.png").touch()
+    link("elsewhere/back", "../photos")
+    assert paths("photos") == [*FOUND[:2], "photos/other/e.png", *FOUND[2:]]
+
+
+def test_globs() -> None:
+    assert paths("photos/*") == FOUND[:2]
+    assert paths("photos/**/*.tiff") == FOUND[2:]
+    assert paths("photos/**") == FOUND
+    assert paths("photos/[ab].*") == FOUND[:2]
+    assert paths("photos/.*") == ["photos/.hidden.png"]
+
+
+def test_globs_survive_a_loop_of_links() -> None:
+    link("photos/z/up", "..")
+    assert paths("photos/**/*") == FOUND
+
+
+def test_a_file_is_an_image_whatever_its_name(tree: Path) -> None:
+    (tree / "no suffix").touch()
+    (tree / "photo[1].png").touch()
+    (tree / "photo1.png").touch()
+    assert paths("no suffix", "photos/.hidden.png", "photo[1].png") == [
+        "no suffix",
+        "photos/.hidden.png",
+        "photo[1].png",
+    ]
+
+
+def test_lists(tree: Path) -> None:
+    Path("photos/list.txt").write_text(
+        "z/2.tiff\nmy photo.png 3\r\n\n  \nz/1.tiff -1\n/abs/x.png\nphoto 7.png\nmy photo.png 3\nb.png  \n猫.png 0",
+        encoding="utf-8-sig",
+    )
+    folder = Path("photos")
+    assert expand(["photos/list.txt"]) == [
+        Image(name, folder)
+        for name in [
+            "z/2.tiff",
+            "my photo.png",
+            "z/1.tiff",
+            "/abs/x.png",
+            "photo 7.png",
+            "my photo.png",
+            "b.png",
+            "猫.png",
+        ]
+    ]
+
+
+def test_a_list_keeps_names_in_another_encoding() -> None:
+    Path("list.txt").write_bytes("é.png\n".encode("latin-1"))
+    (image,) = expand(["list.txt"])
+    assert os.fsencode(image.path) == b"\xe9.png"
+
+
+def test_arguments_keep_their_order_and_their_repetitions() -> None:
+    Path("list.txt").write_text("photos/b.png\n")
+    assert paths("photos/z", "list.txt", "photos/b.png", "photos/?.*") == [
+        *FOUND[2:],
+        "photos/b.png",
+        "photos/b.png",
+        *FOUND[:2],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("argument", "message"),
+    [
+        ("nowhere", "nowhere: no such file or folder"),
+        ("nowhere.txt", "nowhere.txt: no such file or folder"),
+        ("empty", r"empty: no image in this folder or below it \(images are .avif, "),
+        ("photos/*.gif", "no image matches this pattern"),
+        ("photos/notes.txt", "this list names no images"),
+        ("utf16.txt", "UTF-16"),
+    ],
+)
+def test_refuses_inputs_without_images(argument: str, message: str) -> None:
+    Path("empty").mkdir()
+    Path("utf16.txt").write_text("photos/b.png\n", encoding="utf-16")
+    with pytest.raises(InputError, match=message):
+        expand(["photos", argument])
+
+
+@pytest.mark.skipif(not hasattr(os, "getuid") or os.getuid() == 0, reason="nothing is closed to root")
+def test_refuses_a_folder_that_is_closed() -> None:
+    Path("photos/z").chmod(0)
+    try:
+        with pytest.raises(InputError, match="can't list this folder: Permission denied"):
+            expand(["photos"])
+    finally:
+        Path("photos/z").chmod(0o700)

@@ -1,0 +1,241 @@
+from __future__ import annotations
+
+import csv
+import errno
+import io
+import os
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from autodial.deploy import Predictor, predict_folder, writer
+from autodial.errors import InputError, WorkError
+
+
+def rows(path: Path) -> list[dict[str, str]]:
+    with path.open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def images_in(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*") if path.is_file())
+
+
+def test_labels_a_folder_as_numpy_does(model: Any, photos: Path, tmp_path: Path) -> None:
+    summary = predict_folder(model.path, [photos], tmp_path / "out.csv", top_k=3, batch_size=5)
+    files = images_in(photos)
+    table = rows(tmp_path / "out.csv")
+    header = "path,status,label_1,probability_1,label_2,probability_2,label_3,probability_3,error"
+    assert (tmp_path / "out.csv").read_text(encoding="utf-8").split("\n", 1)[0] == header
+    assert [row["path"] for row in table] == [str(file) for file in files]
+    assert {(row["status"], row["error"]) for row in table} == {("ok", "")}
+    probabilities = model.probabilities(*files)
+    for row, expected in zip(table, probabilities, strict=True):
+        best = np.argsort(expected)[::-1][:3]
+        assert [row[f"label_{k}"] for k in (1, 2, 3)] == [model.classes[i] for i in best]
+        np.testing.assert_allclose([float(row[f"probability_{k}"]) for k in (1, 2, 3)], expected[best], rtol=1e-4)
+    labels = model.labels(*files)
+    assert summary.counts == {label: labels.count(label) for label in set(labels)}
+    assert list(summary.counts.values()) == sorted(summary.counts.values(), reverse=True)
+    assert (summary.images, summary.errors, summary.provider) == (12, 0, "CPUExecutionProvider")
+    assert summary.images_per_second == summary.images / summary.seconds
+
+
+def test_grey_models_read_grey(grey_model: Any, photos: Path, tmp_path: Path) -> None:
+    predict_folder(grey_model.path, [photos], tmp_path / "out.csv")
+    assert [row["label_1"] for row in rows(tmp_path / "out.csv")] == grey_model.labels(*images_in(photos))
+
+
+def test_the_table_depends_on_neither_threads_nor_batch_size(model: Any, photos: Path, tmp_path: Path) -> None:
+    (photos / "b.JPG").write_bytes(b"broken")
+    tables = []
+    for workers, batch_size in [(1, 1), (1, 32), (2, 5), (7, 3), (16, 1), (None, 12)]:
+        predict_folder(model.path, [photos], tmp_path / "out.csv", top_k=4, batch_size=batch_size, workers=workers)
+        tables.append([list(row.values())[:3] for row in rows(tmp_path / "out.csv")])
+    assert all(table == tables[0] for table in tables)
+
+    contents = []
+    for workers in (1, 2, 3, 8):
+        predict_folder(model.path, [photos], tmp_path / "out.csv", top_k=4, batch_size=5, workers=workers)
+        contents.append((tmp_path / "out.csv").read_bytes())
+    assert len(set(contents)) == 1
+
+
+def test_an_unreadable_image_is_a_row(model: Any, photos: Path, tmp_path: Path) -> None:
+    damaged = {"a.png": b"", "sub/x.png": b"not an image", "c, d.bmp": (photos / "c, d.bmp").read_bytes()[:-60]}
+    for name, content in damaged.items():
+        (photos / name).write_bytes(content)
+    (photos / "list.txt").write_text("sub/0.png 1\nsub/deep/0.png 2\n")
+    summary = predict_folder(model.path, [photos, photos / "list.txt"], tmp_path / "out.csv", top_k=2, batch_size=2)
+    table = {row["path"]: row for row in rows(tmp_path / "out.csv")}
+    assert list(table) == [
+        *map(str, images_in(photos)[:3]),
+        *map(str, images_in(photos)[4:]),
+        "sub/0.png",
+        "sub/deep/0.png",
+    ]
+    for name in [*(str(photos / name) for name in damaged), "sub/0.png"]:
+        assert table[name]["status"] == "error"
+        assert "".join(table[name][f"{field}_{k}"] for k in (1, 2) for field in ("label", "probability")) == ""
+    assert "is empty" in table[str(photos / "a.png")]["error"]
+    assert "not an image" in table[str(photos / "sub/x.png")]["error"]
+    assert "does not exist" in table["sub/0.png"]["error"]
+    readable = [path for path, row in table.items() if row["status"] == "ok"]
+    assert len(readable) == 10
+    assert [table[path]["label_1"] for path in readable] == model.labels(*(photos / path for path in readable))
+    assert (summary.images, summary.errors, sum(summary.counts.values())) == (14, 4, 10)
+
+
+def test_a_folder_of_broken_images_is_a_table(model: Any, tmp_path: Path) -> None:
+    (tmp_path / "a.png").touch()
+    summary = predict_folder(model.path, [tmp_path], tmp_path / "out.csv")
+    assert (summary.images, summary.errors, summary.counts) == (1, 1, {})
+    assert rows(tmp_path / "out.csv")[0]["status"] == "error"
+
+
+def test_a_name_that_is_not_utf8_keeps_its_bytes(model: Any, photos: Path, tmp_path: Path) -> None:
+    name = os.fsencode(photos) + b"/caf\xe9.png"
+    try:
+        (photos / "a.png").rename(os.fsdecode(name))
+    except OSError:
+        pytest.skip("this file system takes UTF-8 names only")
+    predict_folder(model.path, [os.fsdecode(name)], tmp_path / "out.csv")
+    assert (tmp_path / "out.csv").read_bytes().split(b"\n")[1].startswith(name + b",ok,")
+
+
+def test_output_to_standard_output(model: Any, photos: Path, tmp_path: Path, capfdbinary: Any) -> None:
+    predict_folder(model.path, [photos], "-", top_k=2)
+    predict_folder(model.path, [photos], tmp_path / "out.csv", top_k=2)
+    assert capfdbinary.readouterr().out == (tmp_path / "out.csv").read_bytes()
+
+
+def test_progress_is_told_after_every_batch(model: Any, photos: Path, tmp_path: Path) -> None:
+    told: list[tuple[int, int]] = []
+    predict_folder(model.path, [photos], tmp_path / "o.csv", batch_size=5, progress=lambda *now: told.append(now))
+    assert told == [(5, 12), (10, 12), (12, 12)]
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), RuntimeError("a bug"), WorkError("It broke.")])
+def test_what_is_done_outlives_a_failure(model: Any, photos: Path, tmp_path: Path, error: BaseException) -> None:
+    out = tmp_path / "out.csv"
+    out.write_text("older work")
+
+    def stop(done: int, total: int) -> None:
+        if done == 10:
+            raise error
+
+    for attempt, partial in enumerate([tmp_path / "out.csv.partial", tmp_path / "out.csv.partial-2"]):
+        with pytest.raises(type(error)) as caught:
+            predict_folder(model.path, [photos], out, batch_size=5 - attempt * 3, progress=stop)
+        assert out.read_text() == "older work"
+        assert [row["path"] for row in rows(partial)] == [str(path) for path in images_in(photos)[:10]]
+        if not isinstance(error, RuntimeError):
+            assert str(caught.value).endswith(f"The rows of the first 10 images are in {partial}.")
+    predict_folder(model.path, [photos], out)
+    assert len(rows(out)) == 12
+    assert len(rows(tmp_path / "out.csv.partial")) == 10
+
+
+def test_a_failure_before_the_first_row_leaves_nothing(
+    model: Any, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> None:
+        raise WorkError("It broke.")
+
+    monkeypatch.setattr(Predictor, "run", fail)
+    with pytest.raises(WorkError, match=r"It broke\.$"):
+        predict_folder(model.path, [photos], tmp_path / "out.csv")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["photos"]
+
+
+def test_a_full_disk(model: Any, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    flush = writer.Table.flush
+
+    def full(self: writer.Table) -> None:
+        if self.flushed_rows:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        flush(self)
+
+    monkeypatch.setattr(writer.Table, "flush", full)
+    with pytest.raises(WorkError, match=r"out.csv: can't write: No space left on device.*first 5 images are in"):
+        predict_folder(model.path, [photos], tmp_path / "out.csv", batch_size=5)
+    assert not (tmp_path / "out.csv").exists()
+
+
+def test_refuses_before_it_writes(model: Any, photos: Path, tmp_path: Path) -> None:
+    (photos / "list.txt").write_text("a.png\n")
+    out = tmp_path / "out.csv"
+    for output, inputs, options, message in [
+        (out, [photos, "nowhere"], {}, "nowhere: no such file or folder"),
+        (out, [photos], {"top_k": 5}, r"top-k is 5, and .* has 4 classes: choose from 1 to 4"),
+        (out, [photos], {"top_k": 0}, "top-k is 0"),
+        (out, [photos], {"device": "tpu"}, "device 'tpu'"),
+        (tmp_path, [photos], {}, "not a regular file"),
+        (tmp_path / "no" / "out.csv", [photos], {}, "there is no folder"),
+        (model.path, [photos], {}, "reads this file"),
+        (photos / "list.txt", [photos / "list.txt"], {}, "reads this file"),
+        (Path(os.devnull), [photos], {}, "not a regular file"),
+    ]:
+        with pytest.raises(InputError, match=message):
+            predict_folder(model.path, inputs, output, **options)
+    assert not list(tmp_path.glob("*.csv*"))
+    assert (photos / "list.txt").read_text() == "a.png\n"
+
+
+def test_a_link_keeps_pointing_at_the_table(model: Any, photos: Path, tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    try:
+        (tmp_path / "out.csv").symlink_to(tmp_path / "real" / "table.csv")
+    except OSError:
+        pytest.skip("no symbolic links here")
+    predict_folder(model.path, [photos], tmp_path / "out.csv")
+    assert (tmp_path / "out.csv").is_symlink()
+    assert len(rows(tmp_path / "real" / "table.csv")) == 12
+
+
+def test_decoding_runs_ahead_by_a_bounded_number_of_images(
+    model: Any, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While the model works on a batch, the next ones are decoded, and no more than that."""
+    list_file = tmp_path / "list.txt"
+    list_file.write_text(f"{photos / 'a.png'}\n" * 100)
+    decoded = threading.Semaphore(0)
+    count = 0
+    prepare, run = Predictor.prepare, Predictor.run
+
+    def counted(self: Predictor, image: Any) -> Any:
+        nonlocal count
+        count += 1
+        decoded.release()
+        return prepare(self, image)
+
+    seen = []
+
+    def slow(self: Predictor, batch: Any) -> Any:
+        if len(seen) < 5:
+            # A batch of 10 for the model, and 10 + 10 beyond it: 20 more than the batches done must get decoded.
+            for _ in range(30 if not seen else 10):
+                assert decoded.acquire(timeout=30)
+            seen.append(count)
+        return run(self, batch)
+
+    monkeypatch.setattr(Predictor, "prepare", counted)
+    monkeypatch.setattr(Predictor, "run", slow)
+    predict_folder(model.path, [list_file], tmp_path / "out.csv", batch_size=10, workers=3)
+    assert seen == [30, 40, 50, 60, 70]
+    assert len(rows(tmp_path / "out.csv")) == 100
+
+
+def test_text_in_every_field_is_quoted() -> None:
+    file = io.StringIO()
+    table = writer.Table(file, 2)
+    table.labelled('a,"b".png', ["dog, big", "x"], [0.987654321, 1e-9])
+    table.unreadable("c.png", "no, really")
+    assert file.getvalue().split("\n")[1:] == [
+        '"a,""b"".png",ok,"dog, big",0.987654,x,1e-09,',
+        'c.png,error,,,,,"no, really"',
+        "",
+    ]

@@ -1,0 +1,76 @@
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import pytest
+
+from autodial.deploy import Predictor
+from autodial.errors import WorkError
+
+
+def test_arrays(model: Any) -> None:
+    images = list(np.random.default_rng(0).integers(0, 256, (5, 6, 9, 3), dtype=np.uint8))
+    logits, probabilities = Predictor(model.path).predict(images)
+    assert logits.dtype == probabilities.dtype == np.float32
+    np.testing.assert_allclose(logits, model.logits(*images), rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(probabilities, model.probabilities(*images), atol=1e-4)
+
+
+def test_files_are_decoded_and_resized_as_opencv_does(model: Any, grey_model: Any, photos: Path) -> None:
+    files = sorted(path for path in photos.rglob("*") if path.is_file())
+    assert {cv2.imread(str(path)).shape for path in files} == {(6, 9, 3), (11, 7, 3)}
+    for reference in (model, grey_model):
+        logits, probabilities = Predictor(reference.path).predict([str(files[0]), *files[1:]])
+        np.testing.assert_allclose(logits, reference.logits(*files), rtol=1e-4, atol=1e-4)
+        np.testing.assert_allclose(probabilities, reference.probabilities(*files), atol=1e-4)
+
+
+def test_any_number_of_images(model: Any) -> None:
+    predictor = Predictor(model.path)
+    images = list(np.random.default_rng(0).integers(0, 256, (65, 6, 9, 3), dtype=np.uint8))
+    for count in (0, 1, 32, 33, 65):
+        logits, probabilities = predictor.predict(images[:count])
+        assert logits.shape == probabilities.shape == (count, 4)
+        if count:
+            np.testing.assert_allclose(logits, model.logits(*images[:count]), rtol=1e-4, atol=1e-4)
+
+
+def test_grey_arrays_with_and_without_a_channel(grey_model: Any) -> None:
+    predictor = Predictor(grey_model.path)
+    image = np.random.default_rng(0).integers(0, 256, (12, 5), dtype=np.uint8)
+    logits, _ = predictor.predict([image, image[:, :, np.newaxis]])
+    np.testing.assert_array_equal(logits[0], logits[1])
+    np.testing.assert_allclose(logits[:1], grey_model.logits(image), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("image", "message"),
+    [
+        (np.zeros((6, 9, 3), np.float32), "array of uint8, and this one is of float32"),
+        (np.zeros((6, 9), np.uint8), r"\(height, width, 3\), not \(6, 9, 1\)"),
+        (np.zeros((6, 9, 4), np.uint8), r"not \(6, 9, 4\)"),
+        (np.zeros((1, 6, 9, 3), np.uint8), r"not \(1, 6, 9, 3\)"),
+        (np.zeros((0, 9, 3), np.uint8), r"not \(0, 9, 3\)"),
+        ("nowhere.png", "nowhere.png"),
+    ],
+)
+def test_refuses_what_is_not_an_image(model: Any, image: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Predictor(model.path).predict([image])
+
+
+def test_a_run_that_fails_names_the_model(model: Any) -> None:
+    with pytest.raises(WorkError, match=r"target_predictor.onnx: ONNX Runtime failed on a batch of 2 \(CPU.*smaller"):
+        Predictor(model.path).run(np.zeros((2, 5, 5, 3), np.uint8))
+
+
+def test_threads_may_share_a_predictor(model: Any) -> None:
+    predictor = Predictor(model.path)
+    images = list(np.random.default_rng(0).integers(0, 256, (40, 6, 9, 3), dtype=np.uint8))
+    with ThreadPoolExecutor(4) as pool:
+        logits = np.concatenate([result[0] for result in pool.map(lambda image: predictor.predict([image]), images)])
+    np.testing.assert_allclose(logits, model.logits(*images), rtol=1e-4, atol=1e-4)
