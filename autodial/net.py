@@ -101,7 +101,7 @@ class Net(nn.Module):
         for message in self.param.layer:
             try:
                 self._add(message)
-            except (LayerError, InputError) as error:
+            except LayerError as error:
                 raise InputError(f"{_describe(message)}: {error}") from error
         self._by_name = dict(zip(self.layer_names, self._order, strict=True))
         self.inputs: tuple[str, ...] = tuple(top for name in self.data_layers for top in self.tops(name))

@@ -1,0 +1,56 @@
+"""The device that a run uses."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from autodial.errors import InputError, WorkError
+
+_log = logging.getLogger(__name__)
+
+
+def choose_device(device: str, *, prefer_gpu: bool = True, index: int = 0) -> torch.device:
+    """The torch device that `device` means. On CUDA, TF32 is switched off for matrix products and convolutions.
+
+    Args:
+        device: "auto", "cpu", "cuda" or "cuda:N". "auto" takes GPU number `index` if `prefer_gpu`, and the CPU, saying
+            so, where there is none.
+        prefer_gpu: what the solver's solver_mode says.
+        index: the solver's device_id.
+
+    Raises:
+        InputError: for any other text.
+        WorkError: the GPU that was asked for is not there.
+    """
+    kind, _, number = device.partition(":")
+    if device not in ("auto", "cpu", "cuda") and not (kind == "cuda" and number.isdecimal()):
+        raise InputError(f'device "{device}" does not exist; it is auto, cpu, cuda or cuda:N')
+    count = torch.cuda.device_count()
+    if device == "auto" and prefer_gpu and not count:
+        _log.warning("No GPU here: running on the CPU.")
+    if device == "cpu" or (device == "auto" and not (prefer_gpu and count)):
+        return torch.device("cpu")
+    chosen = int(number) if number else index
+    if not count:
+        raise WorkError(f"device {device}: torch {torch.__version__} finds no GPU here; use --device cpu or auto")
+    if chosen >= count:
+        raise WorkError(f"GPU {chosen} does not exist: this machine has {count}, numbered from 0")
+    torch.backends.cuda.matmul.allow_tf32 = False
+    torch.backends.cudnn.allow_tf32 = False
+    return torch.device("cuda", chosen)
+
+
+@contextmanager
+def naming_full_memory() -> Iterator[None]:
+    """Turn torch's error about a GPU that is out of memory, a page of text, into a WorkError."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise WorkError(
+            "the GPU's memory is full: lower batch_size in the data layers, and with it slice_point in Dial and Slice "
+            "layers, or use a GPU with more memory or --device cpu"
+        ) from error

@@ -1,0 +1,166 @@
+"""Batches for a net's data layers, made by worker processes ahead of whoever runs the net."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import signal
+import time
+from collections.abc import Iterable, Iterator, Sized
+from contextlib import contextmanager
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from autodial.data.image_data import ImageData, init_worker
+from autodial.errors import AutodialError, InputError, WorkError
+from autodial.layers.image_data import ImageDataLayer
+from autodial.net import Net
+
+_log = logging.getLogger(__name__)
+
+_SHARED_MEMORY = Path("/dev/shm")
+_PREFETCH = 2
+"""Batches that each worker has ready or in the making."""
+_HANDLER_DELAY = 5.0
+"""Seconds by which torch has surely noticed that a worker is dead."""
+
+
+def sources(net: Net) -> dict[str, ImageData]:
+    """The readers behind a net's data layers, by layer name, in order."""
+    return {name: layer.source for name, layer in net.data_layers.items() if isinstance(layer, ImageDataLayer)}
+
+
+def default_workers() -> int:
+    """How many worker processes suit this machine: one less than the CPUs this process may use, 1 to 8."""
+    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(8, max(1, cpus - 1))
+
+
+class Feed(Iterator[dict[str, Tensor]]):
+    """An iterator over the inputs of a net: a float32 tensor on `device` per data top, by blob name.
+
+    Each worker reads whole batches, of all data layers, so the batches and their order are the same whatever the
+    number of workers. Where /dev/shm, through which they travel, is too small for so many, there are fewer workers.
+
+    Args:
+        net: the net; it need not be on `device`.
+        indexes: the batches to read, in order; it may be endless.
+        device: where the tensors go.
+        workers: processes to read with; 0 reads in this one, when a batch is asked for.
+
+    Raises:
+        InputError: the net has Input layers, which only Python can fill. Iterating: a batch can't be read; it names the
+            list and the line.
+        WorkError: iterating: a worker process died; see `naming_dead_workers`.
+    """
+
+    def __init__(self, net: Net, indexes: Iterable[int], *, device: torch.device, workers: int) -> None:
+        self._device = device
+        readers = sources(net)
+        for name in net.data_layers:
+            if name not in readers:
+                raise InputError(
+                    f'layer "{name}" (Input) gets its data from a Python program (autodial.caffe); '
+                    "a net that is run from the command line reads its data itself, for example with ImageData"
+                )
+        self._tops = [top for name in readers for top in net.tops(name)]
+        if isinstance(indexes, Sized):
+            workers = min(workers, len(indexes))
+        workers = _workers_that_fit(workers, readers.values()) if readers else 0
+        loader = DataLoader(
+            _Batches(list(readers.values())),
+            batch_size=None,
+            sampler=indexes,
+            num_workers=workers,
+            prefetch_factor=_PREFETCH if workers else None,
+            pin_memory=device.type == "cuda",
+            worker_init_fn=_start_worker,
+            generator=torch.Generator(),  # so that the loader draws nothing from torch's global generator
+        )
+        self._batches: Iterator[Any] = iter(loader)
+
+    def __next__(self) -> dict[str, Tensor]:
+        with naming_dead_workers():
+            batch = next(self._batches)
+        if isinstance(batch, _Failure):
+            raise batch.kind(batch.message)
+        tensors = (tensor.to(self._device, non_blocking=True) for tensor in batch)
+        return dict(zip(self._tops, tensors, strict=True))
+
+    def close(self) -> None:
+        """Stop the workers; the feed can't be used after that."""
+        self._batches = iter(())
+
+
+@contextmanager
+def naming_dead_workers() -> Iterator[None]:
+    """Turn what torch raises when a worker process dies into a WorkError.
+
+    It comes from a signal handler, so it may be raised wherever the program is while a Feed is open.
+    """
+    try:
+        try:
+            yield
+        except (ConnectionError, EOFError):
+            # it died while it handed over a batch; the handler, which knows why, interrupts the sleep
+            time.sleep(_HANDLER_DELAY)
+            raise
+    except (RuntimeError, ConnectionError, EOFError) as error:
+        if isinstance(error, RuntimeError) and "DataLoader worker" not in str(error):
+            raise
+        reason = str(error).partition("\n")[0] or type(error).__name__
+        raise WorkError(
+            f"a process that reads images died ({reason.rstrip('. ')}); too little memory, or shared memory in "
+            "/dev/shm, is the usual cause: try fewer --workers, or --workers 0"
+        ) from error
+
+
+@dataclass(frozen=True)
+class _Failure:
+    """An error on its way from a worker, as a value: torch would wrap a raised one in the worker's traceback."""
+
+    kind: type[AutodialError]
+    message: str
+
+
+class _Batches(Dataset[list[Tensor] | _Failure]):
+    """Batch `index` of several readers as one item."""
+
+    def __init__(self, readers: list[ImageData]) -> None:
+        self._readers = readers
+
+    def __getitem__(self, index: int) -> list[Tensor] | _Failure:
+        try:
+            return [torch.from_numpy(array) for reader in self._readers for array in reader.batch(index)]
+        except AutodialError as error:
+            return _Failure(type(error), str(error))
+
+
+def _start_worker(worker: int) -> None:
+    # An interrupt from the keyboard goes to every process of the terminal. The trainer decides when to stop, and needs
+    # its workers until then.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    init_worker(worker)
+
+
+def _workers_that_fit(workers: int, readers: Iterable[ImageData]) -> int:
+    """As many workers as /dev/shm has room for, with what each has in flight and one batch in use."""
+    if not workers or not _SHARED_MEMORY.is_dir():
+        return workers
+    batch_bytes = sum(4 * prod(shape) for reader in readers for shape in reader.top_shapes)
+    free = shutil.disk_usage(_SHARED_MEMORY).free
+    fit = max(0, (free // batch_bytes - 1) // _PREFETCH)
+    if fit < workers:
+        needed = batch_bytes * (1 + _PREFETCH * workers)
+        _log.warning(
+            "Reading with %d instead of %d workers: %s has %d MiB free and they need %d MiB (docker: --shm-size).",
+            *(fit, workers, _SHARED_MEMORY, free >> 20, (needed >> 20) + 1),
+        )
+    return min(workers, fit)

@@ -1,0 +1,72 @@
+"""What a solver reports while it works, and to whom."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from autodial.solver import Solver
+
+Values = tuple[float, ...]
+"""The elements of an output blob, in order; most output blobs have one."""
+
+
+@dataclass(frozen=True)
+class TrainRow:
+    """One displayed iteration.
+
+    Attributes:
+        iteration: number of updates before it.
+        lr: the learning rate, before any lr_mult.
+        loss: weighted total, averaged over average_loss iterations.
+        outputs: output blobs of the iteration's last pass.
+        loss_weights: weight in the loss of the outputs that have one.
+        alphas: alpha of every Dial layer, clipped to [0.5, 1], by layer name.
+        images_per_s: images read per second of training since the last row; None for the first row.
+    """
+
+    iteration: int
+    lr: float
+    loss: float
+    outputs: Mapping[str, Values]
+    loss_weights: Mapping[str, float]
+    alphas: Mapping[str, float]
+    images_per_s: float | None
+
+
+@dataclass(frozen=True)
+class TestRow:
+    """One test of one test net.
+
+    Attributes:
+        iteration: number of updates before it.
+        net: index of the test net.
+        outputs: output blobs, averaged over the test's batches.
+        loss_weights: weight in the loss of the outputs that have one.
+    """
+
+    __test__ = False  # not a test case, whatever pytest makes of the name
+
+    iteration: int
+    net: int
+    outputs: Mapping[str, Values]
+    loss_weights: Mapping[str, float]
+
+
+class Monitor:
+    """Base of those who watch a solver; every method may be left out."""
+
+    def displayed(self, row: TrainRow) -> None:
+        """Called every `display` iterations."""
+
+    def tested(self, row: TestRow) -> None:
+        """Called after each test of each net."""
+
+    def saved(self, model: Path, state: Path) -> None:
+        """Called after each snapshot."""
+
+    def iterated(self, solver: Solver) -> None:
+        """Called after each iteration; what it reads from the device makes training wait."""

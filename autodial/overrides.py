@@ -1,0 +1,148 @@
+"""Variants of a net or solver: `LAYER.FIELD=VALUE` settings, applied to the messages that a prototxt holds."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from difflib import get_close_matches
+from typing import Any
+
+from google.protobuf.descriptor import FieldDescriptor  # type: ignore[import-untyped]
+
+from autodial.errors import InputError
+
+_STEP = re.compile(r"(\w+)(?:\[(\d+)\])?")
+_TRUTH = {"true": True, "1": True, "false": False, "0": False}
+
+
+def apply_to_solver(settings: Sequence[str], solver: Any) -> None:
+    """Apply the settings that start with `solver.`, such as `solver.base_lr=0.01`, to a SolverParameter, in place.
+
+    Raises:
+        InputError: as for `apply_to_nets`.
+    """
+    for setting in settings:
+        path, value = _split(setting)
+        owner, _, field = path.partition(".")
+        if owner == "solver":
+            _assign(setting, solver, "the solver", field, value)
+
+
+def apply_to_nets(settings: Sequence[str], nets: Sequence[Any]) -> None:
+    """Apply all other settings to NetParameters, in place.
+
+    `fc6-dial.dial_param.weight_filler.value=1`, `fc6.param[0].lr_mult=0`, `data.transform_param.mean_value=104,117,9`:
+    a layer's name, then a field in it. A value for a repeated field replaces all of its elements, an empty one removes
+    them; `[i]` chooses one, or appends one where i is their number. All layers of the name are changed, whatever their
+    phase.
+
+    Raises:
+        InputError: a setting without "=", a layer or field that does not exist (with the closest that does), or a value
+            that the field can't hold.
+    """
+    for setting in settings:
+        path, value = _split(setting)
+        if path.startswith("solver."):
+            continue
+        names = list(dict.fromkeys(layer.name for net in nets for layer in net.layer))
+        # a layer's name may hold dots itself, so the longest that fits is meant
+        owner = max((name for name in names if path.startswith(f"{name}.")), key=len, default=None)
+        if owner is None:
+            raise InputError(f'--set {setting}: no layer "{path.partition(".")[0]}"{_alternatives(path, names)}')
+        for net in nets:
+            for layer in net.layer:
+                if layer.name == owner:
+                    _assign(setting, layer, f'layer "{owner}"', path[len(owner) + 1 :], value)
+
+
+def _split(setting: str) -> tuple[str, str]:
+    path, equals, value = setting.partition("=")
+    if not equals or "." not in path:
+        raise InputError(f"--set {setting}: must be LAYER.FIELD=VALUE or solver.FIELD=VALUE")
+    return path.strip(), value.strip()
+
+
+def _assign(setting: str, message: Any, owner: str, path: str, value: str) -> None:
+    """Set one field, any number of messages deep."""
+    steps = path.split(".")
+    for depth, step in enumerate(steps):
+        match = _STEP.fullmatch(step)
+        fields = message.DESCRIPTOR.fields_by_name
+        if match is None or match[1] not in fields:
+            where = ".".join(steps[:depth]) or owner
+            raise InputError(f'--set {setting}: {where} has no field "{step}"{_alternatives(step, list(fields))}')
+        field, index = fields[match[1]], None if match[2] is None else int(match[2])
+        repeated = _is_repeated(field)
+        if index is not None:
+            _check_index(setting, message, field, repeated, index)
+        if field.type != FieldDescriptor.TYPE_MESSAGE:
+            if depth + 1 < len(steps):
+                raise InputError(f'--set {setting}: {match[1]} holds a value and has no field "{steps[depth + 1]}"')
+            _assign_value(setting, message, field, repeated, index, value)
+            return
+        if depth + 1 == len(steps):
+            names = ", ".join(field.message_type.fields_by_name)
+            raise InputError(f"--set {setting}: {match[1]} is a message; name one of its fields: {names}")
+        if repeated and index is None:
+            raise InputError(f"--set {setting}: {match[1]} is a list; write {match[1]}[0] for its first element")
+        child = getattr(message, field.name)
+        message = (child.add() if index == len(child) else child[index]) if repeated else child
+
+
+def _assign_value(setting: str, message: Any, field: Any, repeated: bool, index: int | None, value: str) -> None:
+    try:
+        if not repeated:
+            setattr(message, field.name, _convert(field, value))
+            return
+        current = getattr(message, field.name)
+        if index is None:
+            new = [_convert(field, item) for item in value.strip("[]").split(",")] if value else []
+        else:
+            new = [*current[:index], _convert(field, value), *current[index + 1 :]]
+        current[:] = new
+    except (ValueError, TypeError):
+        names = field.enum_type.values_by_name if field.enum_type else ()
+        kind = {
+            FieldDescriptor.CPPTYPE_BOOL: "true or false",
+            FieldDescriptor.CPPTYPE_ENUM: "one of " + ", ".join(names),
+            FieldDescriptor.CPPTYPE_FLOAT: "a number",
+            FieldDescriptor.CPPTYPE_DOUBLE: "a number",
+            FieldDescriptor.CPPTYPE_UINT32: "a whole number from 0",
+        }.get(field.cpp_type, "a whole number")
+        raise InputError(f'--set {setting}: {field.name} is {kind}, not "{value}"') from None
+
+
+def _convert(field: Any, text: str) -> Any:
+    """A value of a scalar field from its text; ValueError where it is none."""
+    text = text.strip()
+    if field.cpp_type == FieldDescriptor.CPPTYPE_STRING:
+        return text[1:-1] if len(text) > 1 and text[0] == text[-1] and text[0] in "\"'" else text
+    if field.cpp_type == FieldDescriptor.CPPTYPE_BOOL:
+        if text not in _TRUTH:
+            raise ValueError(text)
+        return _TRUTH[text]
+    if field.cpp_type == FieldDescriptor.CPPTYPE_ENUM:
+        if text not in field.enum_type.values_by_name:
+            raise ValueError(text)
+        return field.enum_type.values_by_name[text].number
+    if field.cpp_type in (FieldDescriptor.CPPTYPE_FLOAT, FieldDescriptor.CPPTYPE_DOUBLE):
+        return float(text)
+    return int(text)
+
+
+def _check_index(setting: str, message: Any, field: Any, repeated: bool, index: int) -> None:
+    if not repeated:
+        raise InputError(f"--set {setting}: {field.name} is not a list; leave out [{index}]")
+    count = len(getattr(message, field.name))
+    if index > count:
+        raise InputError(f"--set {setting}: {field.name} has {count} elements; the next is {field.name}[{count}]")
+
+
+def _is_repeated(field: Any) -> bool:
+    # `label` is deprecated in newer protobuf, `is_repeated` missing in older
+    return bool(field.is_repeated if hasattr(field, "is_repeated") else field.label == FieldDescriptor.LABEL_REPEATED)
+
+
+def _alternatives(wanted: str, names: Sequence[str]) -> str:
+    close = get_close_matches(wanted.partition(".")[0], names, n=1)
+    return (f'; did you mean "{close[0]}"?' if close else "") + f" ({', '.join(names)})"

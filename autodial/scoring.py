@@ -1,0 +1,156 @@
+"""A trained net's TEST phase over an image list: means of the output blobs, and scores image by image."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from autodial.data.image_data import ImageData
+from autodial.data_checks import label_readers
+from autodial.devices import naming_full_memory
+from autodial.errors import InputError
+from autodial.feed import Feed, naming_dead_workers, sources
+from autodial.monitor import Values
+from autodial.net import Net
+from autodial.proto.files import replacing
+
+
+@dataclass(frozen=True)
+class Row:
+    """One image.
+
+    Attributes:
+        path, label: as the list states them.
+        probabilities: float32 (classes,), the softmax of the logits.
+    """
+
+    path: str
+    label: int
+    probabilities: NDArray[np.float32]
+
+    @property
+    def predicted(self) -> int:
+        """The most probable class; of equals the last, as Caffe's Accuracy layer has it."""
+        return len(self.probabilities) - 1 - int(self.probabilities[::-1].argmax())
+
+    @property
+    def loss(self) -> float | None:
+        """-log of the label's probability, at least FLT_MIN as in Caffe's loss; None if the label is no class."""
+        if not 0 <= self.label < len(self.probabilities):
+            return None
+        return float(-np.log(max(self.probabilities[self.label], np.finfo(np.float32).tiny)))
+
+
+class Scorer:
+    """Runs a net in its TEST phase over the image list whose labels it compares with, or its only list.
+
+    Every image counts once: the last batch is cut to the images that are left. With `iterations`, that many whole
+    batches are run instead, as `caffe test` does, and a list that is shorter starts again.
+
+    Args:
+        net: a TEST net, on `device`.
+        device: where it is.
+        workers: processes that read images.
+        iterations: number of batches; None for every image once.
+        logits: blob of class scores, (N, classes) or (N, classes, 1, 1); None for no rows.
+
+    Attributes:
+        batches: number of batches that `run` runs.
+        rows: one per image, each image once, in the order in which they were read; filled by `run`, with `logits`.
+
+    Raises:
+        InputError: there is no such list, or several, and it is needed; or the logits have another shape.
+    """
+
+    def __init__(
+        self, net: Net, *, device: torch.device, workers: int, iterations: int | None = None, logits: str | None = None
+    ) -> None:
+        self._net, self._device, self._workers, self._logits = net, device, workers, logits
+        self._list = _scored_list(net)
+        if self._list is None and (iterations is None or logits is not None):
+            raise InputError(
+                "the TEST phase has no image list, or several that no label tells apart, to score image by image; "
+                "give a number of --iterations, and no -o"
+            )
+        if logits is not None and any(size != 1 for size in net.blob_shapes[logits][2:]):
+            raise InputError(f'blob "{logits}" has shape {net.blob_shapes[logits]}, and not a row of scores per image')
+        # a batch can be cut only if every input has a row per image of the list
+        self._once = iterations is None and len(net.data_layers) == 1
+        self.batches = iterations or (-(-len(self._list.entries) // self._list.batch_size) if self._list else 0)
+        self.rows: list[Row] = []
+        self._totals: dict[str, Tensor] = {}
+        self._weight = 0
+
+    def run(self) -> Iterator[None]:
+        """Run all batches, pausing after each."""
+        wanted = {*self._net.outputs, *([self._logits] if self._logits else ())}
+        feed = Feed(self._net, range(self.batches), device=self._device, workers=self._workers)
+        with closing(feed), naming_dead_workers(), naming_full_memory():
+            for index, inputs in enumerate(feed):
+                new = self._new_rows(index)
+                cut = {name: value[:new] for name, value in inputs.items()} if self._once else inputs
+                self._net.seed_pass(index)
+                with torch.no_grad():
+                    blobs = self._net.blobs(cut, wanted)
+                self._add_outputs(blobs, new if self._once else 1)
+                if self._list is not None and self._logits is not None and new:
+                    probabilities = blobs[self._logits][:new].flatten(1).softmax(1).cpu().numpy()
+                    entries = self._list.rows(index)
+                    self.rows += [Row(e.path, e.label, p) for e, p in zip(entries, probabilities, strict=False)]
+                yield
+
+    def _new_rows(self, index: int) -> int:
+        """How many rows of a batch hold images that no batch before it held."""
+        if self._list is None:
+            return 0
+        size = self._list.batch_size
+        return min(size, max(0, len(self._list.entries) - index * size))
+
+    def _add_outputs(self, blobs: dict[str, Tensor], weight: int) -> None:
+        batch_sizes = {self._net.blob_shapes[name][0] for name in self._net.inputs}
+        for name in self._net.outputs:
+            if not set(self._net.blob_shapes[name][:1]) & batch_sizes:
+                value = blobs[name].double() * weight
+                self._totals[name] = self._totals[name] + value if name in self._totals else value
+        self._weight += weight
+
+    def means(self) -> dict[str, Values]:
+        """Output blobs averaged over the images, or with `iterations` over the batches; none with a row per image."""
+        return {name: tuple((total / self._weight).flatten().tolist()) for name, total in self._totals.items()}
+
+    def accuracy(self) -> float | None:
+        """The share of rows whose label is predicted, among those whose label is a class; None if there is none."""
+        right = [row.predicted == row.label for row in self.rows if row.loss is not None]
+        return sum(right) / len(right) if right else None
+
+
+def _scored_list(net: Net) -> ImageData | None:
+    lists = sources(net)
+    names = set(label_readers(net).values()) or set(lists)
+    return lists[names.pop()] if len(names) == 1 else None
+
+
+def write_scores(rows: Sequence[Row], path: Path) -> None:
+    """Write rows as CSV: path, label, predicted, loss, probability_0, probability_1, ...
+
+    Raises:
+        WorkError: the file can't be written.
+    """
+    with replacing(path) as file:
+        text = io.TextIOWrapper(file, "utf-8", newline="", write_through=True)
+        table = csv.writer(text, lineterminator="\n")
+        classes = range(len(rows[0].probabilities))
+        table.writerow(["path", "label", "predicted", "loss", *(f"probability_{k}" for k in classes)])
+        for row in rows:
+            loss = "" if row.loss is None else f"{row.loss:.7g}"
+            table.writerow([row.path, row.label, row.predicted, loss, *(f"{p:.7g}" for p in row.probabilities)])
+        text.detach()

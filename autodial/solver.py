@@ -1,0 +1,535 @@
+"""Caffe's solver: trains a net as a SolverParameter says, tests it, writes snapshots and resumes from them."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from math import isfinite, prod
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from autodial import proto
+from autodial.data.paths import find
+from autodial.data_checks import check_data
+from autodial.devices import choose_device, naming_full_memory
+from autodial.errors import InputError, WorkError
+from autodial.feed import Feed, naming_dead_workers, sources
+from autodial.lr_policy import check_policy, learning_rate, next_step
+from autodial.monitor import Monitor, TestRow, TrainRow, Values
+from autodial.net import Net
+from autodial.overrides import apply_to_nets, apply_to_solver
+from autodial.proto import messages as pb
+from autodial.update import update_class
+
+_log = logging.getLogger(__name__)
+
+S = TypeVar("S", bound="Solver")
+
+
+class Solver:
+    """Trains a net (Caffe: Solver and SGDSolver).
+
+    `step` and `solve` follow Caffe's order: test, forward and backward iter_size times, display, update, snapshot. Two
+    things differ on purpose. All that is random depends on the seed, the layer, the iteration and the pass alone, so
+    that a restored solver continues as an uninterrupted one would. And `solve` ends without Caffe's forward pass for
+    display, which would move the Dial layers' statistics away from those of the snapshot just written.
+
+    Args:
+        param: a SolverParameter; it is not changed.
+        device: "auto" (what solver_mode says, the CPU where there is no GPU), "cpu", "cuda" or "cuda:N".
+        seed: replaces the param's random_seed. A random_seed that is unset or negative means 0, not the clock.
+        workers: processes that read images ahead, for the train net and for a test net while it is tested.
+        base_dir: folder of the solver's file; relative paths of nets are looked for in the working directory first.
+        name: what messages call the solver.
+        overrides: `LAYER.FIELD=VALUE` and `solver.FIELD=VALUE` settings, as in autodial.overrides.
+
+    Attributes:
+        param: the SolverParameter in use, overrides applied.
+        net, test_nets: Net objects; the test nets hold the train net's blobs.
+        net_params: the NetParameters that the train net and the test nets were built from, overrides applied.
+        update: the solver type's update, with the history.
+        iter: number of updates done.
+        current_step: number of steps that the learning rate has come down.
+        monitors: Monitor objects to report to.
+
+    Raises:
+        InputError: a field that is missing, contradictory, or not supported; or what Net raises.
+        WorkError: a device that is not there.
+    """
+
+    def __init__(
+        self,
+        param: Any,
+        *,
+        device: str = "cpu",
+        seed: int | None = None,
+        workers: int = 0,
+        base_dir: Path | None = None,
+        name: str = "the solver",
+        overrides: Sequence[str] = (),
+    ) -> None:
+        self.param = pb.SolverParameter()
+        self.param.CopyFrom(param)
+        apply_to_solver(overrides, self.param)
+        with _naming(name):
+            _check(self.param)
+            train, tests = _read_nets(self.param, base_dir)
+        self.device = choose_device(
+            device, prefer_gpu=self.param.solver_mode == pb.SolverParameter.GPU, index=self.param.device_id
+        )
+        self.seed = max(self.param.random_seed, 0) if seed is None else seed
+        self.workers = workers
+        self.monitors: list[Monitor] = []
+        self.iter = 0
+        self.current_step = 0
+
+        unique = {id(source.param): source.param for source in (train, *tests)}
+        apply_to_nets(overrides, list(unique.values()))
+        self.net_params = [source.param for source in (train, *tests)]
+        self.net = self._build(train)
+        if not self.net.loss_weights:
+            raise InputError(f"{train.origin}: the train net has no loss layer, so there is nothing to learn")
+        self.test_nets = [self._build(source) for source in tests]
+        for net in self.test_nets:
+            net.share_with(self.net)
+        self.update = update_class(self.param.type)(self.param, self.net.params)
+
+        self._stopping = False
+        self._losses: deque[Tensor] = deque(maxlen=self.param.average_loss)
+        self._feed: Feed | None = None
+        self._fed = 0
+        self._busy = 0.0
+        self._displayed_at: int | None = None
+        self._saved_at: int | None = None
+        self._images_per_iteration = self.param.iter_size * sum(s.batch_size for s in sources(self.net).values())
+
+    @classmethod
+    def from_file(cls: type[S], path: str | os.PathLike[str], **options: Any) -> S:
+        """A solver from a solver.prototxt; `options` are the constructor's, except base_dir and name.
+
+        Without a snapshot_prefix, snapshots lie beside the file and are named like it; a snapshot_prefix that is a
+        folder gets the file's name (Caffe: UpgradeSnapshotPrefixProperty).
+
+        Raises:
+            InputError: as the constructor, or a file that can't be read.
+        """
+        path = Path(path)
+        param = proto.read_solver(path)
+        if not param.snapshot_prefix:
+            param.snapshot_prefix = str(path.with_suffix(""))
+        elif Path(param.snapshot_prefix).is_dir():
+            param.snapshot_prefix = str(Path(param.snapshot_prefix) / path.stem)
+        return cls(param, base_dir=path.parent, name=str(path), **options)
+
+    def _build(self, source: _NetSource) -> Net:
+        state = source.state
+        with _naming(f"{source.origin}, {'TRAIN' if state.phase == pb.TRAIN else 'TEST'} phase"):
+            net = Net(
+                source.param,
+                state.phase,
+                level=state.level,
+                stages=tuple(state.stage),
+                seed=self.seed,
+                base_dir=source.base_dir,
+            )
+        return net.to(self.device)
+
+    # --- training
+
+    def check(self) -> None:
+        """Find out what would stop a run later: labels, images, and whether snapshots can be written.
+
+        Raises:
+            InputError: a label or an image in a list (autodial.data_checks), or no max_iter.
+            WorkError: the folder of snapshot_prefix can't be written to.
+        """
+        if not self.param.HasField("max_iter"):
+            raise InputError("max_iter, the number of iterations to train for, is missing")
+        if self.param.snapshot_prefix:
+            _check_writable(Path(self.param.snapshot_prefix).parent)
+        for net in (self.net, *self.test_nets):
+            check_data(net)
+
+    def solve(self) -> bool:
+        """Train until max_iter, write the last snapshot and do the last test.
+
+        Returns:
+            whether training got to max_iter; False after `stop`, with a snapshot of where it stopped.
+        """
+        try:
+            finished = self._train(self.param.max_iter - self.iter)
+            self.close()
+            if (self.param.snapshot_after_train or not finished) and self._saved_at != self.iter:
+                self.snapshot()
+            if finished and self._test_due():
+                self._test_all()
+            return finished
+        finally:
+            self._stopping = False
+            self.close()
+
+    def step(self, iterations: int) -> None:
+        """Train for a number of iterations, or fewer after `stop`.
+
+        Raises:
+            InputError: an image can't be read.
+            WorkError: the loss or a weight is no longer finite.
+        """
+        try:
+            self._train(iterations)
+        finally:
+            self._stopping = False
+
+    @naming_dead_workers()
+    @naming_full_memory()
+    def _train(self, iterations: int) -> bool:
+        """`step`; returns whether all iterations were done."""
+        end = self.iter + iterations
+        self._losses.clear()
+        while self.iter < end:
+            if self._test_due() and (self.iter or self.param.test_initialization):
+                self._test_all()
+            if self._stopping:
+                return False
+            started = time.perf_counter()
+            self._iterate(started)
+            self._busy += time.perf_counter() - started
+            for monitor in self.monitors:
+                monitor.iterated(self)
+            if self.param.snapshot and self.iter % self.param.snapshot == 0:
+                self.snapshot()
+        return not self._stopping
+
+    def stop(self) -> None:
+        """Ask the solver to stop after the iteration in progress; may be called from a signal handler."""
+        self._stopping = True
+
+    def close(self) -> None:
+        """Stop the worker processes; training on starts new ones."""
+        if self._feed is not None:
+            self._feed.close()
+            self._feed = None
+
+    def smoothed_loss(self) -> float:
+        """The loss averaged over the last average_loss iterations, NaN before the first; waits for the device."""
+        return float(torch.stack(list(self._losses)).mean()) if self._losses else float("nan")
+
+    def _iterate(self, started: float) -> None:
+        self.net.zero_grad(set_to_none=True)
+        outputs: Mapping[str, Tensor] = {}
+        losses = []
+        for pass_ in range(self.param.iter_size):
+            outputs = self._forward_backward(pass_)
+            with torch.no_grad():
+                losses.append(self.net.loss(outputs))
+        self._losses.append(torch.stack(losses).mean())
+        self.current_step = next_step(self.param, self.iter, self.current_step)
+        rate = learning_rate(self.param, self.iter, self.current_step)
+        if self.param.display and self.iter % self.param.display == 0:
+            self._display(rate, outputs, started)
+        self.update.step(rate)
+        self.iter += 1
+
+    def _forward_backward(self, pass_: int) -> Mapping[str, Tensor]:
+        """Run the train net forward and backward once, adding to the blobs' `.grad`, and return its output blobs."""
+        self.net.seed_pass(self.iter, pass_)
+        outputs: dict[str, Tensor] = self.net(self._batch(self.iter * self.param.iter_size + pass_))
+        loss = self.net.loss(outputs)
+        if loss.requires_grad:  # not if every lr_mult is 0, as when only statistics are to be gathered
+            loss.backward()  # type: ignore[no-untyped-call]
+        return outputs
+
+    def _batch(self, index: int) -> dict[str, Tensor]:
+        if self._feed is None or self._fed != index:
+            self.close()
+            self._feed = Feed(self.net, itertools.count(index), device=self.device, workers=self.workers)
+        self._fed = index + 1
+        return next(self._feed)
+
+    def _display(self, rate: float, outputs: Mapping[str, Tensor], started: float) -> None:
+        self._check_loss()
+        seconds = self._busy + time.perf_counter() - started
+        images = self._images_per_iteration * (self.iter - (self._displayed_at or 0))
+        row = TrainRow(
+            iteration=self.iter,
+            lr=rate,
+            loss=self.smoothed_loss(),
+            outputs=_values(outputs),
+            loss_weights=self.net.loss_weights,
+            alphas=self.net.alphas(),
+            images_per_s=images / seconds if images and self._displayed_at is not None else None,
+        )
+        self._displayed_at = self.iter
+        self._busy = started - time.perf_counter()  # this iteration counts from here on
+        for monitor in self.monitors:
+            monitor.displayed(row)
+
+    def _check_loss(self) -> None:
+        loss = float(self._losses[-1])
+        if not isfinite(loss):
+            raise self._diverged(f"the loss of iteration {self.iter} is {loss}")
+
+    def _diverged(self, what: str) -> WorkError:
+        return WorkError(
+            f"{what}: training has diverged; lower base_lr or the loss_weight of an EntropyLoss layer, or set "
+            "clip_gradients, and start again or from an earlier snapshot"
+        )
+
+    # --- testing
+
+    def test(self, index: int = 0) -> dict[str, Tensor]:
+        """Test a test net on the first test_iter batches of its lists.
+
+        Returns:
+            each output blob, averaged over the batches, on the CPU.
+        """
+        outputs = self._test(index)
+        assert outputs is not None
+        return outputs
+
+    @torch.no_grad()
+    def _test(self, index: int) -> dict[str, Tensor] | None:
+        """`test`; None if `stop` was called meanwhile."""
+        batches = self.param.test_iter[index]
+        totals: dict[str, Tensor] = {}
+        for outputs in self._test_outputs(index, batches):
+            if self._stopping:
+                return None
+            for name, value in outputs.items():
+                totals[name] = totals[name] + value if name in totals else value
+        return {name: (total / batches).cpu() for name, total in totals.items()}
+
+    def _test_outputs(self, index: int, batches: int) -> Iterator[Mapping[str, Tensor]]:
+        """The output blobs of a test net for each batch of a test."""
+        net = self.test_nets[index]
+        with closing(Feed(net, range(batches), device=self.device, workers=self.workers)) as feed:
+            for j, inputs in enumerate(feed):
+                net.seed_pass(j)
+                yield net(inputs)
+
+    def _test_due(self) -> bool:
+        return bool(self.param.test_interval) and self.iter % self.param.test_interval == 0
+
+    def _test_all(self) -> None:
+        for i, net in enumerate(self.test_nets):
+            outputs = self._test(i)
+            if outputs is None:
+                return
+            row = TestRow(self.iter, i, _values(outputs), net.loss_weights)
+            for monitor in self.monitors:
+                monitor.tested(row)
+
+    # --- snapshots
+
+    def load_weights(self, paths: Iterable[str | os.PathLike[str]]) -> list[str]:
+        """`load_weights` into the train net, and so into the test nets."""
+        return load_weights(self.net, paths)
+
+    def snapshot(self) -> tuple[Path, Path]:
+        """Write <snapshot_prefix>_iter_<iter>.caffemodel and .solverstate, so that both are there whole or neither is.
+
+        Raises:
+            InputError: the solver has no snapshot_prefix.
+            WorkError: a blob holds NaN or infinity, or the files can't be written.
+        """
+        if not self.param.snapshot_prefix:
+            raise InputError("snapshot_prefix, where snapshots go, is missing")
+        if not all(bool(param.tensor.isfinite().all()) for param in self.net.params):
+            raise self._diverged(f"a blob holds NaN or infinity after {self.iter} iterations; no snapshot is written")
+        prefix = f"{self.param.snapshot_prefix}_iter_{self.iter}"
+        model, state = Path(f"{prefix}.caffemodel"), Path(f"{prefix}.solverstate")
+        history = [tensor.cpu().numpy() for tensor in self.update.history]
+        aside = [path.with_name(f"{path.name}.partial") for path in (model, state)]
+        try:
+            model.parent.mkdir(parents=True, exist_ok=True)
+            proto.write_weights(self.net.weights(), aside[0])
+            proto.write_state(proto.State(self.iter, self.current_step, str(model), history), aside[1])
+            aside[0].replace(model)
+            aside[1].replace(state)
+        except OSError as error:
+            raise WorkError(f"the snapshot {prefix} can't be written: {error.strerror}") from error
+        finally:
+            for path in aside:
+                path.unlink(missing_ok=True)
+        self._saved_at = self.iter
+        for monitor in self.monitors:
+            monitor.saved(model, state)
+        return model, state
+
+    def restore(self, path: str | os.PathLike[str]) -> None:
+        """Continue from a .solverstate and the .caffemodel that it names, there or else beside it.
+
+        Raises:
+            InputError: not a solverstate, one of another net or solver type, or its caffemodel is missing.
+        """
+        path = Path(path)
+        if path.name.endswith(".caffemodel"):
+            state_path = path.with_suffix(".solverstate")
+            raise InputError(
+                f"{path} holds weights and no solver's state: to resume, pass {state_path}"
+                f"{'' if state_path.exists() else ' (which does not exist)'}; to start from it, pass it with --weights"
+            )
+        state = proto.read_state(path)
+        history = self.update.history
+        if len(state.history) != len(history):
+            raise InputError(
+                f"{path} is of another net or solver type: it holds the history of {len(state.history)} blobs, "
+                f"and {self.param.type} on this net has {len(history)}"
+            )
+        for i, (ours, saved) in enumerate(zip(history, state.history, strict=True)):
+            if not _same_shape(saved.shape, ours.shape):
+                param = self.net.params[i % len(self.net.params)]
+                raise InputError(
+                    f'{path} is of another net: its history of layer "{param.layer}", blob {param.index}, has shape '
+                    f"{tuple(saved.shape)}, and the blob has {tuple(ours.shape)}"
+                )
+        if state.learned_net:
+            places = (Path(state.learned_net), path.parent / Path(state.learned_net).name)
+            model = next((place for place in places if place.exists()), None)
+            if model is None:
+                raise InputError(f"{path} needs its caffemodel, and there is neither {places[0]} nor {places[1]}")
+            self.load_weights([model])
+        for ours, saved in zip(history, state.history, strict=True):
+            ours.copy_(torch.from_numpy(saved).view(ours.shape))
+        self.iter = self._saved_at = state.iter
+        self.current_step = state.current_step
+        self._displayed_at = None
+
+
+def load_weights(net: Net, paths: Iterable[str | os.PathLike[str]]) -> list[str]:
+    """Copy the blobs of caffemodels into a net, by layer name; a later file overwrites an earlier one's.
+
+    Returns:
+        names of the net's layers with blobs that no file holds; they stay as they are.
+
+    Raises:
+        InputError: a file that is no caffemodel, or a layer with other shapes.
+    """
+    missing: set[str] | None = None
+    for path in paths:
+        if Path(path).suffix == ".solverstate":
+            raise InputError(f"{path} is a solver's state and holds no weights: name the .caffemodel beside it")
+        left = net.load_weights(proto.read_weights(path), str(path))
+        missing = set(left) if missing is None else missing.intersection(left)
+    return [name for name in net.layer_names if name in (missing or ())]
+
+
+@contextmanager
+def _naming(name: str) -> Iterator[None]:
+    """Put a name before the message of an InputError."""
+    try:
+        yield
+    except InputError as error:
+        raise InputError(f"{name}: {error}") from error
+
+
+@dataclass(frozen=True)
+class _NetSource:
+    """A net that the solver names: where it comes from, the NetState to build it in, and its file's folder."""
+
+    origin: str
+    param: Any
+    state: Any
+    base_dir: Path | None
+
+
+def _check(param: Any) -> None:
+    """Refuse a SolverParameter that can't be honoured, and say which fields change nothing."""
+    update_class(param.type)
+    check_policy(param)
+    if param.regularization_type not in ("L1", "L2"):
+        raise InputError(f'regularization_type "{param.regularization_type}" does not exist; it is L1 or L2')
+    for field, least in (("average_loss", 1), ("iter_size", 1), ("max_iter", 0), ("display", 0), ("snapshot", 0)):
+        if getattr(param, field) < least:
+            raise InputError(f"{field} must be at least {least}, and is {getattr(param, field)}")
+    if param.test_iter and param.test_interval < 1:
+        raise InputError("test_iter is given, and test_interval, how often to test, is missing or not positive")
+    for batches in param.test_iter:
+        if batches < 1:
+            raise InputError(f"test_iter must be at least 1, and is {batches}")
+    if param.snapshot and not param.snapshot_prefix:
+        raise InputError("snapshot is given, and snapshot_prefix, where snapshots go, is missing")
+    if param.snapshot_format != pb.SolverParameter.BINARYPROTO:
+        raise InputError("snapshot_format HDF5 is not supported; BINARYPROTO is")
+    for field, why in (
+        ("snapshot_diff", "snapshots hold no gradients"),
+        ("debug_info", "there is no trace of every blob"),
+        ("test_compute_loss", "tests report each loss blob"),
+    ):
+        if getattr(param, field):
+            _log.warning("%s is ignored: %s.", field, why)
+
+
+def _read_nets(param: Any, base_dir: Path | None) -> tuple[_NetSource, list[_NetSource]]:
+    """The train net and the test nets that a SolverParameter names (Caffe: InitTrainNet and InitTestNets)."""
+    given = [field for field in ("net", "net_param", "train_net", "train_net_param") if param.HasField(field)]
+    if len(given) != 1:
+        raise InputError(
+            "the train net must be given once, by net, net_param, train_net or train_net_param, and is given "
+            + (f"by {' and '.join(given)}" if given else "by none of them")
+        )
+    train = _read_net(given[0], getattr(param, given[0]), base_dir)
+    tests = [_read_net("test_net_param", net, base_dir) for net in param.test_net_param]
+    tests += [_read_net("test_net", net, base_dir) for net in param.test_net]
+    generic = given[0] in ("net", "net_param")
+    if len(param.test_iter) < len(tests) or (len(param.test_iter) > len(tests) and not generic):
+        raise InputError(f"test_iter is given for {len(param.test_iter)} test nets, and there are {len(tests)}")
+    tests += [train] * (len(param.test_iter) - len(tests))
+    if param.test_state and len(param.test_state) != len(tests):
+        raise InputError(f"test_state is given for {len(param.test_state)} test nets, and there are {len(tests)}")
+    states = list(param.test_state) or [pb.NetState()] * len(tests)
+    return (
+        _in_state(train, pb.TRAIN, param.train_state),
+        [_in_state(test, pb.TEST, state) for test, state in zip(tests, states, strict=True)],
+    )
+
+
+def _read_net(field: str, value: Any, base_dir: Path | None) -> _NetSource:
+    """The net that a field holds or names."""
+    if not isinstance(value, str):
+        net = pb.NetParameter()
+        net.CopyFrom(value)
+        return _NetSource(field, net, pb.NetState(), base_dir)
+    try:
+        path = find(value, base_dir)
+    except InputError as error:
+        raise InputError(f"{field}: {error}") from error
+    return _NetSource(str(path), proto.read_net(path), pb.NetState(), path.parent)
+
+
+def _in_state(source: _NetSource, phase: int, extra: Any) -> _NetSource:
+    """The net in a phase, with the level and stages that itself and the solver add."""
+    state = pb.NetState(phase=phase)
+    state.MergeFrom(source.param.state)
+    state.MergeFrom(extra)
+    return _NetSource(source.origin, source.param, state, source.base_dir)
+
+
+def _check_writable(folder: Path) -> None:
+    """Make the folder if need be, and a file in it."""
+    probe = folder / f".autodial-{os.getpid()}"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise WorkError(f"snapshots can't be written to {folder}: {error.strerror}") from error
+
+
+def _same_shape(saved: Sequence[int], wanted: Sequence[int]) -> bool:
+    """Whether the shapes agree but for leading axes of 1, which old files pad their four axes with."""
+    extra = len(saved) - len(wanted)
+    return extra >= 0 and tuple(saved[extra:]) == tuple(wanted) and prod(saved[:extra]) == 1
+
+
+def _values(outputs: Mapping[str, Tensor]) -> dict[str, Values]:
+    return {name: tuple(value.detach().flatten().tolist()) for name, value in outputs.items()}

@@ -1,0 +1,115 @@
+"""The command `autodial test`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from autodial.errors import InputError
+
+
+def test(
+    net: Annotated[Path, typer.Option(metavar="NET.prototxt", help="The net; its TEST phase is run.")],
+    weights: Annotated[str, typer.Option(metavar="W1,W2", help="The trained .caffemodel, or several.")],
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="SCORES.csv", help="Write a row per image of the list.")
+    ] = None,
+    iterations: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Run this many whole batches, as `caffe test` does, instead of every image once.",
+            show_default="every image once",
+        ),
+    ] = None,
+    logits: Annotated[
+        str | None,
+        typer.Option(
+            metavar="BLOB",
+            help="The blob of class scores.",
+            show_default="what the loss, Accuracy or Softmax layer reads",
+        ),
+    ] = None,
+    device: Annotated[str, typer.Option(help="auto (a GPU where there is one), cpu, cuda, or cuda:N.")] = "auto",
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="LAYER.FIELD=VALUE", help="Change a field of the net; may be repeated."),
+    ] = None,
+    workers: Annotated[
+        int | None,
+        typer.Option(min=0, help="Processes that read images ahead.", show_default="one less than the CPUs, 1 to 8"),
+    ] = None,
+) -> None:
+    """Score a trained net: its TEST phase over every image of its list, once.
+
+    Prints each output blob - accuracies, losses - averaged over the images. SCORES.csv has the columns path, label,
+    predicted, loss (-log of the label's probability), and probability_0, probability_1, ... by class.
+    """
+    import time
+
+    from rich.console import Console
+    from rich.progress import track
+
+    from autodial import proto
+    from autodial.console import describe_output
+    from autodial.data_checks import check_data
+    from autodial.devices import choose_device
+    from autodial.feed import default_workers
+    from autodial.net import Net
+    from autodial.overrides import apply_to_nets
+    from autodial.scoring import Scorer, write_scores
+    from autodial.solver import load_weights
+
+    param = proto.read_net(net)
+    apply_to_nets(settings or (), [param])
+    chosen = choose_device(device)
+    try:
+        built = Net(param, proto.messages.TEST, base_dir=net.parent).to(chosen)
+        scores = _find_logits(param, logits, required=output is not None)
+    except InputError as error:
+        raise InputError(f"{net}, TEST phase: {error}") from error
+    missing = load_weights(built, weights.split(","))
+    if missing:
+        typer.echo(f"Not in {weights}, and left as their fillers made them: {', '.join(missing)}")
+    check_data(built)
+
+    started = time.perf_counter()
+    scorer = Scorer(
+        built,
+        device=chosen,
+        workers=default_workers() if workers is None else workers,
+        iterations=iterations,
+        logits=scores,
+    )
+    console = Console(stderr=True)
+    for _ in track(scorer.run(), "testing", total=scorer.batches, console=console, disable=not console.is_terminal):
+        pass
+    for name, values in scorer.means().items():
+        typer.echo(describe_output(name, values, built.loss_weights.get(name, 0.0)))
+    accuracy = scorer.accuracy()
+    if accuracy is not None:
+        seconds = time.perf_counter() - started
+        typer.echo(f"{len(scorer.rows)} images in {seconds:.1f} s: accuracy over them = {accuracy:.6g}")
+    if output is not None:
+        write_scores(scorer.rows, output)
+
+
+def _find_logits(param: Any, blob: str | None, *, required: bool) -> str | None:
+    """The blob that the TEST phase reads as class scores; None, unless `required`, where there is not just one."""
+    from autodial.graph import Graph
+    from autodial.net_state import filter_net
+    from autodial.proto import messages as pb
+
+    graph = Graph(filter_net(param, pb.TEST).layer)
+    try:
+        value = graph.logits(blob)
+    except InputError:
+        if required or blob is not None:
+            raise
+        return None
+    name = str(graph.names[value])
+    if graph.last(name) != value:
+        raise InputError(f'a layer overwrites blob "{name}", the logits, in place; give its top another name')
+    return name

@@ -1,0 +1,177 @@
+"""The command `autodial train`."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import shlex
+import signal
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from autodial.errors import InputError
+
+if TYPE_CHECKING:
+    from autodial.solver import Solver
+
+INTERRUPTED = 130
+"""Exit status after Ctrl-C, as shells have it: 128 + SIGINT."""
+
+
+def train(
+    solver: Annotated[Path, typer.Option(metavar="SOLVER.prototxt", help="The solver, which names the net.")],
+    weights: Annotated[
+        str | None,
+        typer.Option(metavar="W1,W2", help="Start from these .caffemodel files; layers find theirs by name."),
+    ] = None,
+    snapshot: Annotated[Path | None, typer.Option(metavar="X.solverstate", help="Resume from this snapshot.")] = None,
+    device: Annotated[
+        str, typer.Option(help="auto (what solver_mode says, the CPU where there is no GPU), cpu, cuda, or cuda:N.")
+    ] = "auto",
+    settings: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="LAYER.FIELD=VALUE",
+            help="Change a field of the net, or of the solver with solver.FIELD=VALUE; may be repeated.",
+        ),
+    ] = None,
+    workers: Annotated[
+        int | None,
+        typer.Option(min=0, help="Processes that read images ahead.", show_default="one less than the CPUs, 1 to 8"),
+    ] = None,
+    seed: Annotated[
+        int | None, typer.Option(min=0, help="Replaces the solver's random_seed.", show_default="random_seed, or 0")
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output", "-o", metavar="RUN_DIR", help="Folder for the run's logs.", show_default="SNAPSHOT_PREFIX_run"
+        ),
+    ] = None,
+) -> None:
+    """Train a net, as `caffe train` does.
+
+    Snapshots go where the solver's snapshot_prefix says. RUN_DIR gets run.json (what was run, with all settings
+    applied), log.jsonl (losses, accuracies and every alpha, a JSON object per displayed iteration and test), and the
+    same for TensorBoard. Ctrl-C finishes the iteration, writes a snapshot, prints the command that goes on from there,
+    and exits with status 130; a second Ctrl-C stops at once.
+    """
+    from rich.console import Console
+
+    from autodial.console import Bar, Lines
+    from autodial.feed import default_workers
+    from autodial.run_log import RunLog
+    from autodial.solver import Solver
+
+    if weights is not None and snapshot is not None:
+        raise InputError("--weights starts a run and --snapshot resumes one: give one of them")
+    options: dict[str, Any] = {"--device": device, "--set": settings, "--workers": workers, "--seed": seed}
+    run = Solver.from_file(
+        solver,
+        device=device,
+        seed=seed,
+        workers=default_workers() if workers is None else workers,
+        overrides=settings or (),
+    )
+    if weights is not None:
+        missing = run.load_weights(weights.split(","))
+        if missing:
+            typer.echo(f"Not in {weights}, and left as their fillers made them: {', '.join(missing)}")
+    if snapshot is not None:
+        run.restore(snapshot)
+    run.check()
+
+    folder = output or _run_folder(run.param.snapshot_prefix, resumed=snapshot is not None)
+    command = _command(solver, {"--weights": weights, "--snapshot": snapshot, **options, "-o": output})
+    record = _record(run, command, settings or ())
+    console = Console(soft_wrap=True, markup=False, highlight=False)
+    with ExitStack() as stack:
+        log = RunLog(folder, record, iteration=run.iter, resumed=snapshot is not None)
+        stack.callback(log.close)
+        typer.echo(f"Training on {record['device']} from iteration {run.iter} to {run.param.max_iter}, logs: {folder}")
+        run.monitors += [log, Lines(console.print if console.is_terminal else typer.echo)]
+        if console.is_terminal:
+            run.monitors.append(stack.enter_context(Bar(console, run)))
+        stack.enter_context(_stopping_on_interrupt(run))
+        finished = run.solve()
+    if not finished:
+        state = f"{run.param.snapshot_prefix}_iter_{run.iter}.solverstate"
+        again = _command(solver, {"--snapshot": state, **options, "-o": folder})
+        typer.echo(f"Interrupted after {run.iter} iterations. To go on:\n{again}")
+        raise typer.Exit(INTERRUPTED)
+    typer.echo("Training done.")
+
+
+@contextmanager
+def _stopping_on_interrupt(run: Solver) -> Iterator[None]:
+    """Let the first SIGINT stop the solver after its iteration, and the next one interrupt at once."""
+
+    def on_interrupt(number: int, frame: object) -> None:
+        run.stop()
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        # not print, which the signal may have come in the middle of
+        os.write(2, b"\nStopping after this iteration; press Ctrl-C again to stop at once.\n")
+
+    previous = signal.signal(signal.SIGINT, on_interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, previous)
+
+
+def _run_folder(prefix: str, *, resumed: bool) -> Path:
+    """PREFIX_run, or PREFIX_run2 and so on: the first that holds no run, or the last that does, to go on with it."""
+    from autodial.run_log import holds_run
+
+    folders = (Path(f"{prefix}_run{n if n > 1 else ''}") for n in itertools.count(1))
+    last = None
+    for folder in folders:
+        if not holds_run(folder):
+            return last if resumed and last is not None else folder
+        last = folder
+    raise AssertionError("unreachable")
+
+
+def _command(solver: Path, options: dict[str, Any]) -> str:
+    """The command line of a run; options that are None are left out, lists are repeated."""
+    words = ["autodial", "train", "--solver", str(solver)]
+    for name, value in options.items():
+        for item in value if isinstance(value, list) else [] if value is None else [value]:
+            words += [name, str(item)]
+    return shlex.join(words)
+
+
+def _record(run: Solver, command: str, settings: Sequence[str]) -> dict[str, Any]:
+    """What run.json says about a start of the run."""
+    import platform
+    from datetime import datetime, timezone
+    from importlib.metadata import version
+
+    import cv2
+    import torch
+
+    from autodial.proto import to_text
+
+    cuda = run.device.type == "cuda"
+    return {
+        "command": command,
+        "folder": str(Path.cwd()),
+        "started": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "iteration": run.iter,
+        "seed": run.seed,
+        "settings": list(settings),
+        "device": f"{run.device} ({torch.cuda.get_device_name(run.device)})" if cuda else "cpu",
+        "workers": run.workers,
+        "versions": {
+            **{name: version(name) for name in ("autodial", "torch", "numpy", "protobuf")},
+            "opencv": cv2.__version__,
+            "python": platform.python_version(),
+        },
+        "solver": to_text(run.param),
+        "nets": [to_text(net) for net in {id(net): net for net in run.net_params}.values()],
+    }

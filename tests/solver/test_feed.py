@@ -1,0 +1,134 @@
+"""Batches ahead of the trainer, and what is wrong with lists before it starts."""
+
+from __future__ import annotations
+
+import itertools
+import subprocess
+import sys
+from collections import namedtuple
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from autodial import feed as feed_module
+from autodial.data_checks import check_data, label_readers
+from autodial.errors import InputError
+from autodial.feed import Feed, sources
+from autodial.net import Net
+from autodial.proto import messages as pb
+from autodial.proto import read_net
+
+Edit = Callable[[str, str, str], None]
+CPU = torch.device("cpu")
+
+
+def train_net(phase: int = pb.TRAIN) -> Net:
+    return Net(read_net("net.prototxt"), phase, seed=5)
+
+
+@pytest.mark.parametrize("workers", [0, 1, 2])
+def test_batches_are_the_readers_in_order(project: Path, workers: int) -> None:
+    net = train_net()
+    feed = Feed(net, itertools.count(7), device=CPU, workers=workers)
+    for index in range(7, 12):
+        inputs = next(feed)
+        assert list(inputs) == ["source", "label", "target", "target-label"] == list(net.inputs)
+        expected = [torch.from_numpy(array) for reader in sources(net).values() for array in reader.batch(index)]
+        for got, wanted in zip(inputs.values(), expected, strict=True):
+            assert got.dtype == torch.float32
+            assert torch.equal(got, wanted)
+    feed.close()
+
+
+def test_a_finite_feed_ends(project: Path) -> None:
+    assert len(list(Feed(train_net(pb.TEST), range(3), device=CPU, workers=2))) == 3
+
+
+def test_reading_leaves_torchs_generator_alone(project: Path) -> None:
+    before = torch.get_rng_state()
+    next(Feed(train_net(), range(3), device=CPU, workers=0))
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_bad_image_is_one_sentence_with_its_line(project: Path, workers: int) -> None:
+    feed = Feed(train_net(), itertools.count(), device=CPU, workers=workers)
+    data = (project / "image 8.png").read_bytes()
+    (project / "image 8.png").write_bytes(data[: len(data) // 2])
+    with pytest.raises(InputError) as caught:
+        for _ in range(12):
+            next(feed)
+    assert "target.txt:3: " in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert "Traceback" not in str(caught.value)
+
+
+KILL = """
+import os, signal
+from autodial.errors import WorkError
+from autodial.monitor import Monitor
+from autodial.solver import Solver
+
+class Killer(Monitor):
+    def iterated(self, solver):
+        if solver.iter == 2:
+            os.kill(solver._feed._batches._workers[0].pid, signal.SIGKILL)
+
+solver = Solver.from_file("solver.prototxt", workers=1)
+solver.monitors.append(Killer())
+try:
+    solver.step(1000)
+except WorkError as error:
+    print(error)
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="kills a process by signal")
+def test_killed_worker_is_one_sentence(project: Path) -> None:
+    # in a process of its own, as torch raises from a signal handler, wherever the program is
+    done = subprocess.run([sys.executable, "-c", KILL], capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout.startswith("a process that reads images died (")
+    assert done.stdout.endswith("try fewer --workers, or --workers 0\n")
+    assert done.stdout.count("\n") == 1
+
+
+def test_little_shared_memory_means_fewer_workers(
+    project: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    batch = 4 * ((4 + 3) * 3 * 8 * 8 + 4 + 3)
+    readers = list(sources(train_net()).values())
+    monkeypatch.setattr(feed_module, "_SHARED_MEMORY", project)
+    usage = namedtuple("usage", "free")
+    for free, workers in ((11 * batch, 5), (9 * batch, 4), (3 * batch, 1), (3 * batch - 1, 0), (0, 0)):
+        monkeypatch.setattr(feed_module.shutil, "disk_usage", lambda _, free=free: usage(free))
+        assert feed_module._workers_that_fit(5, readers) == workers
+    assert len(caplog.records) == 4
+    assert caplog.records[0].getMessage().startswith("Reading with 4 instead of 5 workers: ")
+
+
+def test_labels_that_are_compared_must_be_classes(project: Path) -> None:
+    assert label_readers(train_net()) == {"loss-source": "source"}
+    assert label_readers(train_net(pb.TEST)) == {"loss-test": "test", "accuracy": "test"}
+    check_data(train_net())
+    lines = Path("source.txt").read_text().splitlines()
+    for label in (3, -1):
+        lines[4] = f"image 4.png {label}"
+        Path("source.txt").write_text("\n".join(lines))
+        with pytest.raises(
+            InputError, match=rf'source.txt:5: label {label} is not in \[0, 3\), the classes that layer "loss-source"'
+        ):
+            check_data(train_net())
+
+
+def test_ignored_label_may_be_anything(project: Path, edit: Edit) -> None:
+    Path("source.txt").write_text("image 0.png 255\nimage 1.png 1\n")
+    edit("net.prototxt", 'top: "loss-source"\n', 'top: "loss-source" loss_param { ignore_label: 255 }\n')
+    check_data(train_net())
+
+
+def test_images_are_checked(project: Path) -> None:
+    Path("target.txt").write_text("image 0.png 0\nimage 99.png 0\n")
+    with pytest.raises(InputError, match=r"target.txt:2: .*image 99.png"):
+        check_data(train_net())

@@ -1,0 +1,144 @@
+"""What a run's numbers may depend on: not on interruptions, workers, or the target's labels."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from autodial import proto
+from autodial.solver import Solver
+
+Edit = Callable[[str, str, str], None]
+
+
+def train(**options: object) -> Solver:
+    solver = Solver.from_file("solver.prototxt", **options)
+    assert solver.solve()
+    return solver
+
+
+def snapshot(iteration: int, suffix: str = "caffemodel") -> bytes:
+    return Path(f"snapshots/stripes_iter_{iteration}.{suffix}").read_bytes()
+
+
+def test_resumed_run_ends_in_the_same_files(project: Path) -> None:
+    train()
+    ends = snapshot(8), snapshot(8, "solverstate")
+    assert snapshot(4) != ends[0]
+    Path("snapshots/stripes_iter_8.caffemodel").unlink()
+    solver = Solver.from_file("solver.prototxt", seed=5)
+    solver.restore("snapshots/stripes_iter_4.solverstate")
+    assert solver.solve()
+    assert (snapshot(8), snapshot(8, "solverstate")) == ends
+
+
+def test_steps_of_one_equal_one_run(project: Path) -> None:
+    train()
+    end = snapshot(8)
+    solver = Solver.from_file("solver.prototxt")
+    for _ in range(8):
+        solver.step(1)
+    assert snapshot(8) == end
+
+
+def test_workers_change_nothing(project: Path) -> None:
+    train(workers=0)
+    ends = snapshot(8), snapshot(8, "solverstate")
+    train(workers=2)
+    assert (snapshot(8), snapshot(8, "solverstate")) == ends
+
+
+def test_seed_matters(project: Path) -> None:
+    train()
+    end = snapshot(8)
+    train(seed=6)
+    assert snapshot(8) != end
+
+
+def test_target_labels_never_reach_the_weights(project: Path, edit: Edit) -> None:
+    train()
+    ends = snapshot(8), snapshot(8, "solverstate")
+    lines = Path("target.txt").read_text().splitlines()
+    Path("target.txt").write_text("".join(f"{line.rpartition(' ')[0]} {-7 * i}\n" for i, line in enumerate(lines)))
+    solver = Solver.from_file("solver.prototxt")
+    solver.check()
+    assert solver.solve()
+    assert (snapshot(8), snapshot(8, "solverstate")) == ends
+
+    # the labels do take part where they are read
+    lines = Path("source.txt").read_text().splitlines()
+    Path("source.txt").write_text("".join(f"{line.rpartition(' ')[0]} 0\n" for line in lines))
+    train()
+    assert snapshot(8) != ends[0]
+
+
+COMMAND = [
+    *(sys.executable, "-c", "from autodial.cli import main; main()"),
+    *("train", "--solver", "solver.prototxt", "--device", "cpu"),
+]
+
+
+def run_command(*arguments: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [*COMMAND, *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no process groups to signal")
+def test_interrupted_run_resumes_to_the_same_files(project: Path, edit: Edit) -> None:
+    edit("solver.prototxt", "max_iter: 8 display: 2", "max_iter: 100000 display: 1")
+    edit("solver.prototxt", "test_iter: 2 test_interval: 4\nsnapshot: 4", "")
+    process = run_command("--workers", "1", "-o", "run")
+    log = Path("run/log.jsonl")
+    deadline = time.monotonic() + 120
+    while not (log.exists() and log.read_text().count('"train"') > 3):
+        assert process.poll() is None, process.communicate()[0]
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal's Ctrl-C: the workers get it, too
+    text, _ = process.communicate(timeout=60)
+    assert process.returncode == 130, text
+    (state,) = Path("snapshots").glob("*.solverstate")
+    stopped = proto.read_state(state).iter
+    assert stopped > 3
+    assert f"Interrupted after {stopped} iterations. To go on:" in text
+    resume = "autodial train --solver solver.prototxt --snapshot {} --device cpu --workers 1 -o run"
+    assert text.splitlines()[-1] == resume.format(state)
+
+    end = stopped + 3
+    process = run_command("--snapshot", str(state), "-o", "run", "--set", f"solver.max_iter={end}")
+    text, _ = process.communicate(timeout=120)
+    assert process.returncode == 0, text
+    resumed = snapshot(end), snapshot(end, "solverstate")
+    solver = Solver.from_file("solver.prototxt", overrides=[f"solver.max_iter={end}"])
+    assert solver.solve()
+    assert (snapshot(end), snapshot(end, "solverstate")) == resumed
+
+
+def test_stop_during_a_test_trains_no_further(project: Path) -> None:
+    class Stopping(Solver):
+        def _test_outputs(self, index: int, batches: int):  # type: ignore[no-untyped-def]
+            for outputs in super()._test_outputs(index, batches):
+                if self.iter == 4:
+                    self.stop()
+                yield outputs
+
+    solver = Stopping.from_file("solver.prototxt")
+    assert not solver.solve()
+    assert solver.iter == 4
+    assert sorted(path.name for path in Path("snapshots").iterdir()) == [
+        "stripes_iter_4.caffemodel",
+        "stripes_iter_4.solverstate",
+    ]

@@ -1,0 +1,180 @@
+"""`autodial train` and `autodial test` as a user runs them."""
+
+from __future__ import annotations
+
+import csv
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from autodial.cli import main
+from autodial.net import Net
+from autodial.proto import messages as pb
+from autodial.proto import parse_net, read_net, read_weights
+from autodial.run_log import read_log
+
+Edit = Callable[[str, str, str], None]
+TRAIN = ("train", "--solver", "solver.prototxt", "--workers", "0", "--device", "cpu")
+TEST = ("test", "--net", "net.prototxt", "--weights", "snapshots/stripes_iter_8.caffemodel", "--workers", "0")
+
+
+@pytest.fixture
+def autodial(
+    project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., tuple[int, str, str]]:
+    """`autodial(arguments...)` gives exit status, standard output and standard error."""
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["autodial", *arguments])
+        with pytest.raises(SystemExit) as exit_:
+            main()
+        out, err = capsys.readouterr()
+        return int(exit_.value.code or 0), out, err
+
+    return run
+
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+def test_train_shows_logs_and_records(autodial: Run) -> None:
+    status, out, _ = autodial(*TRAIN, "--set", "loss-target.loss_weight=0.25", "--set", "solver.display=4")
+    assert status == 0
+    lines = out.splitlines()
+    assert lines[0] == "Training on cpu from iteration 0 to 8, logs: snapshots/stripes_run"
+    assert any(line.startswith("Iteration 4, lr = 0.025, loss = ") and line.endswith("images/s)") for line in lines)
+    assert lines[-1] == "Training done."
+    rows = read_log(Path("snapshots/stripes_run"))
+    assert [(row["event"], row["iteration"]) for row in rows] == [
+        *(("test", 0), ("train", 0), ("test", 4), ("train", 4), ("test", 8)),
+    ]
+    assert rows[1]["loss_weights"]["loss-target"] == 0.25
+    (start,) = json.loads(Path("snapshots/stripes_run/run.json").read_text())["starts"]
+    (net,) = start["nets"]
+    assert next(layer for layer in parse_net(net).layer if layer.name == "loss-target").loss_weight == [0.25]
+    assert "display: 4" in start["solver"]
+    assert start["seed"] == 5
+    assert start["command"].endswith("--set loss-target.loss_weight=0.25 --set solver.display=4 --workers 0")
+
+
+def test_runs_get_folders_of_their_own_and_resumed_ones_go_on(autodial: Run) -> None:
+    autodial(*TRAIN)
+    autodial(*TRAIN)
+    status, out, _ = autodial(*TRAIN, "--snapshot", "snapshots/stripes_iter_4.solverstate")
+    assert status == 0
+    assert "from iteration 4 to 8, logs: snapshots/stripes_run2" in out
+    assert sorted(path.name for path in Path("snapshots").glob("stripes_run*")) == ["stripes_run", "stripes_run2"]
+    assert read_log(Path("snapshots/stripes_run")) != []
+    first, second = ([row["iteration"] for row in read_log(Path(f"snapshots/stripes_run{n}"))] for n in ("", "2"))
+    assert first == second
+    status, _, err = autodial(*TRAIN, "-o", "snapshots/stripes_run")
+    assert status == 2
+    assert "snapshots/stripes_run already holds a run" in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "message"),
+    [
+        (("--weights", "no.caffemodel"), 2, "no.caffemodel does not exist"),
+        (("--weights", "a", "--snapshot", "b"), 2, "--weights starts a run and --snapshot resumes one"),
+        (("--snapshot", "a.caffemodel"), 2, "holds weights and no solver's state"),
+        (("--device", "tpu"), 2, 'device "tpu" does not exist'),
+        (("--device", "cuda:"), 2, 'device "cuda:" does not exist'),
+        (("--set", "fcc.type=x"), 2, 'no layer "fcc"; did you mean "fc"?'),
+        (("--set", "target.image_data_param.source=none.txt"), 2, '"none.txt" does not exist'),
+        (("--set", "solver.snapshot_prefix=net.prototxt/x"), 1, "snapshots can't be written to net.prototxt"),
+        (("-o", "net.prototxt/x"), 1, "the run's folder net.prototxt/x can't be written"),
+    ],
+)
+def test_what_train_refuses(autodial: Run, arguments: tuple[str, ...], status: int, message: str) -> None:
+    got, out, err = autodial(*TRAIN, *arguments)
+    assert (got, out) == (status, "")
+    assert message in err
+    assert err.startswith("autodial: error: ")
+    assert err.count("\n") == 1
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+def test_gpu_that_is_not_there(autodial: Run, edit: Edit) -> None:
+    edit("solver.prototxt", "solver_mode: CPU", "solver_mode: GPU max_iter: 1")
+    edit("solver.prototxt", "max_iter: 8", "")
+    status, _, err = autodial(*TRAIN[:-1], "cuda")
+    assert status == 1
+    assert "finds no GPU here" in err
+    status, out, err = autodial(*TRAIN[:-1], "auto")
+    assert status == 0
+    assert "Training on cpu" in out
+
+
+def test_test_scores_every_image_once(autodial: Run) -> None:
+    autodial(*TRAIN)
+    status, out, _ = autodial(*TEST, "-o", "scores.csv")
+    assert status == 0
+
+    net = Net(read_net("net.prototxt"), pb.TEST)
+    net.load_weights(read_weights("snapshots/stripes_iter_8.caffemodel"))
+    source = net.layer("test").source
+    images, labels = (np.concatenate(arrays)[:11] for arrays in zip(*map(source.batch, range(3)), strict=True))
+    inputs = {"data": torch.from_numpy(images), "label": torch.from_numpy(labels)}
+    with torch.no_grad():
+        logits = net.blobs(inputs, ["fc"])["fc"]
+    probabilities = logits.softmax(1).numpy()
+    losses = torch.nn.functional.cross_entropy(logits, inputs["label"].long(), reduction="none").numpy()
+
+    with Path("scores.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert list(rows[0]) == ["path", "label", "predicted", "loss", *(f"probability_{k}" for k in range(3))]
+    assert [row["path"] for row in rows] == [f"image {i}.png" for i in range(11)]
+    assert [int(row["label"]) for row in rows] == labels.tolist()
+    assert [int(row["predicted"]) for row in rows] == probabilities.argmax(1).tolist()
+    got = np.array([[float(row[f"probability_{k}"]) for k in range(3)] for row in rows])
+    np.testing.assert_allclose(got, probabilities, rtol=1e-5)
+    np.testing.assert_allclose([float(row["loss"]) for row in rows], losses, rtol=1e-4, atol=1e-6)
+
+    shown = dict(line.split(" = ")[:2] for line in out.splitlines() if not line.startswith("11 images"))
+    accuracy = float((probabilities.argmax(1) == labels).mean())
+    assert float(shown["accuracy"]) == pytest.approx(accuracy)
+    assert float(shown["loss-test"].split()[0]) == pytest.approx(float(losses.mean()), rel=1e-4)
+    assert out.splitlines()[-1].startswith("11 images in ")
+    assert float(out.splitlines()[-1].rpartition("= ")[2]) == pytest.approx(accuracy)
+
+
+def test_test_with_iterations_averages_whole_batches(autodial: Run) -> None:
+    autodial(*TRAIN)
+    status, out, _ = autodial(*TEST, "--iterations", "4", "-o", "scores.csv")
+    assert status == 0
+    net = Net(read_net("net.prototxt"), pb.TEST)
+    net.load_weights(read_weights("snapshots/stripes_iter_8.caffemodel"))
+    batches = [net.layer("test").source.batch(j) for j in range(4)]
+    with torch.no_grad():
+        outputs = [net({"data": torch.from_numpy(x), "label": torch.from_numpy(y)}) for x, y in batches]
+    loss = sum(float(output["loss-test"]) for output in outputs) / 4
+    shown = dict(line.split(" = ")[:2] for line in out.splitlines()[:2])
+    assert float(shown["loss-test"].split()[0]) == pytest.approx(loss, rel=1e-5)
+    assert len(Path("scores.csv").read_text().splitlines()) == 1 + 11
+
+
+def test_test_says_which_layers_have_no_weights(autodial: Run, edit: Edit) -> None:
+    autodial(*TRAIN)
+    edit("net.prototxt", 'layer { name: "fc"', 'layer { name: "fc-new"')
+    _, out, _ = autodial(*TEST)
+    assert out.splitlines()[0].endswith(", and left as their fillers made them: fc-new")
+
+
+def test_what_test_refuses(autodial: Run) -> None:
+    autodial(*TRAIN)
+    status, _, err = autodial(*TEST, "--logits", "fc9")
+    assert status == 2
+    assert 'no blob "fc9"' in err
+    status, _, err = autodial(*TEST, "--logits", "conv", "-o", "scores.csv")
+    assert status == 2
+    assert 'blob "conv" has shape (4, 4, 6, 6), and not a row of scores per image' in err
+    Path("test.txt").write_text("image 0.png 0\nimage 1.png 8\n")
+    status, _, err = autodial(*TEST)
+    assert status == 2
+    assert "test.txt:2: label 8 is not in [0, 3)" in err
