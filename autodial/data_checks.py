@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from autodial.errors import InputError
 from autodial.feed import sources
@@ -13,10 +14,25 @@ _PARAMETERS = {"SoftmaxWithLoss": ("softmax_param", "loss_param"), "Accuracy": (
 """By type of the layers that take class labels: the messages that hold axis and ignore_label."""
 
 
+class LabelReader(NamedTuple):
+    """A loss or an accuracy that takes labels as a data layer gives them."""
+
+    layer: str
+    source: str
+    """The data layer's name."""
+    top: int
+    """Which of the data layer's tops holds the labels."""
+    classes: int
+    """The labels are in [0, classes)."""
+    ignored: int | None
+    """A label that counts for nothing."""
+
+
 def check_data(net: Net) -> None:
     """Look at every file in the image lists, and at every label that a loss or an accuracy reads.
 
-    Labels that no such layer reads, a target's for example, may be anything.
+    Labels that no such layer reads, a target's for example, may be anything. Of a database too large for it, labels
+    are left to the layer that reads them.
 
     Raises:
         InputError: an image that is missing or no image, or a label that is no class of the scores it is compared
@@ -24,34 +40,29 @@ def check_data(net: Net) -> None:
     """
     for source in sources(net).values():
         source.check()
-    for layer, data_layer, classes, ignored in _readers_of_labels(net):
-        source = sources(net)[data_layer]
-        for entry in source.entries:
-            if not 0 <= entry.label < classes and entry.label != ignored:
+    for reader in label_readers(net):
+        for where, label in sources(net)[reader.source].labels(reader.top):
+            if not 0 <= label < reader.classes and label != reader.ignored:
                 raise InputError(
-                    f"{source.list_path}:{entry.line}: label {entry.label} is not in [0, {classes}), "
-                    f'the classes that layer "{layer}" compares it with'
+                    f"{where}: label {label} is not in [0, {reader.classes}), "
+                    f'the classes that layer "{reader.layer}" compares it with'
                 )
 
 
-def label_readers(net: Net) -> dict[str, str]:
-    """The data layers whose labels go to a loss or an accuracy as they are, by the name of that layer."""
-    return {layer: data_layer for layer, data_layer, _, _ in _readers_of_labels(net)}
-
-
-def _readers_of_labels(net: Net) -> Iterator[tuple[str, str, int, int | None]]:
-    """Layer, data layer, number of classes and ignored label, for each layer that `label_readers` gives."""
-    labels: dict[str, str] = {}
+def label_readers(net: Net) -> Iterator[LabelReader]:
+    """The losses and accuracies to which labels of a data layer go as they are."""
+    labels: dict[str, tuple[str, int]] = {}
     for message in net.param.layer:
         if message.type in _PARAMETERS and message.bottom[1] in labels:
             with_axis, with_ignored = (getattr(message, field) for field in _PARAMETERS[message.type])
             shape = net.blob_shapes[message.bottom[0]]
             ignored = with_ignored.ignore_label if with_ignored.HasField("ignore_label") else None
-            yield message.name, labels[message.bottom[1]], shape[canonical_axis(with_axis.axis, len(shape))], ignored
+            classes = shape[canonical_axis(with_axis.axis, len(shape))]
+            yield LabelReader(message.name, *labels[message.bottom[1]], classes, ignored)
         passed_on = labels.get(message.bottom[0]) if message.type == "Split" else None
         for j, top in enumerate(message.top):
             labels.pop(top, None)
             if passed_on is not None:
                 labels[top] = passed_on
-            elif message.name in sources(net) and j == 1:
-                labels[top] = message.name
+            elif message.name in sources(net):
+                labels[top] = (message.name, j)

@@ -18,9 +18,10 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from autodial.data.image_data import ImageData, init_worker
+from autodial.data.image_data import init_worker
+from autodial.data.source import Source
 from autodial.errors import AutodialError, InputError, WorkError
-from autodial.layers.image_data import ImageDataLayer
+from autodial.layers.data_sources import SourceLayer
 from autodial.net import Net
 
 _log = logging.getLogger(__name__)
@@ -32,9 +33,9 @@ _HANDLER_DELAY = 5.0
 """Seconds by which torch has surely noticed that a worker is dead."""
 
 
-def sources(net: Net) -> dict[str, ImageData]:
+def sources(net: Net) -> dict[str, Source]:
     """The readers behind a net's data layers, by layer name, in order."""
-    return {name: layer.source for name, layer in net.data_layers.items() if isinstance(layer, ImageDataLayer)}
+    return {name: layer.source for name, layer in net.data_layers.items() if isinstance(layer, SourceLayer)}
 
 
 def default_workers() -> int:
@@ -56,18 +57,18 @@ class Feed(Iterator[dict[str, Tensor]]):
         workers: processes to read with; 0 reads in this one, when a batch is asked for.
 
     Raises:
-        InputError: the net has Input layers, which only Python can fill. Iterating: a batch can't be read; it names the
-            list and the line.
+        InputError: the net has Input or MemoryData layers, which only Python can fill. Iterating: a batch can't be
+            read; it names the file and the row.
         WorkError: iterating: a worker process died; see `naming_dead_workers`.
     """
 
     def __init__(self, net: Net, indexes: Iterable[int], *, device: torch.device, workers: int) -> None:
         self._device = device
         readers = sources(net)
-        for name in net.data_layers:
+        for name, layer in net.data_layers.items():
             if name not in readers:
                 raise InputError(
-                    f'layer "{name}" (Input) gets its data from a Python program (autodial.caffe); '
+                    f'layer "{name}" ({layer.type_name}) gets its data from a Python program (autodial.caffe); '
                     "a net that is run from the command line reads its data itself, for example with ImageData"
                 )
         self._tops = [top for name in readers for top in net.tops(name)]
@@ -133,7 +134,7 @@ class _Failure:
 class _Batches(Dataset[list[Tensor] | _Failure]):
     """Batch `index` of several readers as one item."""
 
-    def __init__(self, readers: list[ImageData]) -> None:
+    def __init__(self, readers: list[Source]) -> None:
         self._readers = readers
 
     def __getitem__(self, index: int) -> list[Tensor] | _Failure:
@@ -150,7 +151,7 @@ def _start_worker(worker: int) -> None:
     init_worker(worker)
 
 
-def _workers_that_fit(workers: int, readers: Iterable[ImageData]) -> int:
+def _workers_that_fit(workers: int, readers: Iterable[Source]) -> int:
     """As many workers as /dev/shm has room for, with what each has in flight and one batch in use."""
     if not workers or not _SHARED_MEMORY.is_dir():
         return workers

@@ -1,4 +1,4 @@
-"""A trained net's TEST phase over an image list: means of the output blobs, and scores image by image."""
+"""A trained net's TEST phase over a list of images: means of the output blobs, and scores image by image."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import io
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from itertools import repeat
+from math import prod
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from autodial.data.image_data import ImageData
+from autodial.data.source import Source
 from autodial.data_checks import label_readers
 from autodial.devices import naming_full_memory
 from autodial.errors import InputError
@@ -29,12 +31,13 @@ class Row:
     """One image.
 
     Attributes:
-        path, label: as the list states them.
+        path: as the list states it; a database's key; file and number of a row.
+        label: None if the data layer gives none.
         probabilities: float32 (classes,), the softmax of the logits.
     """
 
     path: str
-    label: int
+    label: int | None
     probabilities: NDArray[np.float32]
 
     @property
@@ -45,7 +48,7 @@ class Row:
     @property
     def loss(self) -> float | None:
         """-log of the label's probability, at least FLT_MIN as in Caffe's loss; None if the label is no class."""
-        if not 0 <= self.label < len(self.probabilities):
+        if self.label is None or not 0 <= self.label < len(self.probabilities):
             return None
         return float(-np.log(max(self.probabilities[self.label], np.finfo(np.float32).tiny)))
 
@@ -75,7 +78,7 @@ class Scorer:
         self, net: Net, *, device: torch.device, workers: int, iterations: int | None = None, logits: str | None = None
     ) -> None:
         self._net, self._device, self._workers, self._logits = net, device, workers, logits
-        self._list = _scored_list(net)
+        self._list, self._labels = _scored_list(net)
         if self._list is None and (iterations is None or logits is not None):
             raise InputError(
                 "the TEST phase has no image list, or several that no label tells apart, to score image by image; "
@@ -85,7 +88,7 @@ class Scorer:
             raise InputError(f'blob "{logits}" has shape {net.blob_shapes[logits]}, and not a row of scores per image')
         # a batch can be cut only if every input has a row per image of the list
         self._once = iterations is None and len(net.data_layers) == 1
-        self.batches = iterations or (-(-len(self._list.entries) // self._list.batch_size) if self._list else 0)
+        self.batches = iterations or (-(-len(self._list) // self._list.batch_size) if self._list else 0)
         self.rows: list[Row] = []
         self._totals: dict[str, Tensor] = {}
         self._weight = 0
@@ -104,16 +107,22 @@ class Scorer:
                 self._add_outputs(blobs, new if self._once else 1)
                 if self._list is not None and self._logits is not None and new:
                     probabilities = blobs[self._logits][:new].flatten(1).softmax(1).cpu().numpy()
-                    entries = self._list.rows(index)
-                    self.rows += [Row(e.path, e.label, p) for e, p in zip(entries, probabilities, strict=False)]
+                    self.rows += self._scored(index, inputs, probabilities)
                 yield
+
+    def _scored(self, index: int, inputs: dict[str, Tensor], probabilities: NDArray[np.float32]) -> Iterator[Row]:
+        """The rows of a batch, as many as there are probabilities."""
+        assert self._list is not None
+        labels = inputs[self._labels].flatten().long().tolist() if self._labels else repeat(None)
+        rows = zip(self._list.names(index), labels, probabilities, strict=False)
+        return (Row(*row) for row in rows)
 
     def _new_rows(self, index: int) -> int:
         """How many rows of a batch hold images that no batch before it held."""
         if self._list is None:
             return 0
         size = self._list.batch_size
-        return min(size, max(0, len(self._list.entries) - index * size))
+        return min(size, max(0, len(self._list) - index * size))
 
     def _add_outputs(self, blobs: dict[str, Tensor], weight: int) -> None:
         batch_sizes = {self._net.blob_shapes[name][0] for name in self._net.inputs}
@@ -133,10 +142,15 @@ class Scorer:
         return sum(right) / len(right) if right else None
 
 
-def _scored_list(net: Net) -> ImageData | None:
-    lists = sources(net)
-    names = set(label_readers(net).values()) or set(lists)
-    return lists[names.pop()] if len(names) == 1 else None
+def _scored_list(net: Net) -> tuple[Source | None, str | None]:
+    """The source to score and the blob of its labels, where there is one of each."""
+    tops = {reader.source: reader.top for reader in label_readers(net)} or dict.fromkeys(sources(net), 1)
+    if len(tops) != 1:
+        return None, None
+    ((name, top),) = tops.items()
+    source = sources(net)[name]
+    one_per_row = prod(source.top_shapes[top][1:]) == 1 if top < len(source.top_shapes) else False
+    return source, net.tops(name)[top] if one_per_row else None
 
 
 def write_scores(rows: Sequence[Row], path: Path) -> None:
@@ -152,5 +166,13 @@ def write_scores(rows: Sequence[Row], path: Path) -> None:
         table.writerow(["path", "label", "predicted", "loss", *(f"probability_{k}" for k in classes)])
         for row in rows:
             loss = "" if row.loss is None else f"{row.loss:.7g}"
-            table.writerow([row.path, row.label, row.predicted, loss, *(f"{p:.7g}" for p in row.probabilities)])
+            table.writerow(
+                [
+                    row.path,
+                    row.label,
+                    row.predicted,
+                    loss,
+                    *(f"{p:.7g}" for p in row.probabilities),
+                ]
+            )
         text.detach()

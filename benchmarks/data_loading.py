@@ -1,7 +1,8 @@
-"""Images per second that an ImageData layer delivers, by number of worker processes.
+"""Images per second that ImageData and Data layers deliver, by number of worker processes.
 
-Writes JPEG files of photo-like content to a temporary folder and reads batches from them as training does: shuffled,
-cropped at random, mirrored, mean subtracted. Files are in the page cache, so that decoding is measured, not the disk.
+Writes JPEG files of photo-like content to a temporary folder, and LMDBs with the same images as pixels and as JPEG, and
+reads batches from them as training does: cropped at random, mirrored, mean subtracted, and the files shuffled. All is
+in the page cache, so that decoding is measured, not the disk.
 
     python benchmarks/data_loading.py
 """
@@ -13,41 +14,49 @@ import os
 import platform
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import cv2
+import lmdb
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch.utils.data import DataLoader, Dataset
 
+from autodial.data.datum_data import DatumData
 from autodial.data.image_data import ImageData, init_worker
+from autodial.data.source import Source
+from autodial.data.transforms import decode
+from autodial.proto import messages as pb
 from autodial.proto import parse_net
 
 LAYER = """
 layer {{
-  name: "data" type: "ImageData" top: "data" top: "label"
+  name: "data" top: "data" top: "label"
   transform_param {{ mirror: true crop_size: 227 mean_value: 104 mean_value: 117 mean_value: 123 }}
-  image_data_param {{ source: "{source}" batch_size: {batch_size} shuffle: true }}
+  image_data_param {{ source: "{folder}/list.txt" batch_size: {batch_size} shuffle: true }}
+  data_param {{ source: "{folder}/{database}" batch_size: {batch_size} backend: LMDB }}
 }}
 """
 
 
-class Batches(Dataset[tuple[NDArray[np.float32], NDArray[np.float32]]]):
-    """The first `count` batches of an ImageData."""
+class Batches(Dataset[Sequence[NDArray[np.float32]]]):
+    """The first `count` batches of a source."""
 
-    def __init__(self, data: ImageData, count: int) -> None:
+    def __init__(self, data: Source, count: int) -> None:
         self.data, self.count = data, count
 
     def __len__(self) -> int:
         return self.count
 
-    def __getitem__(self, index: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    def __getitem__(self, index: int) -> Sequence[NDArray[np.float32]]:
         return self.data.batch(index)
 
 
-def write_images(folder: Path, count: int, size: int) -> Path:
-    """Write `count` JPEG files and their list; the list's path."""
+def write_images(folder: Path, count: int, size: int) -> None:
+    """Write `count` JPEG files and their list."""
     rng = np.random.default_rng(0)
     lines = []
     for i in range(count):
@@ -58,9 +67,32 @@ def write_images(folder: Path, count: int, size: int) -> Path:
         image = image.clip(0, 255).astype(np.uint8)
         cv2.imwrite(str(folder / f"{i}.jpg"), image, [cv2.IMWRITE_JPEG_QUALITY, 90])
         lines.append(f"{folder / f'{i}.jpg'} {i % 31}\n")
-    path = folder / "list.txt"
-    path.write_text("".join(lines), encoding="utf-8")
-    return path
+    (folder / "list.txt").write_text("".join(lines), encoding="utf-8")
+
+
+def write_databases(folder: Path) -> None:
+    """Write LMDBs of the listed files: `raw`, their pixels, and `encoded`, the files as they are."""
+    for name in ("raw", "encoded"):
+        with lmdb.open(str(folder / name), map_size=2**33) as environment, environment.begin(write=True) as txn:
+            for i, path in enumerate(sorted(folder.glob("*.jpg"))):
+                if name == "encoded":
+                    datum = pb.Datum(encoded=True, data=path.read_bytes())
+                else:
+                    planes = decode(path, color=True).transpose(2, 0, 1)
+                    channels, height, width = planes.shape
+                    datum = pb.Datum(channels=channels, height=height, width=width, data=planes.tobytes())
+                txn.put(f"{i:08}".encode(), datum.SerializeToString())
+
+
+def measure(name: str, data: Source, batches: int, workers: Sequence[int]) -> None:
+    """Print the images per second of a source."""
+    for count in workers:
+        loader = DataLoader(Batches(data, batches), batch_size=None, num_workers=count, worker_init_fn=init_worker)
+        iterator = iter(loader)
+        next(iterator)  # starting the workers is not counted
+        start = time.perf_counter()
+        images = sum(len(tops[0]) for tops in iterator)
+        print(f"{name}, {count} workers: {images / (time.perf_counter() - start):.0f} images/s", flush=True)
 
 
 def main() -> None:
@@ -74,23 +106,23 @@ def main() -> None:
 
     print(f"{platform.machine()}, {os.cpu_count()} CPUs, OpenCV {cv2.__version__}, torch {torch.__version__}")
     with tempfile.TemporaryDirectory() as folder:
-        source = write_images(Path(folder), arguments.images, arguments.size)
+        write_images(Path(folder), arguments.images, arguments.size)
         file_size = sum(path.stat().st_size for path in Path(folder).glob("*.jpg")) / arguments.images
         print(f"JPEG files of {arguments.size} x {arguments.size} pixels, {file_size / 1024:.0f} KiB on average")
-        text = LAYER.format(source=source.as_posix(), batch_size=arguments.batch_size)
-        data = ImageData(parse_net(text).layer[0], phase=0, seed=0)
+        write_databases(Path(folder))
+
+        def layer(database: str = "") -> Any:
+            text = LAYER.format(folder=Path(folder).as_posix(), database=database, batch_size=arguments.batch_size)
+            return parse_net(text).layer[0]
+
+        data = ImageData(layer(), phase=pb.TRAIN, seed=0)
         start = time.perf_counter()
         data.check()
         print(f"check: {arguments.images / (time.perf_counter() - start):.0f} files/s")
-        for workers in arguments.workers:
-            loader = DataLoader(
-                Batches(data, arguments.batches), batch_size=None, num_workers=workers, worker_init_fn=init_worker
-            )
-            batches = iter(loader)
-            next(batches)  # starting the workers is not counted
-            start = time.perf_counter()
-            count = sum(len(labels) for _, labels in batches)
-            print(f"{workers} workers: {count / (time.perf_counter() - start):.0f} images/s", flush=True)
+        measure("files", data, arguments.batches, arguments.workers)
+        for name in ("encoded", "raw"):
+            database = DatumData(layer(name), phase=pb.TRAIN, seed=0)
+            measure(f"LMDB, {name}", database, arguments.batches, arguments.workers)
 
 
 if __name__ == "__main__":

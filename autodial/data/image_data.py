@@ -1,19 +1,9 @@
-"""Caffe's ImageData layer as a function from the index of a batch to its images and labels.
-
-The list is read as one endless sequence of epochs, each in the list's order or, with `shuffle`, in an order of its own.
-Batch k starts k * batch_size images (plus rand_skip's draw) into that sequence and may span epochs.
-
-All that is random comes from streams keyed by the seed, the layer's name, a purpose, and the number of an epoch
-(its order) or of a batch (its crops and flips). So batch k is the same whichever process computes it, in whatever
-order, before or after an interruption.
-"""
+"""Caffe's ImageData layer as a function from the index of a batch to its images and labels."""
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from enum import IntEnum
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -22,6 +12,7 @@ import cv2
 import numpy as np
 from numpy.typing import NDArray
 
+from autodial.data.epochs import Epochs, Purpose, Streams
 from autodial.data.image_list import Entry, ImageList
 from autodial.data.paths import find
 from autodial.data.transforms import DataError, Transform, decode, resize
@@ -33,14 +24,6 @@ _CHECK_THREADS = 32
 """Many, since on a network drive they wait most of the time."""
 _NAMED = 3
 """Bad images that an error of `check` names."""
-
-
-class _Stream(IntEnum):
-    """What a random stream is for."""
-
-    ORDER = 0
-    SKIP = 1
-    TRANSFORM = 2
 
 
 class ImageData:
@@ -85,11 +68,10 @@ class ImageData:
             # Absolute, so that a later change of the working directory does not move it.
             self._image_dir = (base_dir if base_dir and self._root else self.list_path.parent).absolute()
 
-            name_key = int.from_bytes(hashlib.sha256(self.name.encode()).digest()[:16], "little")
-            self._entropy = (seed % 2**64, name_key)
-            self._shuffle: bool = options.shuffle
-            self._shuffled: tuple[int, list[int]] = (-1, [])
-            self._skip = int(self._rng(_Stream.SKIP, 0).integers(options.rand_skip)) if options.rand_skip else 0
+            self._streams = Streams(seed, self.name)
+            self._epochs = Epochs(
+                [len(self.entries)], self._streams, shuffle=options.shuffle, rand_skip=options.rand_skip
+            )
 
             channels = 3 if self._color else 1
             self.transform = Transform.from_caffe(
@@ -104,15 +86,20 @@ class ImageData:
         except InputError as error:
             raise InputError(f'layer "{self.name}" (ImageData): {error}') from None
 
+    def __len__(self) -> int:
+        return len(self.entries)
+
     def rows(self, index: int) -> list[Entry]:
         """The images of batch `index` (from 0), in the order of its rows."""
-        epoch, start = divmod(self._skip + index * self.batch_size, len(self.entries))
-        rows: list[Entry] = []
-        while len(rows) < self.batch_size:
-            order = self._order(epoch)[start : start + self.batch_size - len(rows)]
-            rows += [self.entries[i] for i in order]
-            epoch, start = epoch + 1, 0
-        return rows
+        return [self.entries[row] for row in self._epochs.rows(index, self.batch_size)]
+
+    def names(self, index: int) -> list[str]:
+        """The paths of the images of batch `index`, as the list states them."""
+        return [entry.path for entry in self.rows(index)]
+
+    def labels(self, top: int) -> Iterator[tuple[str, int]]:
+        """Line and label of every image, for top 1; nothing for top 0."""
+        return ((f"{self.list_path}:{entry.line}", entry.label) for entry in self.entries if top == 1)
 
     def batch(self, index: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         """Images and labels of batch `index` (from 0), a function of the seed, the layer's name and `index` alone.
@@ -124,7 +111,7 @@ class ImageData:
             InputError: an image is missing, damaged or of a size that doesn't fit; it names the list and the line.
         """
         rows = self.rows(index)
-        rng = self._rng(_Stream.TRANSFORM, index)
+        rng = self._streams.rng(Purpose.TRANSFORM, index)
         images = np.empty(self.top_shapes[0], dtype=np.float32)
         for entry, out in zip(rows, images, strict=True):
             image = self.image(entry)
@@ -191,19 +178,6 @@ class ImageData:
 
     def _at(self, entry: Entry, error: InputError) -> InputError:
         return InputError(f"{self.list_path}:{entry.line}: {error}")
-
-    def _order(self, epoch: int) -> Sequence[int]:
-        """Indices into `entries` in the order of an epoch."""
-        if not self._shuffle:
-            return range(len(self.entries))
-        if self._shuffled[0] != epoch:
-            order = self._rng(_Stream.ORDER, epoch).permutation(len(self.entries))
-            self._shuffled = (epoch, order.tolist())
-        return self._shuffled[1]
-
-    def _rng(self, stream: _Stream, index: int) -> np.random.Generator:
-        key = np.random.SeedSequence(self._entropy, spawn_key=(stream, index))
-        return np.random.Generator(np.random.Philox(key))
 
 
 def init_worker(worker_id: int = 0) -> None:

@@ -42,13 +42,36 @@ def decode(path: str | PathLike[str], color: bool) -> NDArray[np.uint8]:
     if not data.size:
         raise DataError(f"{path} is empty")
     try:
+        return decode_bytes(data, color)
+    except DataError as error:
+        raise DataError(f"{path} {error}") from None
+
+
+def decode_bytes(data: NDArray[np.uint8], color: bool | None) -> NDArray[np.uint8]:
+    """Decode an image file that lies in memory, as `decode` does.
+
+    Args:
+        data: uint8 (bytes,), at least one.
+        color: three channels if true, one if false. None keeps the file's channels, alpha included, and ignores its
+            EXIF orientation (cv2.IMREAD_UNCHANGED).
+
+    Returns:
+        uint8 (height, width, channels).
+
+    Raises:
+        DataError: these are no whole image, or with `color` None not one of 8 bits; the subject is left out.
+    """
+    flags = cv2.IMREAD_UNCHANGED if color is None else cv2.IMREAD_COLOR if color else cv2.IMREAD_GRAYSCALE
+    try:
         # From OpenCV 4.11 on, decoding from memory refuses a JPEG that ends early; before, it left rows unset.
-        image = cv2.imdecode(data, cv2.IMREAD_COLOR if color else cv2.IMREAD_GRAYSCALE)
+        image = cv2.imdecode(data, flags)
     except cv2.error as error:
-        raise DataError(f"{path} can't be decoded: {error.err}") from None
+        raise DataError(f"can't be decoded: {error.err}") from None
     if image is None:
-        raise DataError(f"{path} is not an image that OpenCV can read, or it is damaged or cut short")
-    return image if color else image[:, :, np.newaxis]  # type: ignore[return-value]
+        raise DataError("is not an image that OpenCV can read, or it is damaged or cut short")
+    if image.dtype != np.uint8:
+        raise DataError(f"has pixels of {image.dtype}; write it with 8 bits per channel")
+    return image if image.ndim == 3 else image[:, :, np.newaxis]  # type: ignore[return-value]
 
 
 def resize(image: NDArray[np.uint8], height: int, width: int) -> NDArray[np.uint8]:
@@ -65,7 +88,7 @@ def resize(image: NDArray[np.uint8], height: int, width: int) -> NDArray[np.uint
 
 @dataclass(frozen=True, eq=False)
 class Transform:
-    """Caffe's DataTransformer for decoded images: crop, mirror, subtract the mean, scale.
+    """Caffe's DataTransformer: crop, mirror, subtract the mean, scale.
 
     Attributes:
         crop_size: side of the square crop in pixels; 0 keeps the whole image.
@@ -84,7 +107,7 @@ class Transform:
 
     @classmethod
     def from_caffe(cls, param: Any, *, phase: int, channels: int, base_dir: Path | None = None) -> Transform:
-        """The transform that a TransformationParameter states, for images of `channels` (1 or 3) channels.
+        """The transform that a TransformationParameter states, for images of `channels` channels.
 
         Args:
             phase: caffe.Phase, which decides where crops are taken.
@@ -98,9 +121,7 @@ class Transform:
 
         if (param.force_gray and channels != 1) or (param.force_color and channels != 3):
             stated = "force_gray" if channels != 1 else "force_color"
-            raise DataError(
-                f"transform_param.{stated} contradicts image_data_param.is_color, which alone decides what is read"
-            )
+            raise DataError(f"transform_param.{stated} contradicts the images' number of channels, {channels}")
         return cls(
             crop_size=param.crop_size,
             random_crop=phase == pb.TRAIN,
@@ -123,12 +144,15 @@ class Transform:
         return self.crop_size, self.crop_size
 
     def __call__(
-        self, image: NDArray[np.uint8], rng: np.random.Generator, out: NDArray[np.float32] | None = None
+        self,
+        image: NDArray[np.uint8] | NDArray[np.float32],
+        rng: np.random.Generator,
+        out: NDArray[np.float32] | None = None,
     ) -> NDArray[np.float32]:
         """(image - mean) * scale of the crop, with Caffe's order of random draws: the flip, then the crop's top, left.
 
         Args:
-            image: uint8 (H, W, C).
+            image: uint8 or float32 (H, W, C), in any memory layout.
             rng: drawn from only for a mirror or a random crop.
             out: float32 (C, h, w) for the result, with (h, w) = self.size(H, W); a new array if None.
 

@@ -1,4 +1,4 @@
-"""Caffe's layers that work element by element: ReLU, Dropout, Softmax, Power."""
+"""Caffe's activation functions: ReLU, PReLU, ELU, Sigmoid, TanH, BNLL, Softmax; and Dropout."""
 
 from __future__ import annotations
 
@@ -6,20 +6,15 @@ from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
-from autodial.layers.base import Layer, LayerContext, LayerError, Shape, canonical_axis, register
-
-
-class _Elementwise(Layer):
-    """One bottom, one top of the same shape."""
-
-    def top_shapes(self, bottom_shapes: Sequence[Shape]) -> list[Shape]:
-        return [bottom_shapes[0]]
+from autodial.layers.base import LayerContext, LayerError, Shape, canonical_axis, register
+from autodial.layers.elementwise import Elementwise
+from autodial.layers.fillers import fill
 
 
 @register("ReLU")
-class ReLU(_Elementwise):
+class ReLU(Elementwise):
     """max(x, 0) + negative_slope * min(x, 0) (relu_layer.cpp)."""
 
     def __init__(self, negative_slope: float = 0.0) -> None:
@@ -36,8 +31,96 @@ class ReLU(_Elementwise):
         return F.leaky_relu(bottom, self.negative_slope)
 
 
+@register("PReLU")
+class PReLU(Elementwise):
+    """max(x, 0) + slope * min(x, 0) with a learned slope (prelu_layer.cpp): (N, C, ...) -> the same shape.
+
+    Args:
+        channels: C, for a slope per channel, (C,); None for a single one, ().
+    """
+
+    def __init__(self, channels: int | None) -> None:
+        super().__init__()
+        self.channels = channels
+        self.slope = nn.Parameter(torch.full(() if channels is None else (channels,), 0.25))
+
+    @classmethod
+    def from_caffe(cls, context: LayerContext) -> PReLU:
+        param = context.param.prelu_param
+        layer = cls(None if param.channel_shared else _channels(context.bottom_shapes[0]))
+        if param.HasField("filler"):
+            fill(layer.slope, param.filler, context.generator)
+        return layer
+
+    @property
+    def blobs(self) -> tuple[Tensor, ...]:
+        return (self.slope,)
+
+    def top_shapes(self, bottom_shapes: Sequence[Shape]) -> list[Shape]:
+        (shape,) = bottom_shapes
+        channels = _channels(shape)
+        if self.channels not in (None, channels):
+            raise LayerError(f"bottom {shape} has {channels} channels, the layer has {self.channels} slopes")
+        return [shape]
+
+    def forward(self, bottom: Tensor) -> Tensor:
+        return F.prelu(bottom, self.slope)
+
+
+@register("ELU")
+class ELU(Elementwise):
+    """x where x > 0, else alpha * (exp(x) - 1) (elu_layer.cpp)."""
+
+    def __init__(self, alpha: float = 1.0) -> None:
+        super().__init__()
+        self.alpha = alpha
+
+    @classmethod
+    def from_caffe(cls, context: LayerContext) -> ELU:
+        return cls(context.param.elu_param.alpha)
+
+    def forward(self, bottom: Tensor) -> Tensor:
+        return F.elu(bottom, self.alpha)
+
+
+@register("Sigmoid")
+class Sigmoid(Elementwise):
+    """1 / (1 + exp(-x)) (sigmoid_layer.cpp)."""
+
+    @classmethod
+    def from_caffe(cls, context: LayerContext) -> Sigmoid:
+        return cls()
+
+    def forward(self, bottom: Tensor) -> Tensor:
+        return bottom.sigmoid()
+
+
+@register("TanH")
+class TanH(Elementwise):
+    """Hyperbolic tangent (tanh_layer.cpp)."""
+
+    @classmethod
+    def from_caffe(cls, context: LayerContext) -> TanH:
+        return cls()
+
+    def forward(self, bottom: Tensor) -> Tensor:
+        return bottom.tanh()
+
+
+@register("BNLL")
+class BNLL(Elementwise):
+    """log(1 + exp(x)), the binomial normal log likelihood (bnll_layer.cpp)."""
+
+    @classmethod
+    def from_caffe(cls, context: LayerContext) -> BNLL:
+        return cls()
+
+    def forward(self, bottom: Tensor) -> Tensor:
+        return F.softplus(bottom, threshold=50)
+
+
 @register("Dropout")
-class Dropout(_Elementwise):
+class Dropout(Elementwise):
     """In training, zeroes elements with probability `dropout_ratio` and divides the others by 1 - dropout_ratio
     (dropout_layer.cpp); in evaluation returns its input.
 
@@ -76,7 +159,7 @@ class Dropout(_Elementwise):
 
 
 @register("Softmax")
-class Softmax(_Elementwise):
+class Softmax(Elementwise):
     """exp(x) over the sum of exp(x) along `axis` (softmax_layer.cpp)."""
 
     def __init__(self, axis: int = 1) -> None:
@@ -95,19 +178,7 @@ class Softmax(_Elementwise):
         return F.softmax(bottom, self.axis)
 
 
-@register("Power")
-class Power(_Elementwise):
-    """(shift + scale * x) ** power (power_layer.cpp)."""
-
-    def __init__(self, power: float = 1.0, scale: float = 1.0, shift: float = 0.0) -> None:
-        super().__init__()
-        self.power, self.scale, self.shift = power, scale, shift
-
-    @classmethod
-    def from_caffe(cls, context: LayerContext) -> Power:
-        param = context.param.power_param
-        return cls(param.power, param.scale, param.shift)
-
-    def forward(self, bottom: Tensor) -> Tensor:
-        top = bottom * self.scale + self.shift
-        return top if self.power == 1 else top.pow(self.power)
+def _channels(shape: Shape) -> int:
+    if len(shape) < 2:
+        raise LayerError(f"PReLU needs a bottom of at least 2 axes (N, C, ...), not {shape}")
+    return shape[1]

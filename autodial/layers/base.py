@@ -91,6 +91,18 @@ class Layer(nn.Module):
 registry: dict[str, type[Layer]] = {}
 """Layer classes by Caffe type name."""
 
+_RECURRENT = "there are no recurrent layers here; unroll the steps into InnerProduct, TanH, Sigmoid and Eltwise layers"
+NOT_SUPPORTED = {
+    "BatchReindex": "put the rows of the batch in order before they are fed",
+    "Filter": "leave the rows out before they are fed, or let the loss ignore their labels with ignore_label",
+    "LSTM": _RECURRENT,
+    "RNN": _RECURRENT,
+    "Recurrent": _RECURRENT,
+    "SPP": "write out what it stands for: a Pooling and a Flatten layer for each level, and a Concat of them",
+    "WindowData": "cut the windows out into image files, and list these for an ImageData layer",
+}
+"""Caffe's layer types that do not exist here, with what to do instead."""
+
 L = TypeVar("L", bound=type[Layer])
 
 
@@ -113,9 +125,13 @@ def canonical_axis(axis: int, num_axes: int) -> int:
 
 
 def layer_class(name: str) -> type[Layer]:
-    """The class of a Caffe layer type; raises InputError with the list of supported types."""
-    try:
+    """The class of a Caffe layer type.
+
+    Raises:
+        InputError: there is none; it says what to do instead, or which types there are.
+    """
+    if name in registry:
         return registry[name]
-    except KeyError:
-        supported = ", ".join(sorted(registry))
-        raise InputError(f'layer type "{name}" is not supported; supported types: {supported}') from None
+    if name in NOT_SUPPORTED:
+        raise InputError(f'layer type "{name}" is not supported: {NOT_SUPPORTED[name]}')
+    raise InputError(f'layer type "{name}" is not supported; supported types: {", ".join(sorted(registry))}')

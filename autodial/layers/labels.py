@@ -39,8 +39,14 @@ def class_labels(labels: Tensor, scores: Tensor, axis: int, ignore_label: int | 
     classes = scores.shape[axis]
     index = labels.reshape(scores.shape[:axis] + scores.shape[axis + 1 :]).long()
     valid = torch.ones_like(index, dtype=torch.bool) if ignore_label is None else index != ignore_label
+    index = index.where(valid, 0)
+    check_indices(index, classes, "label", "classes")
+    return index, valid
+
+
+def check_indices(index: Tensor, count: int, what: str, of: str) -> None:
+    """Raise LayerError, on the CPU alone, for an index outside [0, count): "`what` 7 is out of range for 5 `of`"."""
     if index.device.type == "cpu" and not torch.compiler.is_compiling():
-        wrong = index[valid & ((index < 0) | (index >= classes))]
+        wrong = index[(index < 0) | (index >= count)]
         if len(wrong):
-            raise LayerError(f"label {int(wrong[0])} is out of range for {classes} classes (0 to {classes - 1})")
-    return index.where(valid, 0), valid
+            raise LayerError(f"{what} {int(wrong[0])} is out of range for {count} {of} (0 to {count - 1})")

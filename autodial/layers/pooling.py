@@ -19,6 +19,9 @@ Pair = tuple[int, int]
 class Pooling(Layer):
     """Maximum or average over windows (pooling_layer.cpp): (N, C, H, W) -> (N, C, H', W').
 
+    Tops: the values and, if asked for, each maximum's place in its channel, row * W + column, -1 over a window without
+    real pixels; no gradient flows through the places.
+
     H' = ceil((H + 2 pad - kernel) / stride) + 1; with a pad, a last window that would start beyond the image and its
     left pad is dropped. A maximum takes real pixels only, and is -FLT_MAX over a window without any. An average is
     divided by the window's size after clipping it to the image and its pads.
@@ -30,12 +33,25 @@ class Pooling(Layer):
         method: "MAX" or "AVE".
         kernel_size: (height, width) in pixels; None pools the whole image.
         stride, pad: (height, width) in pixels; pad < kernel_size.
+        mask: whether there is a second top, the places; of maxima only.
     """
 
-    def __init__(self, method: str, kernel_size: Pair | None, *, stride: Pair = (1, 1), pad: Pair = (0, 0)) -> None:
+    tops = (1, 2)
+
+    def __init__(
+        self,
+        method: str,
+        kernel_size: Pair | None,
+        *,
+        stride: Pair = (1, 1),
+        pad: Pair = (0, 0),
+        mask: bool = False,
+    ) -> None:
         super().__init__()
         if method not in ("MAX", "AVE"):
             raise LayerError(f"pool {method} is not supported, only MAX and AVE are")
+        if mask and method != "MAX":
+            raise LayerError(f"a second top, the places of the maxima, goes with pool MAX, not with {method}")
         if min(stride) < 1:
             raise LayerError(f"stride must be positive, not {stride[0]} x {stride[1]}")
         if kernel_size is None:
@@ -47,7 +63,7 @@ class Pooling(Layer):
             raise LayerError(
                 f"pad {pad[0]} x {pad[1]} must be smaller than kernel_size {kernel_size[0]} x {kernel_size[1]}"
             )
-        self.method, self.kernel_size, self.stride, self.pad = method, kernel_size, stride, pad
+        self.method, self.kernel_size, self.stride, self.pad, self.mask = method, kernel_size, stride, pad, mask
 
     @classmethod
     def from_caffe(cls, context: LayerContext) -> Pooling:
@@ -62,6 +78,7 @@ class Pooling(Layer):
             kernel,
             stride=_pair(param, "stride", "stride", 1) or (1, 1),
             pad=_pair(param, "pad", "pad", 0) or (0, 0),
+            mask=context.num_tops > 1,
         )
 
     def top_shapes(self, bottom_shapes: Sequence[Shape]) -> list[Shape]:
@@ -71,9 +88,9 @@ class Pooling(Layer):
         out = self._out_size(shape[2:])
         if min(out) < 1:
             raise LayerError(f"kernel_size {self.kernel_size} does not fit bottom {shape}")
-        return [(*shape[:2], *out)]
+        return [(*shape[:2], *out)] * (1 + self.mask)
 
-    def forward(self, bottom: Tensor) -> Tensor:
+    def forward(self, bottom: Tensor) -> Tensor | tuple[Tensor, Tensor]:
         size = (bottom.shape[2], bottom.shape[3])
         kernel = self.kernel_size or size
         out = self._out_size(size)
@@ -86,7 +103,12 @@ class Pooling(Layer):
         if self.method == "MAX":
             if any(margins):
                 bottom = F.pad(bottom, margins, value=torch.finfo(bottom.dtype).min)
-            return F.max_pool2d(bottom, kernel, self.stride)
+            if not self.mask:
+                return F.max_pool2d(bottom, kernel, self.stride)
+            top, place = F.max_pool2d(bottom, kernel, self.stride, return_indices=True)
+            row, column = place // bottom.shape[3] - self.pad[0], place % bottom.shape[3] - self.pad[1]
+            place = (row * size[1] + column).where(top > torch.finfo(top.dtype).min, -1)
+            return top, place.to(top.dtype)
         if any(margins):
             bottom = F.pad(bottom, margins)
         top = F.avg_pool2d(bottom, kernel, self.stride)

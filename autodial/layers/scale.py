@@ -1,8 +1,9 @@
-"""Caffe's Scale."""
+"""Caffe's Scale and Bias."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -36,20 +37,7 @@ class Scale(Layer):
     @classmethod
     def from_caffe(cls, context: LayerContext) -> Scale:
         param = context.param.scale_param
-        bottom = context.bottom_shapes[0]
-        axis = canonical_axis(param.axis, len(bottom))
-        if len(context.bottom_shapes) > 1:
-            for field in ("num_axes", "filler"):
-                if param.HasField(field):
-                    raise LayerError(f"scale_param.{field} does nothing where a second bottom is the scale: remove it")
-            shape = context.bottom_shapes[1]
-        else:
-            if param.num_axes < -1:
-                raise LayerError(f"num_axes must be at least 0, or -1 for all axes, not {param.num_axes}")
-            end = len(bottom) if param.num_axes == -1 else axis + param.num_axes
-            if end > len(bottom):
-                raise LayerError(f"num_axes {param.num_axes} from axis {axis} reaches beyond bottom {bottom}")
-            shape = bottom[axis:end]
+        axis, shape = _place(param, "scale", context.bottom_shapes)
         layer = cls(shape, axis=axis, bias=param.bias_term, learned=len(context.bottom_shapes) == 1)
         if layer.scale is not None and param.HasField("filler"):
             fill(layer.scale, param.filler, context.generator)
@@ -64,9 +52,7 @@ class Scale(Layer):
     def top_shapes(self, bottom_shapes: Sequence[Shape]) -> list[Shape]:
         bottom, *second = bottom_shapes
         scale = second[0] if second else self.shape
-        axis = canonical_axis(self.axis, len(bottom))
-        if bottom[axis : axis + len(scale)] != scale:
-            raise LayerError(f"a scale of shape {scale} does not fit bottom {bottom} from axis {axis} on")
+        _check_fit("scale", scale, bottom, self.axis)
         if self.bias is not None and scale != self.shape:
             raise LayerError(f"a bias of shape {self.shape} does not fit a scale of shape {scale}")
         return [bottom]
@@ -75,6 +61,79 @@ class Scale(Layer):
         if scale is None:
             scale = self.scale
         assert scale is not None, "a Scale that isn't learned takes its scale as a second bottom"
-        trailing = (1,) * (bottom.ndim - self.axis % bottom.ndim - scale.ndim)
-        top = bottom * scale.reshape(scale.shape + trailing)
-        return top if self.bias is None else top + self.bias.reshape(self.bias.shape + trailing)
+        top = bottom * _laid(scale, bottom, self.axis)
+        return top if self.bias is None else top + _laid(self.bias, bottom, self.axis)
+
+
+@register("Bias")
+class Bias(Layer):
+    """Sum with a tensor of fewer axes (bias_layer.cpp): any shape -> the same shape.
+
+    The bias is laid along the bottom's axes as a Scale's scale is. It is learned (and starts at 0), or it is a second
+    bottom.
+
+    Args:
+        shape: shape of the bias, () for a single number.
+        axis: the bottom's axis at which the bias's first axis lies.
+        learned: False if the bias comes as a second bottom.
+    """
+
+    bottoms = (1, 2)
+
+    def __init__(self, shape: Shape, *, axis: int = 1, learned: bool = True) -> None:
+        super().__init__()
+        self.shape, self.axis = shape, axis
+        self.bias = nn.Parameter(torch.zeros(shape)) if learned else None
+
+    @classmethod
+    def from_caffe(cls, context: LayerContext) -> Bias:
+        param = context.param.bias_param
+        axis, shape = _place(param, "bias", context.bottom_shapes)
+        layer = cls(shape, axis=axis, learned=len(context.bottom_shapes) == 1)
+        if layer.bias is not None:
+            fill(layer.bias, param.filler, context.generator)
+        return layer
+
+    @property
+    def blobs(self) -> tuple[Tensor, ...]:
+        return () if self.bias is None else (self.bias,)
+
+    def top_shapes(self, bottom_shapes: Sequence[Shape]) -> list[Shape]:
+        bottom, *second = bottom_shapes
+        _check_fit("bias", second[0] if second else self.shape, bottom, self.axis)
+        return [bottom]
+
+    def forward(self, bottom: Tensor, bias: Tensor | None = None) -> Tensor:
+        if bias is None:
+            bias = self.bias
+        assert bias is not None, "a Bias that isn't learned takes its bias as a second bottom"
+        return bottom + _laid(bias, bottom, self.axis)
+
+
+def _place(param: Any, what: str, bottom_shapes: Sequence[Shape]) -> tuple[int, Shape]:
+    """Axis and shape of the scale or bias that a ScaleParameter or BiasParameter describes."""
+    bottom = bottom_shapes[0]
+    axis = canonical_axis(param.axis, len(bottom))
+    if len(bottom_shapes) > 1:
+        for field in ("num_axes", "filler"):
+            if param.HasField(field):
+                raise LayerError(f"{what}_param.{field} does nothing where a second bottom is the {what}: remove it")
+        return axis, bottom_shapes[1]
+    if param.num_axes < -1:
+        raise LayerError(f"num_axes must be at least 0, or -1 for all axes, not {param.num_axes}")
+    end = len(bottom) if param.num_axes == -1 else axis + param.num_axes
+    if end > len(bottom):
+        raise LayerError(f"num_axes {param.num_axes} from axis {axis} reaches beyond bottom {bottom}")
+    return axis, bottom[axis:end]
+
+
+def _check_fit(what: str, shape: Shape, bottom: Shape, axis: int) -> None:
+    axis = canonical_axis(axis, len(bottom))
+    if bottom[axis : axis + len(shape)] != shape:
+        raise LayerError(f"a {what} of shape {shape} does not fit bottom {bottom} from axis {axis} on")
+
+
+def _laid(operand: Tensor, bottom: Tensor, axis: int) -> Tensor:
+    """The operand with axes behind it, so that its first axis lies at the bottom's `axis` when it is broadcast."""
+    trailing = (1,) * (bottom.ndim - axis % bottom.ndim - operand.ndim)
+    return operand.reshape(operand.shape + trailing)

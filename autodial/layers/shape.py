@@ -1,4 +1,4 @@
-"""Caffe's layers that move data without computing: Concat, Slice, Crop, Flatten, Split, Silence."""
+"""Caffe's layers that move data without computing: Concat, Slice, Crop, Flatten, Reshape, Tile, Split, Silence."""
 
 from __future__ import annotations
 
@@ -149,6 +149,87 @@ class Flatten(Layer):
 
     def forward(self, bottom: Tensor) -> Tensor:
         return bottom.flatten(self.axis, self.end_axis)
+
+
+@register("Reshape")
+class Reshape(Layer):
+    """Other lengths for some of the axes, the same data (reshape_layer.cpp).
+
+    Args:
+        shape: lengths that replace those of the axes in question: 0 copies the bottom's axis in the same place, one -1
+            stands for what is left.
+        axis: the first axis that is replaced; counted from the end, -1 is behind the last one.
+        num_axes: how many axes are replaced; -1 for all from `axis` on, 0 inserts axes.
+    """
+
+    def __init__(self, shape: Sequence[int], *, axis: int = 0, num_axes: int = -1) -> None:
+        super().__init__()
+        self.shape, self.axis, self.num_axes = tuple(shape), axis, num_axes
+        if min(self.shape, default=0) < -1 or self.shape.count(-1) > 1:
+            raise LayerError(f"shape {self.shape} must have lengths from 0 on and at most one -1")
+        if num_axes < -1:
+            raise LayerError(f"num_axes must be at least 0, or -1 for all axes, not {num_axes}")
+
+    @classmethod
+    def from_caffe(cls, context: LayerContext) -> Reshape:
+        param = context.param.reshape_param
+        return cls(param.shape.dim, axis=param.axis, num_axes=param.num_axes)
+
+    def top_shapes(self, bottom_shapes: Sequence[Shape]) -> list[Shape]:
+        (bottom,) = bottom_shapes
+        start, end = self._replaced(len(bottom))
+        if not 0 <= start <= end <= len(bottom):
+            raise LayerError(f"axis {self.axis} and num_axes {self.num_axes} are out of range for bottom {bottom}")
+        if any(length == 0 and start + i >= len(bottom) for i, length in enumerate(self.shape)):
+            raise LayerError(f"shape {self.shape} from axis {start} copies an axis that bottom {bottom} doesn't have")
+        top = self._shape(bottom)
+        count, given = math.prod(bottom), math.prod(length for length in top if length != -1)
+        if count % given or (-1 not in top and count != given):
+            raise LayerError(f"bottom {bottom} has {count} elements, which don't make {tuple(top)}")
+        return [tuple(count // given if length == -1 else length for length in top)]
+
+    def forward(self, bottom: Tensor) -> Tensor:
+        return bottom.reshape(self._shape(bottom.shape))
+
+    def _replaced(self, num_axes: int) -> tuple[int, int]:
+        """The range of axes that is replaced."""
+        start = self.axis if self.axis >= 0 else num_axes + self.axis + 1
+        return start, num_axes if self.num_axes == -1 else start + self.num_axes
+
+    def _shape(self, bottom: Sequence[int]) -> list[int]:
+        """The top's shape, a -1 still in it."""
+        start, end = self._replaced(len(bottom))
+        new = [length if length else bottom[start + i] for i, length in enumerate(self.shape)]
+        return [*bottom[:start], *new, *bottom[end:]]
+
+
+@register("Tile")
+class Tile(Layer):
+    """The bottom several times, one after the other along `axis` (tile_layer.cpp).
+
+    Args:
+        tiles: how many times, from 1 on.
+        axis: the axis that gets longer.
+    """
+
+    def __init__(self, tiles: int, axis: int = 1) -> None:
+        super().__init__()
+        if tiles < 1:
+            raise LayerError(f"tiles must be positive, not {tiles}")
+        self.tiles, self.axis = tiles, axis
+
+    @classmethod
+    def from_caffe(cls, context: LayerContext) -> Tile:
+        param = context.param.tile_param
+        return cls(param.tiles, param.axis)
+
+    def top_shapes(self, bottom_shapes: Sequence[Shape]) -> list[Shape]:
+        (shape,) = bottom_shapes
+        axis = canonical_axis(self.axis, len(shape))
+        return [(*shape[:axis], shape[axis] * self.tiles, *shape[axis + 1 :])]
+
+    def forward(self, bottom: Tensor) -> Tensor:
+        return torch.cat([bottom] * self.tiles, self.axis)
 
 
 @register("Split")

@@ -231,8 +231,8 @@ def test_one_mean_value_serves_all_channels(values: list[float], expected: list[
         ({"mean_file": "flat"}, 3, "not one mean image"),
         ({"mean_file": "two"}, 3, "not one mean image"),
         ({"mean_file": "none"}, 3, '"none" does not exist'),
-        ({"force_gray": True}, 3, "force_gray contradicts image_data_param.is_color"),
-        ({"force_color": True}, 1, "force_color contradicts image_data_param.is_color"),
+        ({"force_gray": True}, 3, "force_gray contradicts the images' number of channels, 3"),
+        ({"force_color": True}, 1, "force_color contradicts the images' number of channels, 1"),
         ({"force_color": True, "force_gray": True}, 3, "force_gray contradicts"),
     ],
 )
@@ -244,6 +244,12 @@ def test_what_cannot_be_honoured_is_refused(tmp_path: Path, fields: dict[str, An
     with pytest.raises(InputError) as error:
         Transform.from_caffe(param, phase=pb.TEST, channels=channels, base_dir=tmp_path)
     assert reason in str(error.value)
+
+
+def test_planes_of_floats_are_transformed_as_they_are() -> None:
+    planes = np.random.default_rng(3).normal(size=(7, 5, 6)).astype(np.float32)
+    result = Transform(crop_size=3, scale=0.5)(planes.transpose(1, 2, 0), np.random.default_rng(0))
+    np.testing.assert_array_equal(result, planes[:, 1:4, 1:4] * np.float32(0.5))
 
 
 def test_force_color_and_force_gray_may_say_what_is_read_anyway() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,6 +12,8 @@ import torch
 from autodial import proto
 from autodial.layers import Layer, LayerContext, layer_class
 from autodial.layers.base import TEST, TRAIN
+
+sys.path.append(str(Path(__file__).parent))  # for caffe_loops, which pytest's importlib mode would not find
 
 
 @pytest.fixture

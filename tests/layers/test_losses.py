@@ -1,4 +1,4 @@
-"""SoftmaxWithLoss and Accuracy against torch's cross-entropy, sorting, and worked examples."""
+"""The losses with class labels, and Accuracy, against torch's, sorting, loops and worked examples."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from autodial.layers import Accuracy, LayerError, SoftmaxWithLoss
+from autodial.layers import Accuracy, HingeLoss, InfogainLoss, LayerError, MultinomialLogisticLoss, SoftmaxWithLoss
+from autodial.proto import messages as pb
 
 
 def scores(*shape: int) -> torch.Tensor:
@@ -142,3 +143,136 @@ def test_top_k_refused(build) -> None:
         build('type: "Accuracy" accuracy_param { top_k: 6 }', (2, 5), (2,))
     with pytest.raises(LayerError, match="top_k must be positive"):
         build('type: "Accuracy" accuracy_param { top_k: 0 }', (2, 5), (2,))
+
+
+def infogain_by_hand(x, labels, matrix, ignore):
+    """infogain_loss_layer.cpp on scores (N, C, ...): the sum of the losses, and its gradient."""
+    p = np.exp(x) / np.exp(x).sum(1, keepdims=True)
+    loss, gradient = 0.0, np.zeros_like(x)
+    for n, *place in np.ndindex(x.shape[0], *x.shape[2:]):
+        label = int(labels[(n, *place)])
+        if label != ignore:
+            at = (n, slice(None), *place)
+            loss -= (matrix[label] * np.log(np.maximum(p[at], 1e-20))).sum()
+            gradient[at] = p[at] * matrix[label].sum() - matrix[label]
+    return loss, gradient
+
+
+@pytest.mark.parametrize("third", [False, True])
+@pytest.mark.parametrize(
+    ("fields", "divisor"),
+    [
+        ("", 21),
+        ("normalization: VALID", 21),
+        ("normalization: FULL", 24),
+        ("normalization: BATCH_SIZE", 2),
+        ("normalization: NONE", 1),
+    ],
+)
+def test_infogain(build, tmp_path, fields: str, divisor: int, third: bool) -> None:
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((2, 5, 3, 4))
+    x[0, 1, 0] = -60  # a probability below the floor
+    labels = rng.integers(0, 5, (2, 3, 4)).astype(np.float64)
+    labels.reshape(-1)[[0, 5, 11]] = 7
+    matrix = rng.standard_normal((5, 5)).astype(np.float32)
+    source = tmp_path / "matrix.binaryproto"
+    blob = pb.BlobProto(data=matrix.ravel().tolist(), num=1, channels=1, height=5, width=5)
+    source.write_bytes(blob.SerializeToString())
+
+    shapes = [x.shape, labels.shape] + [(1, 1, 5, 5)] * third
+    options = (
+        f"loss_param {{ ignore_label: 7 {fields} }} infogain_loss_param {{ axis: -3 {'' if third else 'SOURCE'} }}"
+    )
+    options = options.replace("SOURCE", f'source: "{source}"')
+    layer = build(f'type: "InfogainLoss" {options}', *shapes, tops=2).double()
+    assert layer.no_gradient == (1, 2)
+    assert layer.top_shapes(shapes) == [(), x.shape]
+    bottoms = [torch.from_numpy(x).requires_grad_(), torch.from_numpy(labels)]
+    if third:
+        bottoms.append(torch.from_numpy(matrix.astype(np.float64)).view(1, 1, 5, 5).requires_grad_())
+    loss, probabilities = layer(*bottoms)
+    want, gradient = infogain_by_hand(x, labels, matrix.astype(np.float64), 7)
+    assert loss.item() == pytest.approx(want / divisor)
+    np.testing.assert_allclose(torch.autograd.grad(loss, bottoms[0])[0], gradient / divisor, 1e-6, 1e-9)
+    torch.testing.assert_close(probabilities, F.softmax(bottoms[0].detach(), 1))
+    assert not probabilities.requires_grad
+
+
+def test_infogain_with_the_unit_matrix_is_softmax_loss() -> None:
+    x, labels = scores(6, 5), torch.tensor([0, 4, 2, 1, 1, 3.0])
+    torch.testing.assert_close(InfogainLoss(torch.eye(5))(x, labels), SoftmaxWithLoss()(x, labels))
+    assert InfogainLoss(torch.eye(5)).state_dict() == {}
+
+
+@pytest.mark.parametrize(
+    ("fields", "shapes", "message"),
+    [
+        ("", [(2, 3), (2,)], "either the file infogain_loss_param.source or the third bottom"),
+        ('infogain_loss_param { source: "x" }', [(2, 3), (2,), (3, 3)], "either the file"),
+        ("", [(2, 3), (2,), (3, 2)], r"matrix of shape \(3, 2\) must have 3 x 3 values"),
+        ("", [(2, 3), (3,), (3, 3)], "need 2 labels"),
+        ("softmax_param { axis: 1 }", [(2, 3), (2,), (3, 3)], "set infogain_loss_param.axis"),
+        ("loss_param { normalize: true }", [(2, 3), (2,), (3, 3)], "normalize is the old name"),
+    ],
+)
+def test_infogain_refuses(build, fields: str, shapes: list, message: str) -> None:
+    with pytest.raises(LayerError, match=message):
+        build(f'type: "InfogainLoss" {fields}', *shapes)
+    with pytest.raises(LayerError, match=r'infogain_loss_param.source: "no.such" does not exist'):
+        build('type: "InfogainLoss" infogain_loss_param { source: "no.such" }', (2, 3), (2,))
+
+
+@pytest.mark.parametrize("shape", [(4, 6), (4, 3, 2), (4, 6, 1, 1)])
+def test_multinomial_logistic(build, shape: tuple[int, ...]) -> None:
+    p = scores(4, 6).softmax(1).double()
+    p[1, 3] = 0
+    p.requires_grad_()
+    labels = torch.tensor([5, 3, 0, 0.0])
+    loss = build('type: "MultinomialLogisticLoss"', shape, (4,))(p.view(shape), labels)
+    own = p.detach()[range(4), labels.long()].clamp(min=1e-20)
+    torch.testing.assert_close(loss, -own.log().mean())
+    # As in Caffe, a probability below the floor has the floor's gradient.
+    want = torch.zeros_like(p)
+    want[range(4), labels.long()] = -1 / own / 4
+    torch.testing.assert_close(torch.autograd.grad(loss, p)[0], want)
+
+
+def hinge_by_hand(x, labels, norm):
+    """hinge_loss_layer.cpp: the loss and its gradient."""
+    sign = np.ones_like(x)
+    sign[range(len(x)), labels] = -1
+    margins = np.maximum(0, 1 + sign * x)
+    if norm == "L1":
+        return margins.sum() / len(x), sign * np.sign(margins) / len(x)
+    return (margins**2).sum() / len(x), 2 * sign * margins / len(x)
+
+
+@pytest.mark.parametrize("norm", ["L1", "L2"])
+@pytest.mark.parametrize("shape", [(5, 4), (5, 2, 2)])
+def test_hinge(build, norm: str, shape: tuple[int, ...]) -> None:
+    x = np.random.default_rng(0).standard_normal((5, 4)) * 2
+    x[0, 2] = -1  # exactly at the margin: no gradient
+    labels = np.array([0, 3, 2, 1, 1])
+    layer = build(f'type: "HingeLoss" hinge_loss_param {{ norm: {norm} }}', shape, (5, 1))
+    bottom = torch.from_numpy(x).view(shape).requires_grad_()
+    loss = layer(bottom, torch.from_numpy(labels).double())
+    want, gradient = hinge_by_hand(x, labels, norm)
+    assert loss.item() == pytest.approx(want)
+    np.testing.assert_allclose(torch.autograd.grad(loss, bottom)[0].view(5, 4), gradient, 1e-12)
+
+
+@pytest.mark.parametrize("cls", [HingeLoss, MultinomialLogisticLoss])
+def test_row_labels(build, cls) -> None:
+    with pytest.raises(LayerError, match="need 3 labels"):
+        build(f'type: "{cls.type_name}"', (3, 2, 2), (3, 2))
+    with pytest.raises(LayerError, match="at least 1 axis"):
+        build(f'type: "{cls.type_name}"', (), (1,))
+    with pytest.raises(LayerError, match=r"label 4 is out of range for 4 classes \(0 to 3\)"):
+        cls()(torch.ones(1, 2, 2), torch.tensor([4.0]))
+
+
+@pytest.mark.parametrize("layer", [HingeLoss("L1"), HingeLoss("L2"), MultinomialLogisticLoss(), SoftmaxWithLoss()])
+def test_gradcheck(layer) -> None:
+    x = scores(3, 4).double().softmax(1).requires_grad_()
+    assert torch.autograd.gradcheck(lambda x: layer(x, torch.tensor([1, 0, 3.0])), x)

@@ -1,4 +1,4 @@
-"""Convolution, InnerProduct and Scale: the forms of their options, fillers, shapes and errors."""
+"""The layers with weights: the forms of their options, fillers, shapes and errors."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from autodial.layers import LayerError, Scale
+from autodial.layers import Embed, LayerError, Scale
 
 IMAGES = (2, 4, 9, 8)
 
@@ -65,6 +65,112 @@ def test_convolution_needs_its_channels(build) -> None:
         build('type: "Convolution" convolution_param { num_output: 2 kernel_size: 1 }', (2, 4))
 
 
+@pytest.mark.parametrize(
+    ("fields", "options"),
+    [
+        ("kernel_size: 3", {}),
+        ("kernel_size: 3 kernel_size: 2 stride: 2 stride: 1", {"stride": (2, 1)}),
+        ("kernel_h: 3 kernel_w: 2 stride_h: 1 stride_w: 3 pad_h: 2", {"stride": (1, 3), "padding": (2, 0)}),
+        ("kernel_size: 4 pad: 3 dilation: 2 dilation: 3 group: 2", {"padding": 3, "dilation": (2, 3), "groups": 2}),
+        ("kernel_size: 1 axis: -3 engine: CAFFE bias_term: false", {}),
+    ],
+)
+def test_deconvolution(build, fields: str, options: dict) -> None:
+    filler = 'weight_filler { type: "gaussian" } bias_filler { type: "uniform" min: 1 max: 2 }'
+    layer = build(f'type: "Deconvolution" convolution_param {{ num_output: 6 {filler} {fields} }}', IMAGES)
+    x = torch.randn(IMAGES, generator=torch.Generator().manual_seed(1))
+    weight, *bias = layer.blobs
+    assert weight.shape[:2] == (4, 6 // options.get("groups", 1))
+    top = layer(x)
+    torch.testing.assert_close(top, F.conv_transpose2d(x, weight, *bias, **options))
+    assert layer.top_shapes([IMAGES]) == [tuple(top.shape)]
+
+
+def test_bilinear_deconvolution_enlarges_an_image(build) -> None:
+    fields = (
+        'kernel_size: 4 stride: 2 pad: 1 num_output: 2 group: 2 bias_term: false weight_filler { type: "bilinear" }'
+    )
+    layer = build(f'type: "Deconvolution" convolution_param {{ {fields} }}', (1, 2, 5, 6))
+    x = torch.randn(1, 2, 5, 6, generator=torch.Generator().manual_seed(1))
+    want = F.interpolate(x, scale_factor=2, mode="bilinear", align_corners=False)
+    torch.testing.assert_close(layer(x)[..., 1:-1, 1:-1], want[..., 1:-1, 1:-1])
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ("kernel_size: 3 num_output: 3 group: 2", "num_output 3 is not a multiple of group 2"),
+        ("kernel_size: 3 num_output: 2 pad: 5", r"over 3 pixels does not fit bottom \(2, 4, 9, 8\) with pad 5"),
+        ("kernel_size: 3 num_output: 2 axis: 2", "axis 2 is not supported"),
+    ],
+)
+def test_deconvolution_refuses(build, fields: str, message: str) -> None:
+    with pytest.raises(LayerError, match=message):
+        build(f'type: "Deconvolution" convolution_param {{ {fields} }}', IMAGES)
+
+
+@pytest.mark.parametrize("name", ["Convolution", "Deconvolution"])
+def test_convolutions_share_their_weights_between_bottoms(build, name: str) -> None:
+    text = f'type: "{name}" convolution_param {{ num_output: 2 kernel_size: 3 weight_filler {{ type: "gaussian" }} }}'
+    layer = build(text, IMAGES, IMAGES, tops=2)
+    bottoms = [torch.randn(IMAGES, generator=torch.Generator().manual_seed(i)) for i in range(2)]
+    tops = layer(*bottoms)
+    assert layer.top_shapes([IMAGES, IMAGES]) == [tuple(top.shape) for top in tops]
+    for bottom, top in zip(bottoms, tops, strict=True):
+        torch.testing.assert_close(layer(bottom), top)
+    with pytest.raises(LayerError, match="2 bottoms need as many tops, not 1"):
+        build(text, IMAGES, IMAGES)
+    with pytest.raises(LayerError, match=r"\(2, 4, 9, 8\) and \(2, 4, 9, 9\) must have the same shape"):
+        build(text, IMAGES, (2, 4, 9, 9), tops=2)
+
+
+@pytest.mark.parametrize("bias_term", ["true", "false"])
+@pytest.mark.parametrize("shape", [(5,), (2, 3), ()])
+def test_embed(build, shape: tuple[int, ...], bias_term: str) -> None:
+    fillers = 'weight_filler { type: "gaussian" } bias_filler { value: 2 }'
+    text = f'type: "Embed" embed_param {{ input_dim: 4 num_output: 3 bias_term: {bias_term} {fillers} }}'
+    layer = build(text, shape)
+    index = torch.randint(0, 4, shape, generator=torch.Generator().manual_seed(1))
+    weight, *bias = layer.blobs
+    top = layer(index + 0.5)  # a fraction is cut off
+    torch.testing.assert_close(top, F.one_hot(index, 4).float() @ weight + (2 if bias else 0))
+    assert layer.top_shapes([shape]) == [tuple(top.shape)]
+    assert [tuple(b.shape) for b in bias] == ([(3,)] if bias_term == "true" else [])
+
+
+def test_embed_gradient() -> None:
+    layer = Embed(4, 2).double()
+    index = torch.tensor([3.0, 1, 3])
+
+    def forward(weight, bias):
+        return torch.func.functional_call(layer, {"weight": weight, "bias": bias}, (index,))
+
+    blobs = [torch.randn(s, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) for s in [(4, 2), (2,)]]
+    assert torch.autograd.gradcheck(forward, [blob.requires_grad_() for blob in blobs])
+
+
+def test_embed_refuses(build) -> None:
+    with pytest.raises(LayerError, match="input_dim must be positive"):
+        build('type: "Embed" embed_param { num_output: 3 }', (5,))
+    with pytest.raises(LayerError, match="num_output must be positive"):
+        build('type: "Embed" embed_param { input_dim: 3 }', (5,))
+    for index in (4, -1):
+        with pytest.raises(LayerError, match=rf"index {index} is out of range for 4 rows \(0 to 3\)"):
+            Embed(4, 2)(torch.tensor([0.0, index]))
+
+
+def test_parameter(build) -> None:
+    layer = build('type: "Parameter" parameter_param { shape { dim: 2 dim: 3 } }')
+    assert layer.top_shapes([]) == [(2, 3)]
+    (blob,) = layer.blobs
+    assert torch.equal(layer(), torch.zeros(2, 3))
+    (layer() * 3).sum().backward()
+    assert torch.equal(blob.grad, torch.full((2, 3), 3.0))
+    assert build('type: "Parameter"').top_shapes([]) == [()]
+    with pytest.raises(LayerError, match=r"parameter_param.shape must be positive, not \(2, 0\)"):
+        build('type: "Parameter" parameter_param { shape { dim: 2 dim: 0 } }')
+
+
 @pytest.mark.parametrize(("axis", "width", "top"), [(1, 24, (2, 5)), (2, 8, (2, 3, 5)), (-1, 2, (2, 3, 4, 5))])
 @pytest.mark.parametrize("transpose", ["true", "false"])
 def test_inner_product(build, axis: int, width: int, top: tuple[int, ...], transpose: str) -> None:
@@ -118,6 +224,39 @@ def test_scale(build, fields: str, shape: tuple[int, ...], einsum: str) -> None:
     torch.testing.assert_close(second(x, scale), torch.einsum(einsum, x, scale))
 
 
+@pytest.mark.parametrize(
+    ("fields", "shape", "einsum"),
+    [
+        ("", (3,), "nchw,c->nchw"),
+        ("axis: 1 num_axes: 2", (3, 4), "nchw,ch->nchw"),
+        ("axis: 0 num_axes: 1", (2,), "nchw,n->nchw"),
+        ("axis: -2 num_axes: -1", (4, 2), "nchw,hw->nchw"),
+        ("num_axes: 0", (), "nchw,->nchw"),
+    ],
+)
+def test_bias(build, fields: str, shape: tuple[int, ...], einsum: str) -> None:
+    x = torch.randn(2, 3, 4, 2, generator=torch.Generator().manual_seed(1))
+    zero = build(f'type: "Bias" bias_param {{ {fields} }}', tuple(x.shape))
+    assert torch.equal(zero.blobs[0], torch.zeros(shape))
+
+    layer = build(f'type: "Bias" bias_param {{ {fields} filler {{ type: "gaussian" }} }}', tuple(x.shape))
+    (bias,) = layer.blobs
+    assert bias.shape == shape
+    want = x + torch.einsum(einsum, torch.ones_like(x), bias)
+    torch.testing.assert_close(layer(x), want)
+
+    second = build(f'type: "Bias" bias_param {{ {fields.split("num_axes")[0]} }}', tuple(x.shape), shape)
+    assert second.blobs == ()
+    torch.testing.assert_close(second(x, bias), want)
+
+
+def test_bias_gradient(build) -> None:
+    layer = build('type: "Bias"', (2, 3, 2), (3,))
+    generator = torch.Generator().manual_seed(0)
+    tensors = [torch.randn(s, generator=generator, dtype=torch.float64, requires_grad=True) for s in [(2, 3, 2), (3,)]]
+    assert torch.autograd.gradcheck(layer, tensors)
+
+
 def test_scale_with_an_empty_filler_is_zero(build) -> None:
     assert build('type: "Scale" scale_param { filler { } }', (2, 3)).blobs[0].tolist() == [0, 0, 0]
 
@@ -156,6 +295,7 @@ def test_scale_gradient() -> None:
         ("filler { value: 2 }", [(3,)], "filler does nothing"),
     ],
 )
-def test_scale_refuses(build, fields: str, second: list, message: str) -> None:
+@pytest.mark.parametrize("name", ["Scale", "Bias"])
+def test_scale_and_bias_refuse(build, name: str, fields: str, second: list, message: str) -> None:
     with pytest.raises(LayerError, match=message):
-        build(f'type: "Scale" scale_param {{ {fields} }}', (2, 3), *second)
+        build(f'type: "{name}" {name.lower()}_param {{ {fields} }}', (2, 3), *second)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 
+import numpy as np
 import pytest
 import torch
 
@@ -180,6 +181,64 @@ def test_flatten(build, fields: str, shape: tuple[int, ...]) -> None:
 def test_flatten_refuses(build) -> None:
     with pytest.raises(LayerError, match="axis 2 comes after end_axis 1"):
         build('type: "Flatten" flatten_param { axis: 2 end_axis: 1 }', (2, 3, 4))
+
+
+@pytest.mark.parametrize(
+    ("fields", "shape"),
+    [
+        ("shape { dim: 0 dim: -1 }", (2, 24)),
+        ("shape { dim: -1 dim: 6 }", (8, 6)),
+        ("shape { dim: 4 dim: 12 }", (4, 12)),
+        ("shape { dim: 0 dim: 0 dim: 1 dim: -1 }", (2, 3, 1, 8)),
+        ("shape { dim: -1 dim: 2 } axis: 1 num_axes: 2", (2, 6, 2, 2)),
+        ("shape { dim: 8 } axis: 2", (2, 3, 8)),
+        ("shape { dim: 1 } axis: 1 num_axes: 0", (2, 1, 3, 4, 2)),
+        ("shape { dim: 1 dim: 1 } axis: -1 num_axes: 0", (2, 3, 4, 2, 1, 1)),
+        ("shape { dim: 2 dim: 1 } axis: -2", (2, 3, 4, 2, 1)),
+        ("shape { } axis: 4", (2, 3, 4, 2)),
+    ],
+)
+def test_reshape(build, fields: str, shape: tuple[int, ...]) -> None:
+    x = data(2, 3, 4, 2)
+    layer = build(f'type: "Reshape" reshape_param {{ {fields} }}', (2, 3, 4, 2))
+    assert layer.top_shapes([(2, 3, 4, 2)]) == [shape]
+    assert torch.equal(layer(x), x.view(shape))
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ("shape { dim: -1 dim: -1 }", "at most one -1"),
+        ("shape { dim: -2 }", "lengths from 0 on"),
+        ("shape { dim: 5 dim: -1 }", r"bottom \(2, 3, 4\) has 24 elements, which don't make \(5, -1\)"),
+        ("shape { dim: 5 dim: 5 }", "24 elements"),
+        ("shape { dim: 4 } axis: 2 num_axes: 2", "axis 2 and num_axes 2 are out of range"),
+        ("shape { dim: 4 } axis: -5", "axis -5"),
+        ("shape { dim: 4 } num_axes: -2", "num_axes must be at least 0"),
+        ("shape { dim: 4 dim: 0 } axis: 2", r"shape \(4, 0\) from axis 2 copies an axis that bottom \(2, 3, 4\)"),
+    ],
+)
+def test_reshape_refuses(build, fields: str, message: str) -> None:
+    with pytest.raises(LayerError, match=message):
+        build(f'type: "Reshape" reshape_param {{ {fields} }}', (2, 3, 4))
+
+
+@pytest.mark.parametrize("axis", [0, 1, -1])
+def test_tile(build, axis: int) -> None:
+    x = data(2, 3, 4).requires_grad_()
+    layer = build(f'type: "Tile" tile_param {{ tiles: 3 axis: {axis} }}', (2, 3, 4))
+    top = layer(x)
+    assert layer.top_shapes([(2, 3, 4)]) == [tuple(top.shape)]
+    np.testing.assert_array_equal(top.detach(), np.concatenate([x.detach()] * 3, axis))
+    top.sum().backward()
+    assert torch.equal(x.grad, torch.full_like(x, 3))
+
+
+def test_tile_refuses(build) -> None:
+    with pytest.raises(LayerError, match="tiles must be positive, not 0"):
+        build('type: "Tile"', (2, 3))
+    with pytest.raises(LayerError, match="axis 2 is out of range"):
+        build('type: "Tile" tile_param { tiles: 2 axis: 2 }', (2, 3))
 
 
 def test_split_adds_gradients(build) -> None:

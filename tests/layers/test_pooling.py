@@ -2,37 +2,14 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 
 import numpy as np
 import pytest
 import torch
+from caffe_loops import FLT_MAX, max_places, pool
 
 from autodial.layers import LayerError, Pooling
-
-FLT_MAX = float(np.finfo(np.float32).max)
-
-
-def pool_by_hand(x, method, kernel, stride, pad):
-    """pooling_layer.cpp, a window at a time; returns the top, and for AVE each window's divisor."""
-    size = x.shape[2:]
-    out = [math.ceil((size[i] + 2 * pad[i] - kernel[i]) / stride[i]) + 1 for i in range(2)]
-    if any(pad):
-        out = [n - ((n - 1) * stride[i] >= size[i] + pad[i]) for i, n in enumerate(out)]
-    top = np.empty((*x.shape[:2], *out), x.dtype)
-    for place in itertools.product(*map(range, out)):
-        start = [place[i] * stride[i] - pad[i] for i in range(2)]
-        end = [min(start[i] + kernel[i], size[i] + pad[i]) for i in range(2)]
-        area = (end[0] - start[0]) * (end[1] - start[1])
-        rows, columns = (slice(max(start[i], 0), min(end[i], size[i])) for i in range(2))
-        window = x[:, :, rows, columns]
-        if method == "MAX":
-            top[:, :, place[0], place[1]] = window.max((2, 3), initial=-FLT_MAX)
-        else:
-            with np.errstate(invalid="ignore"):
-                top[:, :, place[0], place[1]] = window.sum((2, 3)) / area
-    return top
 
 
 def configurations(count):
@@ -56,7 +33,7 @@ def test_random_configurations(method: str) -> None:
     for size, kernel, stride, pad in configurations(150):
         x = rng.standard_normal((2, 3, *size)).astype(np.float32)
         layer = Pooling(method, kernel, stride=stride, pad=pad)
-        want = pool_by_hand(x, method, kernel, stride, pad)
+        want = pool(x, method, kernel, stride, pad)
         case = f"{size=} {kernel=} {stride=} {pad=}"
         assert layer.top_shapes([x.shape]) == [want.shape], case
         np.testing.assert_allclose(layer(torch.from_numpy(x)).numpy(), want, 1e-5, 1e-6, err_msg=case)
@@ -76,6 +53,29 @@ def test_gradient(method: str) -> None:
         top = layer(x)
         real = torch.isfinite(top) & (top > -FLT_MAX)
         assert torch.autograd.gradcheck(lambda x, layer=layer, real=real: layer(x)[real], x)
+
+
+def test_second_top_is_the_places_of_the_maxima() -> None:
+    rng = np.random.default_rng(3)
+    for size, kernel, stride, pad in configurations(60):
+        x = rng.integers(0, 4, (2, 2, *size)).astype(np.float32)  # full of ties
+        layer = Pooling("MAX", kernel, stride=stride, pad=pad, mask=True)
+        bottom = torch.from_numpy(x).requires_grad_()
+        top, mask = layer(bottom)
+        assert layer.top_shapes([x.shape]) == [tuple(top.shape)] * 2
+        np.testing.assert_array_equal(top.detach().numpy(), pool(x, "MAX", kernel, stride, pad))
+        np.testing.assert_array_equal(mask.numpy(), max_places(x, kernel, stride, pad, top.shape[2:]))
+        # The gradient of each window goes to its place.
+        (gradient,) = torch.autograd.grad(top.sum(), bottom)
+        count = [torch.bincount(m[m >= 0].long(), minlength=math.prod(size)) for m in mask.flatten(0, 1)]
+        assert torch.equal(gradient.view(4, -1), torch.stack(count).float())
+
+
+def test_places_go_with_maxima_only(build) -> None:
+    with pytest.raises(LayerError, match="a second top, the places of the maxima, goes with pool MAX, not with AVE"):
+        build('type: "Pooling" pooling_param { pool: AVE kernel_size: 2 }', (2, 3, 9, 9), tops=2)
+    places = build('type: "Pooling" pooling_param { global_pooling: true }', (1, 1, 2, 3), tops=2)
+    assert places(torch.arange(6.0).view(1, 1, 2, 3))[1].tolist() == [[[[5.0]]]]
 
 
 def test_window_outside_the_image() -> None:

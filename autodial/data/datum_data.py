@@ -1,0 +1,181 @@
+"""Caffe's Data layer as a function from the index of a batch to its images and labels: databases of Datum messages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+from numpy.typing import NDArray
+
+from autodial.data.epochs import Epochs, Purpose, Streams
+from autodial.data.lmdb import Lmdb
+from autodial.data.paths import find
+from autodial.data.transforms import DataError, Transform, decode_bytes
+from autodial.errors import InputError
+from autodial.proto import messages as pb
+
+_SCANNED = 2**30
+"""Bytes of a database up to which every datum is looked at before training starts; that takes seconds."""
+
+
+class DatumData:
+    """The batches of a Data layer.
+
+    A datum holds bytes or floats in the order channel, row, column, or an encoded image. The latter is decoded as it
+    is, or with force_color or force_gray to three channels or one. Caffe's `prefetch` is left to whoever asks for the
+    batches.
+
+    Attributes:
+        name: the layer's name.
+        database: key and serialized datum by position.
+        batch_size: datums per batch.
+        image_shape: (height, width, channels) of the first batch's first datum, which all must have; with a crop,
+            height and width may differ.
+        transform: what follows decoding.
+        top_shapes: shapes of the data top, (N, C, H, W), and of the label top, (N,), if the layer has one.
+    """
+
+    def __init__(self, param: Any, *, phase: int, seed: int, base_dir: Path | None = None) -> None:
+        """Read the options and the first datum.
+
+        Args:
+            param: the LayerParameter message; it has one or two tops.
+            phase: caffe.Phase, which decides where crops are taken.
+            seed: key of everything random, any integer.
+            base_dir: folder of the prototxt, tried second for the relative paths in it.
+
+        Raises:
+            InputError: an option that can't be honoured, a database that can't be read, or a first datum that can't
+                be used; it names the layer, and the datum's key where there is one.
+        """
+        self.name: str = param.name
+        options = param.data_param
+        try:
+            self.database = _open(options, base_dir)
+            self.batch_size: int = options.batch_size
+            force_color = param.transform_param.force_color or options.force_encoded_color
+            self._color = True if force_color else False if param.transform_param.force_gray else None
+            self._streams = Streams(seed, self.name)
+            self._epochs = Epochs([len(self.database)], self._streams, rand_skip=options.rand_skip)
+
+            first = self._image(*self._datum(self._epochs.rows(0, 1)[0]))
+            height, width, channels = self.image_shape = first.shape
+            self.transform = Transform.from_caffe(
+                param.transform_param, phase=phase, channels=channels, base_dir=base_dir
+            )
+            data_shape = (self.batch_size, channels, *self.transform.size(height, width))
+            self.top_shapes: tuple[tuple[int, ...], ...] = (data_shape, (self.batch_size,))[: len(param.top)]
+        except InputError as error:
+            raise InputError(f'layer "{self.name}" (Data): {error}') from None
+
+    def __len__(self) -> int:
+        return len(self.database)
+
+    def batch(self, index: int) -> tuple[NDArray[np.float32], ...]:
+        """Images and, if the layer has two tops, labels of batch `index`, a function of seed, name and `index` alone.
+
+        Returns:
+            float32 (N, C, H, W) and float32 (N,), as `top_shapes` says.
+
+        Raises:
+            InputError: a datum is damaged or of a size that doesn't fit; it names the database and the key.
+        """
+        rng = self._streams.rng(Purpose.TRANSFORM, index)
+        images = np.empty(self.top_shapes[0], dtype=np.float32)
+        labels = np.empty(self.batch_size, dtype=np.float32)
+        for i, row in enumerate(self._epochs.rows(index, self.batch_size)):
+            key, datum = self._datum(row)
+            image = self._image(key, datum)
+            try:
+                if (image.shape[2], *self.transform.size(*image.shape[:2])) != images.shape[1:]:
+                    raise DataError(
+                        "{} x {} x {}, where the first datum has {} x {} x {} (height, width, channels): "
+                        "write them all in one size".format(*image.shape, *self.image_shape)
+                    )
+                self.transform(image, rng, images[i])
+            except DataError as error:
+                raise self._at(key, error) from None
+            labels[i] = datum.label
+        return (images, labels)[: len(self.top_shapes)]
+
+    def names(self, index: int) -> list[str]:
+        """The keys of batch `index`."""
+        return [_text(self.database[row][0]) for row in self._epochs.rows(index, self.batch_size)]
+
+    def labels(self, top: int) -> Iterator[tuple[str, float]]:
+        """Key and label of every datum, for top 1, if the database is not too large to read it up front."""
+        if top == 1 and self.database.size <= _SCANNED:
+            for row in range(len(self.database)):
+                key, datum = self._datum(row)
+                yield f'{self.database.path}, key "{_text(key)}"', datum.label
+
+    def check(self) -> None:
+        """Parse every datum, without decoding, if the database is not too large to read it up front.
+
+        Raises:
+            InputError: a datum is damaged; it names the layer, the database and the key.
+        """
+        try:
+            for _ in self.labels(1):
+                pass
+        except InputError as error:
+            raise InputError(f'layer "{self.name}" (Data): {error}') from None
+
+    def _datum(self, row: int) -> tuple[bytes, Any]:
+        """Key and Datum message of a row."""
+        key, value = self.database[row]
+        try:
+            return key, pb.Datum.FromString(value)
+        except DecodeError:
+            raise self._at(key, "the value is not a Datum message, or it is damaged") from None
+
+    def _image(self, key: bytes, datum: Any) -> NDArray[np.uint8] | NDArray[np.float32]:
+        """A datum's pixels, (height, width, channels)."""
+        shape: tuple[int, int, int] = (datum.channels, datum.height, datum.width)
+        data: NDArray[np.uint8] = np.frombuffer(datum.data, dtype=np.uint8)
+        if datum.encoded:
+            try:
+                if not data.size:
+                    raise DataError("is empty")
+                return decode_bytes(data, self._color)
+            except DataError as error:
+                raise self._at(key, f"the encoded image {error}") from None
+        values: NDArray[Any] = data if data.size else np.array(datum.float_data, dtype=np.float32)
+        if min(shape) < 1 or values.size != shape[0] * shape[1] * shape[2]:
+            raise self._at(key, "{} values for {} x {} x {} (channels, height, width)".format(values.size, *shape))
+        image: NDArray[Any] = values.reshape(shape).transpose(1, 2, 0)
+        return image
+
+    def _at(self, key: bytes, error: object) -> InputError:
+        return InputError(f'{self.database.path}, key "{_text(key)}": {error}')
+
+
+def _text(key: bytes) -> str:
+    return key.decode("utf-8", "backslashreplace")
+
+
+def _open(options: Any, base_dir: Path | None) -> Lmdb:
+    """The database of a DataParameter; raises InputError, also for options that can't be honoured."""
+    for field in ("scale", "mean_file", "crop_size", "mirror"):
+        if options.HasField(field):
+            raise DataError(f"data_param.{field} is out of date: move it to transform_param {{ {field} }}")
+    if not options.source:
+        raise DataError("data_param.source, the folder of the database, is missing")
+    if not options.batch_size:
+        raise DataError("data_param.batch_size is missing or 0; it must be at least 1")
+    folder = find(options.source, base_dir)
+    if options.backend != pb.DataParameter.LMDB:
+        if (folder / "data.mdb").exists():
+            raise DataError(f"{folder} is an LMDB and data_param.backend is LEVELDB, the default: write backend: LMDB")
+        raise DataError(
+            "data_param.backend is LEVELDB, the default, which can't be read: write the data anew with Caffe's "
+            "convert_imageset -backend lmdb, or copy keys and values with the Python packages plyvel and lmdb, and say "
+            "backend: LMDB"
+        )
+    database = Lmdb(folder)
+    if not len(database):
+        raise DataError(f"{database.path} is an LMDB without entries")
+    return database

@@ -1,0 +1,193 @@
+"""Caffe's HDF5Data layer as a function from the index of a batch to its tops."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import accumulate, groupby
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autodial.data.epochs import Epochs, Streams
+from autodial.data.paths import find
+from autodial.errors import InputError
+
+_SIGNATURE = b"\x89HDF\r\n\x1a\n"
+
+
+class HDF5Data:
+    """The batches of an HDF5Data layer: for each top, rows of the dataset of its name, file after file.
+
+    With `shuffle` each epoch has the files in random order and the rows in random order within their file, so that one
+    file at a time is held in memory, as in Caffe. Otherwise only the batch's rows are read.
+
+    Attributes:
+        name: the layer's name.
+        list_path: the text file that lists the HDF5 files.
+        files: these, in its order.
+        batch_size: rows per batch.
+        top_shapes: shapes of the tops, (N, ...) with the axes of the datasets after the first.
+    """
+
+    def __init__(self, param: Any, *, phase: int, seed: int, base_dir: Path | None = None) -> None:
+        """Read the options and list, and look at the datasets of all files.
+
+        Args:
+            param: the LayerParameter message, whose tops name the datasets.
+            phase: not used, as nothing differs.
+            seed: key of everything random, any integer.
+            base_dir: folder of the prototxt, tried second for a relative source.
+
+        Raises:
+            InputError: an option that can't be honoured, or a list or file that can't be read, lacks a dataset or has
+                one that does not fit; it names the layer, the file and the dataset.
+        """
+        self.name: str = param.name
+        options = param.hdf5_data_param
+        try:
+            if param.HasField("transform_param"):
+                raise InputError("HDF5Data does not transform its data; remove transform_param and transform the files")
+            if not options.source:
+                raise InputError("hdf5_data_param.source, the list of HDF5 files, is missing")
+            if not options.batch_size:
+                raise InputError("hdf5_data_param.batch_size is missing or 0; it must be at least 1")
+            self.batch_size: int = options.batch_size
+            self.list_path = find(options.source, base_dir)
+            self.files = _listed(self.list_path)
+            self._datasets: list[str] = list(param.top)
+            shapes = [self._shapes(path) for path in self.files]
+            for path, theirs in zip(self.files, shapes, strict=True):
+                for dataset, ours, shape in zip(self._datasets, shapes[0], theirs, strict=True):
+                    if shape[1:] != ours[1:]:
+                        raise InputError(
+                            f'{path}: dataset "{dataset}" has shape {shape}, which does not fit {ours} in '
+                            f"{self.files[0]}: all axes but the first must agree"
+                        )
+            rows = [theirs[0][0] for theirs in shapes]
+            if not sum(rows):
+                raise InputError(f"the files in {self.list_path} have no rows")
+            self._ends = list(accumulate(rows))
+            self._shuffle: bool = options.shuffle
+            self._epochs = Epochs(rows, Streams(seed, self.name), shuffle=self._shuffle)
+            self._loaded: tuple[int, list[NDArray[np.float32]]] = (-1, [])
+            self.top_shapes = tuple((self.batch_size, *shape[1:]) for shape in shapes[0])
+        except InputError as error:
+            raise InputError(f'layer "{self.name}" (HDF5Data): {error}') from None
+
+    def __len__(self) -> int:
+        return self._ends[-1]
+
+    def batch(self, index: int) -> tuple[NDArray[np.float32], ...]:
+        """The tops of batch `index` (from 0), a function of the seed, the layer's name and `index` alone.
+
+        Returns:
+            float32 arrays of `top_shapes`.
+
+        Raises:
+            InputError: a file can't be read; it names the file.
+        """
+        tops = tuple(np.empty(shape, dtype=np.float32) for shape in self.top_shapes)
+        rows = enumerate(map(self._locate, self._epochs.rows(index, self.batch_size)))
+        for _, group in groupby(rows, lambda item: (item[1][0], item[1][1] - item[0])):
+            run = list(group)  # rows that follow one another in a file
+            start, (file, row) = run[0]
+            for top, values in zip(tops, self._read(file, row, row + len(run)), strict=True):
+                top[start : start + len(run)] = values
+        return tops
+
+    def names(self, index: int) -> list[str]:
+        """File and row, from 0, of each row of batch `index`."""
+        rows = map(self._locate, self._epochs.rows(index, self.batch_size))
+        return [f"{self.files[file]}:{row}" for file, row in rows]
+
+    def labels(self, top: int) -> Iterator[tuple[str, float]]:
+        """File, row and value of every label, for a top with one value per row."""
+        if np.prod(self.top_shapes[top][1:]) == 1:
+            for path in self.files:
+                with _opened(path) as file:
+                    labels = np.ravel(file[self._datasets[top]][()])
+                for row, label in enumerate(labels):
+                    yield f'{path}: dataset "{self._datasets[top]}", row {row}', label
+
+    def check(self) -> None:
+        """Nothing is left to look at."""
+
+    def _shapes(self, path: Path) -> list[tuple[int, ...]]:
+        """The shapes of a file's datasets; an InputError if one is missing or can't be a top."""
+        import h5py  # type: ignore[import-untyped]
+
+        shapes: list[tuple[int, ...]] = []
+        with _opened(path) as file:
+            for name in self._datasets:
+                dataset = file.get(name)
+                if not isinstance(dataset, h5py.Dataset):
+                    held = ", ".join(file) or "nothing"
+                    raise InputError(f'{path} has no dataset "{name}", as a top is named; it holds {held}')
+                if dataset.dtype.kind not in "fiu":
+                    raise InputError(f'{path}: dataset "{name}" holds {dataset.dtype}, neither floats nor integers')
+                if not dataset.shape:
+                    raise InputError(f'{path}: dataset "{name}" has no axes; its first must count the rows')
+                if shapes and dataset.shape[0] != shapes[0][0]:
+                    raise InputError(
+                        f'{path}: dataset "{name}" has {dataset.shape[0]} rows and "{self._datasets[0]}" has '
+                        f"{shapes[0][0]}"
+                    )
+                shapes.append(dataset.shape)
+        return shapes
+
+    def _locate(self, row: int) -> tuple[int, int]:
+        """A row of the epoch as a file and a row in it."""
+        file = bisect_right(self._ends, row)
+        return file, row - (self._ends[file - 1] if file else 0)
+
+    def _read(self, file: int, start: int, stop: int) -> list[NDArray[Any]]:
+        """Rows of a file's datasets."""
+        if not self._shuffle:
+            with _opened(self.files[file]) as opened:
+                return [opened[name][start:stop] for name in self._datasets]
+        if self._loaded[0] != file:
+            with _opened(self.files[file]) as opened:
+                self._loaded = (file, [opened[name].astype(np.float32)[()] for name in self._datasets])
+        return [values[start:stop] for values in self._loaded[1]]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_loaded": (-1, [])}
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Any]:
+    """An HDF5 file, for reading, for a moment: open ones must not be carried into another process."""
+    import h5py
+
+    try:
+        with h5py.File(path, "r") as file:
+            yield file
+    except (OSError, RuntimeError) as error:
+        raise InputError(f"{path} can't be read as HDF5: {error}") from None
+
+
+def _listed(path: Path) -> list[Path]:
+    """The files that a list names, one a line; relative ones are looked for beside the list second."""
+    try:
+        data = path.read_bytes()
+        text = data.decode("utf-8-sig")
+    except OSError as error:
+        raise InputError(f"the list {path} can't be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        what = "itself an HDF5 file" if data.startswith(_SIGNATURE) else "not text in UTF-8"
+        raise InputError(f"{path} is {what}; hdf5_data_param.source is a text file that lists HDF5 files") from None
+    files = []
+    for number, line in enumerate(text.splitlines(), start=1):
+        if line.strip():
+            try:
+                # Absolute, so that a later change of the working directory does not move it.
+                files.append(find(line.strip(), path.parent).absolute())
+            except InputError as error:
+                raise InputError(f"{path}:{number}: {error}") from None
+    if not files:
+        raise InputError(f"{path} lists no files")
+    return files

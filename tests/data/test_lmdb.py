@@ -1,0 +1,201 @@
+"""LMDB files against the LMDB library, and what is not one, or not a whole one."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import shutil
+import struct
+from pathlib import Path
+
+import lmdb
+import numpy as np
+import pytest
+
+from autodial.data.lmdb import Lmdb
+from autodial.errors import InputError
+
+SHARED = Path(__file__).parents[3] / "shared" / "data"
+
+
+def write(folder: Path, *transactions: dict[bytes, bytes | None]) -> Path:
+    """A database after these transactions, in which None deletes a key; without the lock file."""
+    environment = lmdb.open(str(folder), map_size=2**28)
+    for transaction in transactions:
+        with environment.begin(write=True) as txn:
+            for key, value in transaction.items():
+                if value is None:
+                    txn.delete(key)
+                else:
+                    txn.put(key, value)
+    environment.close()
+    (folder / "lock.mdb").unlink()
+    return folder
+
+
+def as_the_library_reads(folder: Path) -> list[tuple[bytes, bytes]]:
+    environment = lmdb.open(str(folder), readonly=True, lock=False)
+    with environment.begin() as txn:
+        entries = list(txn.cursor())
+    environment.close()
+    return entries
+
+
+def numbered(count: int, size: int) -> dict[bytes, bytes]:
+    """`count` entries with values of about `size` bytes."""
+    rng = np.random.default_rng(0)
+    return {f"{i:08}".encode(): rng.bytes(size + i % 5) for i in range(count)}
+
+
+@pytest.mark.parametrize("size", [0, 1, 100, 2020, 2030, 4080, 4096, 10_000])
+@pytest.mark.parametrize("count", [1, 2, 60, 700])
+def test_values_of_every_size_are_read_in_order(tmp_path: Path, count: int, size: int) -> None:
+    expected = sorted(numbered(count, size).items())
+    database = Lmdb(write(tmp_path, dict(expected)))
+    assert len(database) == count
+    assert [database[i] for i in range(count)] == expected
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_databases_with_a_history_are_read_as_the_library_reads_them(tmp_path: Path, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    transactions: list[dict[bytes, bytes | None]] = []
+    for _ in range(rng.integers(1, 6)):
+        keys = [rng.bytes(rng.integers(1, 500)) for _ in range(rng.choice([1, 40, 800]))]
+        transactions.append({key: rng.bytes(rng.choice([0, 10, 500, 2030, 5000])) for key in keys})
+        transactions.append({key: None for added in transactions for key in added if rng.random() < 0.3})
+    write(tmp_path, *transactions)
+    database = Lmdb(tmp_path)
+    assert [database[i] for i in range(len(database))] == as_the_library_reads(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["mnist_train", "mnist_test", "usps_train", "usps_test"])
+def test_the_originals_databases_are_read_as_the_library_reads_them(name: str) -> None:
+    folder = SHARED / f"{name}_lmdb"
+    if not folder.is_dir():
+        pytest.skip(f"{folder} is missing")
+    database = Lmdb(folder)
+    assert [database[i] for i in range(len(database))] == as_the_library_reads(folder)
+    assert [path.name for path in folder.iterdir()] == ["data.mdb"]
+
+
+def test_any_position_can_be_read_first(tmp_path: Path) -> None:
+    entries = sorted(numbered(700, 300).items())
+    database = Lmdb(write(tmp_path, dict(entries)))
+    assert [database[i] for i in (699, 0, 350, 349, 699)] == [entries[i] for i in (699, 0, 350, 349, 699)]
+    for beyond in (-1, 700):
+        with pytest.raises(IndexError):
+            database[beyond]
+
+
+def test_an_empty_database_has_no_entries(tmp_path: Path) -> None:
+    assert len(Lmdb(write(tmp_path / "never", {}))) == 0
+    assert len(Lmdb(write(tmp_path / "emptied", {b"a": b"1"}, {b"a": None}))) == 0
+
+
+def test_nothing_is_written_beside_it(tmp_path: Path) -> None:
+    write(tmp_path, numbered(3, 10))
+    before = (tmp_path / "data.mdb").read_bytes()
+    tmp_path.chmod(0o500)
+    (tmp_path / "data.mdb").chmod(0o400)
+    database = Lmdb(tmp_path)
+    assert [database[i][0] for i in range(3)] == [b"00000000", b"00000001", b"00000002"]
+    assert [path.name for path in tmp_path.iterdir()] == ["data.mdb"]
+    assert (tmp_path / "data.mdb").read_bytes() == before
+
+
+def test_several_readers_copies_and_forks_read_side_by_side(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    entries = sorted(numbered(100, 300).items())
+    write(tmp_path / "db", dict(entries))
+    monkeypatch.chdir(tmp_path)
+    first, second = Lmdb(Path("db")), Lmdb(Path("db"))
+    monkeypatch.chdir("/")
+    assert first[7] == second[7] == pickle.loads(pickle.dumps(first))[7] == entries[7]
+    child = os.fork()
+    if not child:
+        os._exit(0 if [first[i] for i in range(100)] == entries else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert first[99] == entries[99]
+
+
+def test_a_database_cut_short_is_refused_whatever_its_length(tmp_path: Path) -> None:
+    whole = (write(tmp_path / "whole", numbered(40, 3000)) / "data.mdb").read_bytes()
+    cut = tmp_path / "cut"
+    cut.mkdir()
+    lengths = {*range(1, 40), *range(100, 300), *range(4096, 4400, 7), *range(300, len(whole), 1231), len(whole) - 1}
+    for length in sorted(lengths):
+        (cut / "data.mdb").write_bytes(whole[:length])
+        with pytest.raises(
+            InputError, match=rf"data.mdb is (no LMDB, or it is )?cut short: it has (only )?{length} "
+        ) as error:
+            Lmdb(cut)
+        assert "\n" not in str(error.value)
+    (cut / "data.mdb").write_bytes(whole)
+    assert len(Lmdb(cut)) == 40
+
+
+def test_flipped_bits_give_an_error_or_an_entry(tmp_path: Path) -> None:
+    data = bytearray((write(tmp_path, numbered(300, 20), numbered(40, 3000)) / "data.mdb").read_bytes())
+    rng = np.random.default_rng(0)
+    # where the format's own fields are: the heads of all pages, and all of some
+    positions = [page + int(i) for page in range(0, len(data), 4096) for i in rng.integers(0, 160, 2)]
+    positions += [int(i) for i in rng.integers(0, len(data), 100)]
+    refused = 0
+    for position in positions:
+        bit = 1 << int(rng.integers(8))
+        data[position] ^= bit
+        (tmp_path / "data.mdb").write_bytes(data)
+        try:
+            database = Lmdb(tmp_path)
+            for i in range(min(len(database), 1000)):
+                database[i]
+        except InputError as error:
+            refused += 1
+            assert "\n" not in str(error)
+        data[position] ^= bit
+    assert refused > 10
+
+
+def test_a_tree_that_leads_in_circles_is_refused(tmp_path: Path) -> None:
+    data = bytearray((write(tmp_path, numbered(700, 300)) / "data.mdb").read_bytes())
+    branches = [
+        page for page in range(2, len(data) // 4096) if struct.unpack_from("<H", data, page * 4096 + 10)[0] == 1
+    ]
+    page = branches[-1]
+    (pointer,) = struct.unpack_from("<H", data, page * 4096 + 16)
+    struct.pack_into("<HHH", data, page * 4096 + pointer, page, 0, 0)
+    (tmp_path / "data.mdb").write_bytes(data)
+    with pytest.raises(InputError, match=r"data\.mdb is damaged: page"):
+        database = Lmdb(tmp_path)
+        for i in range(len(database)):
+            database[i]
+
+
+def test_what_is_no_lmdb_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"it holds no data\.mdb"):
+        Lmdb(tmp_path)
+    file = tmp_path / "data.mdb"
+    file.write_bytes(b"")
+    with pytest.raises(InputError, match=r"data\.mdb is empty"):
+        Lmdb(tmp_path)
+    with pytest.raises(InputError, match=r"data\.mdb is a file; an LMDB is named by the folder"):
+        Lmdb(file)
+    file.write_bytes(b"x" * 9000)
+    with pytest.raises(InputError, match=r"data\.mdb is no LMDB"):
+        Lmdb(tmp_path)
+    file.unlink()
+    write(tmp_path, {b"a": b"1"})
+    data = bytearray(file.read_bytes())
+    data[20] = 2
+    file.write_bytes(data)
+    with pytest.raises(InputError, match="an LMDB of data version 2; only 1 can be read"):
+        Lmdb(tmp_path)
+
+
+def test_databases_within_the_database_are_refused(tmp_path: Path) -> None:
+    environment = lmdb.open(str(tmp_path), max_dbs=1)
+    environment.open_db(b"named")
+    environment.close()
+    with pytest.raises(InputError, match="is damaged"):
+        Lmdb(tmp_path)[0]
+    shutil.rmtree(tmp_path)
