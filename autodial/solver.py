@@ -236,7 +236,7 @@ class Solver:
         rate = learning_rate(self.param, self.iter, self.current_step)
         if self.param.display and self.iter % self.param.display == 0:
             self._display(rate, outputs, started)
-        self.update.step(rate)
+        self.update.step(rate, self.iter)
         self.iter += 1
 
     def _forward_backward(self, pass_: int) -> Mapping[str, Tensor]:
@@ -444,7 +444,7 @@ class _NetSource:
 
 def _check(param: Any) -> None:
     """Refuse a SolverParameter that can't be honoured, and say which fields change nothing."""
-    update_class(param.type)
+    update_class(param.type).check(param)
     check_policy(param)
     if param.regularization_type not in ("L1", "L2"):
         raise InputError(f'regularization_type "{param.regularization_type}" does not exist; it is L1 or L2')

@@ -76,7 +76,7 @@ def step(net: Net, update: SGD, inputs: dict[str, Tensor], clock: Stopwatch) -> 
     forward = clock()
     loss.backward()  # type: ignore[no-untyped-call]
     backward = clock()
-    update.step(0.001)
+    update.step(0.001, 0)
     return forward, backward, clock()
 
 

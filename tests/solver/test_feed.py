@@ -63,6 +63,7 @@ def test_bad_image_is_one_sentence_with_its_line(project: Path, workers: int) ->
     assert "target.txt:3: " in str(caught.value)
     assert "\n" not in str(caught.value)
     assert "Traceback" not in str(caught.value)
+    feed.close()
 
 
 KILL = """

@@ -122,8 +122,10 @@ def test_interrupted_run_resumes_to_the_same_files(project: Path, edit: Edit) ->
     text, _ = process.communicate(timeout=120)
     assert process.returncode == 0, text
     resumed = snapshot(end), snapshot(end, "solverstate")
-    solver = Solver.from_file("solver.prototxt", overrides=[f"solver.max_iter={end}"])
-    assert solver.solve()
+    # uninterrupted, and by the same command, as the number of threads shows in the last bits
+    process = run_command("-o", "whole", "--set", f"solver.max_iter={end}")
+    text, _ = process.communicate(timeout=120)
+    assert process.returncode == 0, text
     assert (snapshot(end), snapshot(end, "solverstate")) == resumed
 
 

@@ -23,11 +23,18 @@ LOCAL = ["sgd_iter_size", "sgd_step_snapshot"]
 OTHERS = [f"sgd_{name}" for name in (
     "alpha_fixed_half", "alpha_moves", "clip", "exp", "fixed", "frozen_conv", "frozen_with_decay", "inv", "l1",
     "multistep", "poly", "sigmoid",
-)]  # fmt: skip
+)] + ["adadelta", "adagrad", "adam", "nesterov", "rmsprop"]  # fmt: skip
 TOLERANCE = 2e-6
 """Of the largest element of a blob, at least of 1."""
-TOLERANCES = {"sgd_alpha_moves": 2e-5}
-"""Alphas with lr_mult 10 amplify rounding: computed in float64, this run is as far from the record."""
+TOLERANCES = {"sgd_alpha_moves": 2e-5, "adagrad": 1e-4, "adam": 1e-4, "rmsprop": 1e-4}
+"""Alphas with lr_mult 10 amplify rounding: computed in float64, that run is as far from the record. So do the types
+that divide a gradient by its own size."""
+SCALED = ("adagrad", "adam", "rmsprop")
+"""Types that divide a gradient by its own size."""
+WITHOUT_EFFECT = ("conv1/1", "fc6/1", "conv1/sc/1", "conv1/dial/1", "fc6-dial/1")
+"""Biases that the Dial layer behind them takes out again (conv1/sc's where every pooled value is positive), and the
+means that they shift. In exact arithmetic these biases have gradients of 0, and what the record holds of them in SCALED
+runs is the original's rounding."""
 
 
 class Recorded(Solver):
@@ -72,7 +79,10 @@ def follow(solver: Recorded, tolerance: float = TOLERANCE) -> None:
                 continue
             layer, _, index = blob.rpartition("/")
             ours, theirs = solver.net.layer(layer).blobs[int(index)].detach().numpy(), record[key]
-            assert np.abs(ours - theirs).max() <= tolerance * max(1, np.abs(theirs).max()), f"{key} after {i + 1}"
+            if solver.param.type.lower() in SCALED and blob in WITHOUT_EFFECT:
+                continue
+            off = np.abs(ours - theirs).max() / max(1, np.abs(theirs).max())
+            assert off <= tolerance, f"{key} after {i + 1} is off by {off:.2g}"
             compared += 1
     assert compared
 

@@ -31,7 +31,7 @@ def test_rate_is_inside_the_velocity() -> None:
     sgd = SGD(parse_solver("momentum: 0.5"), [w])
     for rate, velocity, value in ((0.1, 0.2, 0.8), (0.01, 0.12, 0.68), (0.01, 0.08, 0.6)):
         w.tensor.grad = torch.tensor([2.0])
-        sgd.step(rate)  # v = 0.5 v + 2 rate, w = w - v
+        sgd.step(rate, 0)  # v = 0.5 v + 2 rate, w = w - v
         torch.testing.assert_close(sgd.history[0], torch.tensor([velocity]))
         torch.testing.assert_close(w.tensor.detach(), torch.tensor([value]))
 
@@ -43,23 +43,23 @@ def test_order_of_a_step() -> None:
     a = blob([10.0, -20.0], [6.0, 8.0])
     b = blob([1.0], [0.0], lr_mult=2, decay_mult=3)
     sgd = SGD(parse_solver("weight_decay: 0.1 iter_size: 2 clip_gradients: 5"), [a, b])
-    sgd.step(0.1)
+    sgd.step(0.1, 0)
     torch.testing.assert_close(a.tensor.detach(), torch.tensor([9.75, -20.0]))
     torch.testing.assert_close(b.tensor.detach(), torch.tensor([0.94]))
 
 
 def test_small_gradients_are_not_clipped() -> None:
     w = blob([1.0, 1.0], [0.3, 0.4])
-    SGD(parse_solver("clip_gradients: 0.6"), [w]).step(1.0)
+    SGD(parse_solver("clip_gradients: 0.6"), [w]).step(1.0, 0)
     torch.testing.assert_close(w.tensor.detach(), torch.tensor([0.7, 0.6]))
     w.tensor.grad = torch.zeros(2)
-    SGD(parse_solver("clip_gradients: 0.6"), [w]).step(1.0)
+    SGD(parse_solver("clip_gradients: 0.6"), [w]).step(1.0, 0)
     torch.testing.assert_close(w.tensor.detach(), torch.tensor([0.7, 0.6]))
 
 
 def test_l1() -> None:
     w = blob([2.0, -3.0, 0.0], [0.0, 0.0, 0.0], decay_mult=2)
-    SGD(parse_solver("weight_decay: 0.05 regularization_type: 'L1'"), [w]).step(1.0)
+    SGD(parse_solver("weight_decay: 0.05 regularization_type: 'L1'"), [w]).step(1.0, 0)
     torch.testing.assert_close(w.tensor.detach(), torch.tensor([1.9, -2.9, 0.0]))
 
 
@@ -67,7 +67,7 @@ def test_frozen_blobs_keep_their_place_and_value() -> None:
     frozen, learned = blob([1.0, 2.0], [9.0, 9.0], lr_mult=0), blob([1.0], [1.0])
     statistics = Blob(torch.tensor([5.0]), lr_mult=0)
     sgd = SGD(parse_solver("momentum: 0.9 weight_decay: 1 clip_gradients: 1"), [frozen, learned, statistics])
-    sgd.step(0.5)
+    sgd.step(0.5, 0)
     assert [history.tolist() for history in sgd.history] == [[0, 0], [1.0], [0]]  # 0.5 * (1 + 1 * 1)
     assert frozen.tensor.tolist() == [1, 2]
     assert statistics.tensor.tolist() == [5]
@@ -77,9 +77,9 @@ def test_frozen_blobs_keep_their_place_and_value() -> None:
 def test_unreached_blob_decays_and_glides() -> None:
     w = blob([1.0])
     sgd = SGD(parse_solver("momentum: 0.5 weight_decay: 0.1"), [w])
-    sgd.step(1.0)  # v = 0.1
+    sgd.step(1.0, 0)  # v = 0.1
     w.tensor.grad = None
-    sgd.step(1.0)  # v = 0.05 + 0.09
+    sgd.step(1.0, 0)  # v = 0.05 + 0.09
     torch.testing.assert_close(w.tensor.detach(), torch.tensor([0.76]))
 
 
@@ -104,13 +104,56 @@ def test_equals_torch_at_a_constant_rate(clip: float) -> None:
             (torch.tanh(x @ w1.T + b1) @ w2.T).square().sum().backward()
         if clip > 0:
             torch.nn.utils.clip_grad_norm_(theirs, clip)
-        sgd.step(0.05)
+        sgd.step(0.05, 0)
         optimizer.step()
     for a, b, first in zip(ours, theirs, start, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
         assert not torch.allclose(a, first, atol=1e-2)
 
 
+@pytest.mark.parametrize(
+    ("text", "optimizer", "options"),
+    [
+        ("type: 'Nesterov' momentum: 0.9", torch.optim.SGD, {"momentum": 0.9, "nesterov": True}),
+        ("type: 'AdaGrad' delta: 0.01", torch.optim.Adagrad, {"eps": 0.01}),
+        ("type: 'RMSProp' delta: 0.01 rms_decay: 0.8", torch.optim.RMSprop, {"eps": 0.01, "alpha": 0.8}),
+        ("type: 'AdaDelta' delta: 0.01 momentum: 0.9", torch.optim.Adadelta, {"eps": 0.01, "rho": 0.9}),
+        # torch adds eps behind the bias correction, so it is kept small
+        ("type: 'Adam' delta: 1e-12 momentum: 0.8", torch.optim.Adam, {"eps": 1e-12, "betas": (0.8, 0.999)}),
+    ],
+)
+def test_at_a_constant_rate_types_are_torchs(
+    text: str, optimizer: type[torch.optim.Optimizer], options: dict[str, object]
+) -> None:
+    generator = torch.Generator().manual_seed(0)
+    values = torch.randn(5, generator=generator, dtype=torch.float64)
+    ours, theirs = values.clone().requires_grad_(), values.clone().requires_grad_()
+    param = parse_solver(text + " weight_decay: 0.01")
+    update = update_class(param.type)(param, [Blob(ours)])
+    reference = optimizer([theirs], lr=0.05, weight_decay=param.weight_decay, **options)
+    for iteration in range(10):
+        gradient = torch.randn(5, generator=generator, dtype=torch.float64)
+        ours.grad, theirs.grad = gradient.clone(), gradient.clone()
+        update.step(0.05, iteration)
+        reference.step()
+        torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-8)  # the message's fields are float32
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("type: 'AdaGrad' momentum: 0.9", "momentum can't be used with AdaGrad"),
+        ("type: 'RMSProp' momentum: 0.9", "momentum can't be used with RMSProp"),
+        ("type: 'RMSProp' rms_decay: 1", "rms_decay must lie in"),
+        ("type: 'Adam' momentum2: 1", "momentum2 must lie in"),
+    ],
+)
+def test_fields_that_a_type_cannot_take(text: str, message: str) -> None:
+    param = parse_solver(text)
+    with pytest.raises(InputError, match=message):
+        update_class(param.type).check(param)
+
+
 def test_other_types_are_refused_by_name() -> None:
-    with pytest.raises(InputError, match='type "Adam" is not supported; supported solver types: SGD'):
-        update_class("Adam")
+    with pytest.raises(InputError, match='type "Lion" is not supported; supported solver types: SGD, Nesterov, AdaGrad'):
+        update_class("Lion")
