@@ -342,10 +342,16 @@ class Net(nn.Module):
         for saved in weights.layers:
             if saved.name not in self._by_name:
                 continue
-            layer = self.layer(saved.name)
-            _check_shapes(saved.name, _shapes(saved.blobs), _shapes(layer.blobs), source)
-            for blob, array in zip(layer.blobs, saved.blobs, strict=True):
-                blob.copy_(torch.from_numpy(np.ascontiguousarray(array)).view(blob.shape))
+            blobs = self.layer(saved.name).blobs
+            arrays = {i: array for i, array in enumerate(saved.blobs) if array is not None}
+            owned = {param.index for param in self.params if param.layer == saved.name}
+            # HDF5 files hold a shared blob once, with its owner.
+            if not owned <= arrays.keys() <= set(range(len(blobs))):
+                raise _wrong_count(saved.name, len(blobs), len(arrays), source)
+            for i, array in arrays.items():
+                if not saved.fits(i, tuple(blobs[i].shape)):
+                    raise _wrong_shape(saved.name, i, tuple(blobs[i].shape), array.shape, source)
+                blobs[i].copy_(torch.from_numpy(np.ascontiguousarray(array)).view(blobs[i].shape))
             found.add(saved.name)
         return [name for name, layer in self._by_name.items() if layer.blobs and name not in found]
 
@@ -375,16 +381,23 @@ def _shapes(blobs: Iterable[Any]) -> list[Shape]:
 
 def _check_shapes(name: str, given: Sequence[Shape], wanted: Sequence[Shape], source: str) -> None:
     if len(given) != len(wanted):
-        raise InputError(
-            f'layer "{name}" has {len(wanted)} blobs and {source} has {len(given)} for it; '
-            "rename the layer to train it anew"
-        )
+        raise _wrong_count(name, len(wanted), len(given), source)
     for i, (ours, theirs) in enumerate(zip(wanted, given, strict=True)):
         if ours != theirs:
-            raise InputError(
-                f'layer "{name}", blob {i}: the net\'s shape is {ours} and that of {source} is {theirs}; '
-                "rename the layer to train it anew"
-            )
+            raise _wrong_shape(name, i, ours, theirs, source)
+
+
+def _wrong_count(name: str, wanted: int, given: int, source: str) -> InputError:
+    return InputError(
+        f'layer "{name}" has {wanted} blobs and {source} has {given} for it; rename the layer to train it anew'
+    )
+
+
+def _wrong_shape(name: str, index: int, wanted: Shape, given: Shape, source: str) -> InputError:
+    return InputError(
+        f'layer "{name}", blob {index}: the net\'s shape is {wanted} and that of {source} is {given}; '
+        "rename the layer to train it anew"
+    )
 
 
 def _attribute(layer: Layer, blob: Tensor) -> str | None:

@@ -224,7 +224,7 @@ class Solver:
         return float(torch.stack(list(self._losses)).mean()) if self._losses else float("nan")
 
     def _iterate(self, started: float) -> None:
-        self.net.zero_grad(set_to_none=True)
+        self._clear_gradients()
         outputs: Mapping[str, Tensor] = {}
         losses = []
         for pass_ in range(self.param.iter_size):
@@ -238,6 +238,9 @@ class Solver:
             self._display(rate, outputs, started)
         self.update.step(rate, self.iter)
         self.iter += 1
+
+    def _clear_gradients(self) -> None:
+        self.net.zero_grad(set_to_none=True)
 
     def _forward_backward(self, pass_: int) -> Mapping[str, Tensor]:
         """Run the train net forward and backward once, adding to the blobs' `.grad`, and return its output blobs."""
@@ -337,6 +340,8 @@ class Solver:
     def snapshot(self) -> tuple[Path, Path]:
         """Write <snapshot_prefix>_iter_<iter>.caffemodel and .solverstate, so that both are there whole or neither is.
 
+        With snapshot_format HDF5 the names end in .h5.
+
         Raises:
             InputError: the solver has no snapshot_prefix.
             WorkError: a blob holds NaN or infinity, or the files can't be written.
@@ -346,9 +351,9 @@ class Solver:
         if not all(bool(param.tensor.isfinite().all()) for param in self.net.params):
             raise self._diverged(f"a blob holds NaN or infinity after {self.iter} iterations; no snapshot is written")
         prefix = f"{self.param.snapshot_prefix}_iter_{self.iter}"
-        model, state = Path(f"{prefix}.caffemodel"), Path(f"{prefix}.solverstate")
+        model, state = (Path(f"{prefix}{suffix}") for suffix in self.snapshot_suffixes)
         history = [tensor.cpu().numpy() for tensor in self.update.history]
-        aside = [path.with_name(f"{path.name}.partial") for path in (model, state)]
+        aside = [path.with_name(f"partial-{path.name}") for path in (model, state)]
         try:
             model.parent.mkdir(parents=True, exist_ok=True)
             proto.write_weights(self.net.weights(), aside[0])
@@ -365,6 +370,12 @@ class Solver:
             monitor.saved(model, state)
         return model, state
 
+    @property
+    def snapshot_suffixes(self) -> tuple[str, str]:
+        """What the names of a snapshot's weights and of its state end in."""
+        end = ".h5" if self.param.snapshot_format == pb.SolverParameter.HDF5 else ""
+        return f".caffemodel{end}", f".solverstate{end}"
+
     def restore(self, path: str | os.PathLike[str]) -> None:
         """Continue from a .solverstate and the .caffemodel that it names, there or else beside it.
 
@@ -372,8 +383,8 @@ class Solver:
             InputError: not a solverstate, one of another net or solver type, or its caffemodel is missing.
         """
         path = Path(path)
-        if path.name.endswith(".caffemodel"):
-            state_path = path.with_suffix(".solverstate")
+        if path.name.endswith((".caffemodel", ".caffemodel.h5")):
+            state_path = path.with_name(path.name.replace(".caffemodel", ".solverstate"))
             raise InputError(
                 f"{path} holds weights and no solver's state: to resume, pass {state_path}"
                 f"{'' if state_path.exists() else ' (which does not exist)'}; to start from it, pass it with --weights"
@@ -416,7 +427,7 @@ def load_weights(net: Net, paths: Iterable[str | os.PathLike[str]]) -> list[str]
     """
     missing: set[str] | None = None
     for path in paths:
-        if Path(path).suffix == ".solverstate":
+        if Path(path).name.endswith((".solverstate", ".solverstate.h5")):
             raise InputError(f"{path} is a solver's state and holds no weights: name the .caffemodel beside it")
         left = net.load_weights(proto.read_weights(path), str(path))
         missing = set(left) if missing is None else missing.intersection(left)
@@ -458,8 +469,6 @@ def _check(param: Any) -> None:
             raise InputError(f"test_iter must be at least 1, and is {batches}")
     if param.snapshot and not param.snapshot_prefix:
         raise InputError("snapshot is given, and snapshot_prefix, where snapshots go, is missing")
-    if param.snapshot_format != pb.SolverParameter.BINARYPROTO:
-        raise InputError("snapshot_format HDF5 is not supported; BINARYPROTO is")
     for field, why in (
         ("snapshot_diff", "snapshots hold no gradients"),
         ("debug_info", "there is no trace of every blob"),

@@ -100,7 +100,7 @@ def train(
         stack.enter_context(_stopping_on_interrupt(run))
         finished = run.solve()
     if not finished:
-        state = f"{run.param.snapshot_prefix}_iter_{run.iter}.solverstate"
+        state = f"{run.param.snapshot_prefix}_iter_{run.iter}{run.snapshot_suffixes[1]}"
         again = _command(solver, {"--snapshot": state, **options, "-o": folder})
         typer.echo(f"Interrupted after {run.iter} iterations. To go on:\n{again}")
         raise typer.Exit(INTERRUPTED)

@@ -1,17 +1,21 @@
-"""Caffe's files: nets and solvers as text, weights and solver states as binary, and the messages in them.
+"""Caffe's files: nets and solvers as text, weights and solver states as binary and HDF5, and the messages in them.
 
-`messages` has the message classes; the functions here read and write whole files. What is wrong with a file is an
-InputError that says where.
+`messages` has the message classes; the functions here read and write whole files. Old forms are brought up to date as
+they are read. What is wrong with a file is an InputError that says where.
 """
 
-from .binary import LayerWeights, State, Weights, read_blob, read_state, read_weights, write_state, write_weights
-from .old_formats import refuse_old_format
+from .binary import array_from_blob, blob_from_array, read_blob
+from .snapshots import read_state, read_weights, write_state, write_weights
 from .text import parse_net, parse_solver, read_net, read_solver, to_text, write_text
+from .upgrade import upgrade_net, upgrade_solver
+from .weights import LayerWeights, State, Weights
 
 __all__ = [
     "LayerWeights",
     "State",
     "Weights",
+    "array_from_blob",
+    "blob_from_array",
     "parse_net",
     "parse_solver",
     "read_blob",
@@ -19,8 +23,9 @@ __all__ = [
     "read_solver",
     "read_state",
     "read_weights",
-    "refuse_old_format",
     "to_text",
+    "upgrade_net",
+    "upgrade_solver",
     "write_state",
     "write_text",
     "write_weights",

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -22,98 +21,51 @@ from autodial.errors import InputError, WorkError
 
 from . import messages, schema
 from .files import existing_file, is_binary, read_bytes, replacing
-from .old_formats import refuse_old_format
+from .upgrade import upgrade_net
+from .weights import LayerWeights, State, Weights
 
 _ORDINARY = vars(messages)
 _WIRE = schema.load(packed_as_bytes=True)
 _LIMIT = 2**31 - 1  # bytes in the longest message that protobuf reads or writes
-_BEYOND_LIMIT = "protobuf ends at 2 GiB, and Caffe's format for more, HDF5, is not supported yet"
-_HDF5_SIGNATURE = b"\x89HDF\r\n\x1a\n"
+_BEYOND_LIMIT = "protobuf ends at 2 GiB, and Caffe's format for more is HDF5, in files that end in .h5"
+_LEGACY = ("num", "channels", "height", "width")
 
 T = TypeVar("T")
 
 
-@dataclass
-class LayerWeights:
-    """One layer of a caffemodel."""
-
-    param: Any
-    """LayerParameter: the layer as the net had it, without blobs."""
-    blobs: list[NDArray[np.float32]]
-    """The learned arrays in Caffe's order and shapes: a Convolution's (outputs, inputs, height, width), (outputs,)."""
-
-    @property
-    def name(self) -> str:
-        """The layer's name, by which weights find their layer."""
-        return str(self.param.name)
-
-    @property
-    def type(self) -> str:
-        """The layer's type, such as "Convolution"."""
-        return str(self.param.type)
-
-    @property
-    def bottom(self) -> list[str]:
-        """The names of the blobs that the layer reads."""
-        return list(self.param.bottom)
-
-    @property
-    def top(self) -> list[str]:
-        """The names of the blobs that the layer writes."""
-        return list(self.param.top)
-
-
-@dataclass
-class Weights:
-    """A caffemodel: the net's name and all its layers in order, those without blobs too."""
-
-    name: str
-    layers: list[LayerWeights] = field(default_factory=list)
-
-
-@dataclass
-class State:
-    """A solverstate: what a solver needs besides the weights to go on."""
-
-    iter: int
-    """Iterations done."""
-    current_step: int
-    """How many steps the multistep policy has taken."""
-    learned_net: str
-    """The path of the caffemodel that belongs to it."""
-    history: list[NDArray[np.float32]]
-    """The solver's running arrays, one or more per parameter, in the parameters' shapes."""
-
-
 def read_weights(path: str | os.PathLike[str]) -> Weights:
-    """The weights in a binary caffemodel of up to 2 GiB; values stored as doubles are rounded to float32.
+    """The weights in a binary caffemodel of up to 2 GiB, V0 and V1 too; doubles are rounded to float32.
 
-    A blob that gives num, channels, height and width instead of a shape is 4-D, as in Caffe. InputError if the file
-    is cut short, damaged, something else, or has V0 or V1 layers.
+    InputError if the file is cut short, damaged or something else.
     """
+    return read_old_weights(path)[0]
+
+
+def read_old_weights(path: str | os.PathLike[str]) -> tuple[Weights, list[str]]:
+    """What `read_weights` returns, and what was old in it, a phrase each, as from `upgrade_net`."""
     return _read(path, "caffemodel", "NetParameter", _weights)
 
 
 def write_weights(weights: Weights, path: str | os.PathLike[str]) -> None:
-    """Write a binary caffemodel with the fields that Caffe writes, whole or not at all.
+    """Write a binary caffemodel with the fields that Caffe writes, whole or not at all; legacy shapes stay that.
 
-    WorkError if it can't be written; nothing larger than 2 GiB can.
+    WorkError if it can't be written; nothing larger than 2 GiB can. InputError if blobs are missing, as in HDF5 files
+    of layers that share them.
     """
+    blobs = [_complete(layer, path) for layer in weights.layers]
     # Each blob also takes its tags, lengths and shape: 10 bytes a number at most.
-    size = sum(
-        layer.param.ByteSize() + sum(4 * np.size(blob) + 10 * (4 + np.ndim(blob)) for blob in layer.blobs)
-        for layer in weights.layers
-    )
+    size = sum(layer.param.ByteSize() for layer in weights.layers)
+    size += sum(4 * np.size(blob) + 10 * (4 + np.ndim(blob)) for arrays in blobs for blob in arrays)
     if size > _LIMIT:
         raise WorkError(f"{path} would take {size / 2**30:.1f} GiB: {_BEYOND_LIMIT}")
     with replacing(path) as file:
         # Layer by layer: the parts of a message, one after the other, are the message.
         file.write(messages.NetParameter(name=weights.name).SerializeToString())
-        for layer in weights.layers:
+        for layer, arrays in zip(weights.layers, blobs, strict=True):
             part = _WIRE["NetParameter"]()
             message = part.layer.add()
             message.MergeFromString(layer.param.SerializeToString())
-            _store(layer.blobs, message.blobs)
+            _store(arrays, message.blobs, layer.legacy)
             file.write(part.SerializeToString())
 
 
@@ -130,6 +82,23 @@ def write_state(state: State, path: str | os.PathLike[str]) -> None:
     _store(state.history, message.history)
     with replacing(path) as file:
         file.write(message.SerializeToString())
+
+
+def array_from_blob(blob: Any) -> NDArray[np.float32]:
+    """The values of a BlobProto in its shape, 4-D where it gives num, channels, height and width; doubles are rounded.
+
+    InputError if shape and number of values don't fit.
+    """
+    try:
+        return _array(blob, "the blob")
+    except _ContentError as error:
+        raise InputError(str(error)) from error
+
+
+def blob_from_array(array: ArrayLike) -> Any:
+    """A BlobProto with the array's shape and its values as float32."""
+    values = np.asarray(array, np.float32)
+    return messages.BlobProto(shape={"dim": values.shape}, data=values.ravel())
 
 
 def read_blob(path: str | os.PathLike[str]) -> NDArray[np.float32]:
@@ -164,8 +133,6 @@ def _other_kind(path: Path, kind: str) -> str | None:
     """What the file is instead of a binary `kind`, as the end of a sentence, if that is easy to see."""
     with path.open("rb") as file:
         start = file.read(4096)
-    if start.startswith(_HDF5_SIGNATURE):
-        return f" is an HDF5 file, which is not supported yet: name a binary {kind}"
     if start and not is_binary(start):
         return f" is a text file: name a binary {kind}"
     if path.suffix in (".caffemodel", ".solverstate") and path.suffix != f".{kind}":
@@ -173,19 +140,34 @@ def _other_kind(path: Path, kind: str) -> str | None:
     return None
 
 
-def _weights(net: Any, path: str) -> Weights:
-    if net.layers:
-        refuse_old_format(net, path)
-    if not net.layer:
-        raise _ContentError("there are no layers in it, so it is no caffemodel")
+def _weights(net: Any, path: str) -> tuple[Weights, list[str]]:
+    layers = [*net.layer, *(old.layer if old.HasField("layer") else old for old in net.layers)]
+    if not any(layer.name for layer in layers):
+        raise _ContentError("there are no layers with names in it, so it is no caffemodel")
     _check_text(net.name)
-    layers = []
+    # While the layers are brought up to date, each blob is only its index here: copies would double the memory.
+    blobs: list[NDArray[np.float32]] = []
+    legacy: set[int] = set()
+    for layer in layers:
+        _check_text(layer.name)
+        for index, blob in enumerate(layer.blobs):
+            if _is_legacy(blob):
+                legacy.add(len(blobs))
+            blobs.append(_array(blob, f'layer "{layer.name}", blob {index}'))
+            blob.Clear()
+            blob.num = len(blobs) - 1
+    for field in ("input", "input_dim", "input_shape"):
+        net.ClearField(field)  # Weights have no use for them, and old versions of Caffe left out the shapes.
+    old = upgrade_net(net, path)
+    weights = Weights(net.name)
     for layer in net.layer:
-        _check_text(layer.name, layer.type, *layer.bottom, *layer.top)
-        blobs = [_array(blob, f'layer "{layer.name}", blob {index}') for index, blob in enumerate(layer.blobs)]
+        _check_text(layer.type, *layer.bottom, *layer.top)
+        indices = [blob.num for blob in layer.blobs]
         del layer.blobs[:]
-        layers.append(LayerWeights(messages.LayerParameter.FromString(layer.SerializeToString()), blobs))
-    return Weights(net.name, layers)
+        param = messages.LayerParameter.FromString(layer.SerializeToString())
+        is_legacy = frozenset(i for i, index in enumerate(indices) if index in legacy)
+        weights.layers.append(LayerWeights(param, [blobs[index] for index in indices], is_legacy))
+    return weights, old
 
 
 def _state(state: Any, path: str) -> State:
@@ -206,13 +188,14 @@ def _check_text(*names: Any) -> None:
             raise _ContentError(f"the name {name!r} is not UTF-8, so the file is probably damaged")
 
 
+def _is_legacy(blob: Any) -> bool:
+    """Whether a BlobProto gives its shape as num, channels, height and width, which come before `shape`."""
+    return any(blob.HasField(name) for name in _LEGACY)
+
+
 def _array(blob: Any, what: str) -> NDArray[np.float32]:
     """A BlobProto of either schema as a float32 array of its own memory; `what` is its name in errors."""
-    legacy = ("num", "channels", "height", "width")
-    if any(blob.HasField(name) for name in legacy):
-        shape = tuple(getattr(blob, name) for name in legacy)
-    else:
-        shape = tuple(blob.shape.dim)
+    shape = tuple(getattr(blob, name) for name in _LEGACY) if _is_legacy(blob) else tuple(blob.shape.dim)
     values, dtype = (blob.double_data, "<f8") if len(blob.double_data) else (blob.data, "<f4")
     try:
         flat = np.frombuffer(b"".join(values), dtype) if type(blob) is _WIRE["BlobProto"] else np.array(values, dtype)
@@ -220,13 +203,29 @@ def _array(blob: Any, what: str) -> NDArray[np.float32]:
         raise _ContentError(f"{what} ends within a value, so the file is probably damaged") from error
     if min(shape, default=0) < 0 or math.prod(shape) != flat.size:
         raise _ContentError(f"{what} has the shape {shape} and {flat.size} values, so the file is probably damaged")
-    return flat.astype(np.float32).reshape(shape)
+    with np.errstate(over="ignore", invalid="ignore"):  # A double beyond float32's range becomes infinite, as in C.
+        return flat.astype(np.float32).reshape(shape)
 
 
-def _store(arrays: Iterable[ArrayLike], blobs: Any) -> None:
+def _complete(layer: LayerWeights, path: str | os.PathLike[str]) -> list[NDArray[np.float32]]:
+    """The layer's blobs, none of which may be missing."""
+    blobs = [blob for blob in layer.blobs if blob is not None]
+    if len(blobs) < len(layer.blobs):
+        raise InputError(
+            f'{path} can\'t be written: layer "{layer.name}" shares blobs with another layer, which alone has them in '
+            "HDF5: load the weights into their net and save that"
+        )
+    return blobs
+
+
+def _store(arrays: Iterable[ArrayLike], blobs: Any, legacy: Collection[int] = ()) -> None:
     """Append each array to the BlobProtos of the wire schema, as packed floats with a shape."""
-    for array in arrays:
+    for index, array in enumerate(arrays):
         values = np.asarray(array, "<f4")
         blob = blobs.add()
-        blob.shape.dim.extend(values.shape)
+        if index in legacy:
+            for name, extent in zip(_LEGACY, values.shape, strict=True):
+                setattr(blob, name, extent)
+        else:
+            blob.shape.dim.extend(values.shape)
         blob.data.append(values.tobytes())

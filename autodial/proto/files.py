@@ -11,6 +11,8 @@ from typing import BinaryIO
 
 from autodial.errors import InputError, WorkError
 
+_HDF5_SIGNATURE = b"\x89HDF\r\n\x1a\n"
+
 
 def existing_file(path: str | os.PathLike[str], kind: str) -> Path:
     """`path`, or an InputError in one sentence if it is missing or a folder; `kind` says what it should be."""
@@ -34,6 +36,16 @@ def read_bytes(path: str | os.PathLike[str], kind: str) -> bytes:
 def is_binary(data: bytes) -> bool:
     """Whether there are control characters in `data` that no text has."""
     return re.search(rb"[\x00-\x08\x0e-\x1f]", data) is not None
+
+
+def is_hdf5(path: str | os.PathLike[str], kind: str) -> bool:
+    """Whether the file's first bytes, or else the end of its name, say HDF5; InputError as in existing_file."""
+    path = existing_file(path, kind)
+    try:
+        with path.open("rb") as file:
+            return file.read(len(_HDF5_SIGNATURE)) == _HDF5_SIGNATURE or path.suffix == ".h5"
+    except OSError as error:
+        raise InputError(f"{path} can't be read: {error.strerror}") from error
 
 
 @contextmanager

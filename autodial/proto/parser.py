@@ -64,6 +64,16 @@ def _tokens(text: str) -> Iterator[_Token]:
     yield _Token("end", "", len(text))
 
 
+def top_level_names(text: str) -> Iterator[str]:
+    """The fields of the outermost message, and its enum and bool values, in order; the text need not be correct."""
+    depth = 0
+    for token in _tokens(text):
+        if token.kind == "symbol":
+            depth += (token.text in _CLOSER) - (token.text in _CLOSER.values())
+        elif token.kind == "identifier" and depth == 0:
+            yield token.text
+
+
 class Parser:
     """Reads one text into one message."""
 

@@ -12,31 +12,37 @@ from autodial.errors import InputError
 
 from . import messages
 from .files import is_binary, read_bytes, replacing
-from .parser import Parser
+from .parser import Parser, top_level_names
+from .upgrade import upgrade_net, upgrade_solver
 
 
 def read_net(path: str | os.PathLike[str]) -> Any:
-    """The NetParameter in a prototxt file.
+    """The NetParameter in a prototxt file, brought up to date (see upgrade_net).
 
-    What Caffe's own reader refuses is an InputError with file, line, column, layer and field. Old formats are read as
-    they stand (see refuse_old_format).
+    What Caffe's own reader refuses is an InputError with file, line, column, layer and field.
     """
     return parse_net(_read_text(path), str(path))
 
 
 def read_solver(path: str | os.PathLike[str]) -> Any:
-    """The SolverParameter in a prototxt file; errors as in read_net."""
+    """The SolverParameter in a prototxt file, brought up to date (see upgrade_solver); errors as in read_net."""
     return parse_solver(_read_text(path), str(path))
 
 
 def parse_net(text: str, name: str = "<string>") -> Any:
-    """The NetParameter in `text`; errors, as in read_net, call it `name`."""
-    return _parse(text, name, messages.NetParameter())
+    """The NetParameter in `text`, brought up to date; errors, as in read_net, call it `name`."""
+    return _parse_net(text, name)[0]
 
 
 def parse_solver(text: str, name: str = "<string>") -> Any:
-    """The SolverParameter in `text`; errors, as in read_net, call it `name`."""
-    return _parse(text, name, messages.SolverParameter())
+    """The SolverParameter in `text`, brought up to date; errors, as in read_net, call it `name`."""
+    return _parse_solver(text, name)[0]
+
+
+def read_old_text(path: str | os.PathLike[str]) -> tuple[Any, list[str]]:
+    """What read_net or read_solver returns, whichever the file holds, and what was old in it, a phrase each."""
+    text = _read_text(path)
+    return (_parse_solver if _is_solver(text) else _parse_net)(text, str(path))
 
 
 def to_text(message: Any) -> str:
@@ -51,9 +57,22 @@ def write_text(message: Any, path: str | os.PathLike[str]) -> None:
         file.write(to_text(message).encode())
 
 
-def _parse(text: str, name: str, message: Any) -> Any:
-    Parser(text, name).parse_into(message)
-    return message
+def _parse_net(text: str, name: str) -> tuple[Any, list[str]]:
+    net = messages.NetParameter()
+    Parser(text, name).parse_into(net)
+    return net, upgrade_net(net, name)
+
+
+def _parse_solver(text: str, name: str) -> tuple[Any, list[str]]:
+    solver = messages.SolverParameter()
+    Parser(text, name).parse_into(solver)
+    return solver, upgrade_solver(solver, name)
+
+
+def _is_solver(text: str) -> bool:
+    """Whether the first field that only one of nets and solvers has is a solver's."""
+    net, solver = (message.DESCRIPTOR.fields_by_name for message in (messages.NetParameter, messages.SolverParameter))
+    return next((name in solver for name in top_level_names(text) if (name in net) != (name in solver)), False)
 
 
 def _read_text(path: str | os.PathLike[str]) -> str:

@@ -296,6 +296,42 @@ def test_weights_of_other_shapes_are_refused(blobs: list[np.ndarray], message: s
         build(AUTODIAL).load_weights(weights, "old.caffemodel")
 
 
+@pytest.mark.parametrize(("legacy", "fits"), [(frozenset({0, 1}), True), (frozenset(), False)])
+def test_weights_of_legacy_shapes(legacy: frozenset[int], fits: bool) -> None:
+    blobs = [np.arange(720, dtype=np.float32).reshape(1, 1, 5, 144), np.ones((1, 1, 1, 5), np.float32)]
+    weights = Weights("old", [LayerWeights(pb.LayerParameter(name="fc"), blobs, legacy)])
+    net = build(AUTODIAL)
+    if not fits:
+        with pytest.raises(InputError, match=r"the net's shape is \(5, 144\) and .* is \(1, 1, 5, 144\)"):
+            net.load_weights(weights)
+        return
+    net.load_weights(weights)
+    weight, bias = net.layer("fc").blobs
+    assert weight.flatten().tolist() == list(range(720)) and bias.tolist() == [1] * 5
+
+
+def test_weights_without_what_another_layer_owns() -> None:
+    shared = """
+        layer { name: "x" type: "Input" top: "x" input_param { shape { dim: 2 dim: 3 } } }
+        layer { name: "a" type: "InnerProduct" bottom: "x" top: "a" param { name: "w" } param { name: "b" }
+          inner_product_param { num_output: 3 } }
+        layer { name: "b" type: "InnerProduct" bottom: "a" top: "b" param { name: "w" } inner_product_param {
+          num_output: 3 } }
+        layer { name: "c" type: "InnerProduct" bottom: "b" top: "c" param { name: "w" } param { name: "b" }
+          inner_product_param { num_output: 3 } }"""
+    net = build(shared)
+    weight, bias = np.full((3, 3), 2, np.float32), np.full(3, 3, np.float32)
+    layers = {"a": [weight, bias], "b": [None, bias + 1], "c": []}
+    weights = Weights("", [LayerWeights(pb.LayerParameter(name=name), blobs) for name, blobs in layers.items()])
+    assert net.load_weights(weights) == []
+    assert [net.layer(name).blobs[0].unique().tolist() for name in "abc"] == [[2], [2], [2]]
+    assert [net.layer(name).blobs[1].unique().tolist() for name in "abc"] == [[3], [4], [3]]
+    for blobs, count in (([None, bias], 1), ([weight], 1), ([weight, bias, bias], 3)):
+        wrong = Weights("", [LayerWeights(pb.LayerParameter(name="a"), blobs)])
+        with pytest.raises(InputError, match=f'layer "a" has 2 blobs and the weights has {count} for it'):
+            net.load_weights(wrong)
+
+
 def test_statistics_are_left_alone_in_snapshots_of_the_net() -> None:
     specs = build(AUTODIAL).param.layer[3].param
     assert [spec.lr_mult for spec in specs] == [1, 0, 0, 0]

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from autodial import proto
+from autodial.errors import InputError
 from autodial.solver import Solver
 
 Edit = Callable[[str, str, str], None]
@@ -36,6 +37,21 @@ def test_resumed_run_ends_in_the_same_files(project: Path) -> None:
     solver = Solver.from_file("solver.prototxt", seed=5)
     solver.restore("snapshots/stripes_iter_4.solverstate")
     assert solver.solve()
+    assert (snapshot(8), snapshot(8, "solverstate")) == ends
+
+
+def test_resumed_from_hdf5_ends_in_the_same_files(project: Path, edit: Edit) -> None:
+    train()
+    ends = snapshot(8), snapshot(8, "solverstate")
+    edit("solver.prototxt", "snapshot: 4", "snapshot: 4 snapshot_format: HDF5")
+    train()
+    solver = Solver.from_file("solver.prototxt", seed=5, overrides=["solver.snapshot_format=BINARYPROTO"])
+    with pytest.raises(InputError, match=r"pass snapshots/stripes_iter_4\.solverstate\.h5"):
+        solver.restore("snapshots/stripes_iter_4.caffemodel.h5")
+    solver.restore("snapshots/stripes_iter_4.solverstate.h5")
+    assert solver.solve()
+    state = proto.read_state("snapshots/stripes_iter_8.solverstate.h5")
+    assert state.learned_net == "snapshots/stripes_iter_8.caffemodel.h5"
     assert (snapshot(8), snapshot(8, "solverstate")) == ends
 
 

@@ -232,9 +232,8 @@ BASE = 'base_lr: 1 lr_policy: "fixed" '
         ),
         (BASE + 'net: "net.prototxt" test_state {}', "test_state is given for 1 test nets, and there are 0"),
         (BASE + 'net: "a" snapshot: 5', "snapshot is given, and snapshot_prefix, where snapshots go, is missing"),
-        (BASE + 'net: "a" snapshot_format: HDF5', "snapshot_format HDF5 is not supported"),
         (BASE + 'net: "a" regularization_type: "L3"', 'regularization_type "L3" does not exist; it is L1 or L2'),
-        (BASE + 'net: "a" type: "Adam"', 'type "Adam" is not supported; supported solver types: SGD'),
+        (BASE + 'net: "a" type: "Lion"', 'type "Lion" is not supported; supported solver types: SGD'),
         ('net: "a" lr_policy: "fixed"', "base_lr is missing"),
     ],
 )

@@ -1,0 +1,207 @@
+"""Weights and solver states in Caffe's HDF5 layout, which has no limit of 2 GiB.
+
+Weights are a group "data" with a group for each layer, in which the datasets "0", "1", ... are its blobs. Of a blob
+that layers share by the name in their `param`s, only the first layer has a dataset. A "/" in a layer's name makes
+nested groups. A "diff" group, of gradients, is not read. Solver states are the datasets iter, learned_net and
+current_step, and a group "history" with the datasets "0", "1", ...
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
+from mmap import ACCESS_READ, mmap
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autodial.errors import InputError, WorkError
+
+from . import messages
+from .files import existing_file, replacing
+from .weights import LayerWeights, State, Weights
+
+# What HDF5's C library and h5py raise for damage, and what comes of a group or type where a dataset should be, or of an
+# end where there should be more.
+_DAMAGE = (
+    OSError, RuntimeError, LookupError, ValueError, TypeError, AttributeError, OverflowError, MemoryError, struct.error
+)  # fmt: skip
+_MOST_COMPRESSED = 1032  # bytes that one byte of deflated data can stand for, at most
+_AXES = {
+    ("Convolution", 0): 4,
+    ("Convolution", 1): 1,
+    ("Deconvolution", 0): 4,
+    ("Deconvolution", 1): 1,
+    ("InnerProduct", 0): 2,
+    ("InnerProduct", 1): 1,
+}
+"""How many axes the blobs of a layer type have, for those types that are older than BlobProto.shape."""
+
+
+def read_weights(path: str | os.PathLike[str]) -> Weights:
+    """The weights in an HDF5 caffemodel as float32, the layers in alphabetical order.
+
+    InputError if the file is cut short, damaged or something else, or if h5py is missing.
+    """
+    with _reading(path, "caffemodel") as file:
+        if "data" not in file:
+            problem = " is a solverstate: name a caffemodel" if "history" in file else ': it has no group "data"'
+            raise InputError(f"{path}{problem}")
+        layers: dict[str, dict[int, NDArray[np.float32]]] = {}
+
+        def visit(name: str, item: Any) -> None:
+            if hasattr(item, "keys"):  # a group, and a layer without blobs if it is empty
+                if not len(item):
+                    layers[name] = {}
+                return
+            layer, _, index = name.rpartition("/")
+            if not layer or not index.isdecimal() or len(index) > 3:
+                raise InputError(f'{path}: the dataset "data/{name}" is no blob of a layer')
+            layers.setdefault(layer, {})[int(index)] = _blob(item)
+
+        file["data"].visititems(visit)
+        return Weights("", [_layer(name, blobs) for name, blobs in layers.items()])
+
+
+def write_weights(weights: Weights, path: str | os.PathLike[str]) -> None:
+    """Write an HDF5 caffemodel, whole or not at all.
+
+    InputError if h5py is missing, or if HDF5 can't hold a layer's name or the legacy shape of a blob of an unknown
+    layer type; WorkError if the file can't be written.
+    """
+    with _writing(path) as file:
+        data = file.create_group("data")
+        shared = set()
+        for layer in weights.layers:
+            names = [spec.name for spec in layer.param.param]
+            blobs = {}
+            for index, blob in enumerate(layer.blobs):
+                name = names[index] if index < len(names) else ""
+                if blob is not None and name not in shared:
+                    blobs[str(index)] = np.asarray(blob, np.float32).reshape(_exact_shape(layer, index, path))
+                shared.update([name] if name else [])
+            try:
+                if not {"", "."}.isdisjoint(layer.name.split("/")):
+                    raise ValueError
+                group = data.require_group(layer.name)
+                for number, values in blobs.items():
+                    group.create_dataset(number, data=values)
+            except (TypeError, ValueError):
+                problem = "HDF5 can't hold its name, or another layer takes it: rename it"
+                raise InputError(f'{path} can\'t be written: layer "{layer.name}": {problem}') from None
+
+
+def read_state(path: str | os.PathLike[str]) -> State:
+    """The state in an HDF5 solverstate; InputError as in read_weights."""
+    with _reading(path, "solverstate") as file:
+        if "history" not in file:
+            problem = " is a caffemodel: name a solverstate" if "data" in file else ': it has no group "history"'
+            raise InputError(f"{path}{problem}")
+        iteration, current_step = (int(_values(file[name]).reshape(-1)[0]) for name in ("iter", "current_step"))
+        learned_net = _values(file["learned_net"]).item().decode() if "learned_net" in file else ""
+        history = [_blob(file["history"][str(index)]) for index in range(len(file["history"]))]
+        return State(iteration, current_step, learned_net, history)
+
+
+def write_state(state: State, path: str | os.PathLike[str]) -> None:
+    """Write an HDF5 solverstate, whole or not at all; errors as in write_weights."""
+    with _writing(path) as file:
+        for name, value in (("iter", state.iter), ("current_step", state.current_step)):
+            file.create_dataset(name, data=np.array([value], np.int32))
+        # One byte longer than the text, as Caffe reads up to the zero that C strings end with.
+        text = state.learned_net.encode()
+        file.create_dataset("learned_net", data=np.array(text, f"S{len(text) + 1}"))
+        history = file.create_group("history")
+        for index, array in enumerate(state.history):
+            history.create_dataset(str(index), data=np.asarray(array, np.float32))
+
+
+def _h5py(path: str | os.PathLike[str]) -> Any:
+    try:
+        import h5py  # type: ignore[import-untyped]
+    except ImportError as error:
+        raise InputError(f"{path}: HDF5 needs the package h5py: pip install 'autodial[train]' brings it") from error
+    return h5py
+
+
+@contextmanager
+def _reading(path: str | os.PathLike[str], kind: str) -> Iterator[Any]:
+    """The open h5py.File; what goes wrong in it is one InputError."""
+    h5py = _h5py(path)
+    path = existing_file(path, kind)
+    try:
+        _check_heaps(path)
+        with h5py.File(path, "r") as file:
+            yield file
+    except _DAMAGE as error:
+        problem = "is cut short or damaged, or something else than its name says: copy or download it again"
+        raise InputError(f"{path} {problem}") from error
+
+
+def _check_heaps(path: Path) -> None:
+    """ValueError if a heap's list of free blocks is a ring, along which the HDF5 library would fill all memory.
+
+    Caffe's files hold the names in a group in such heaps, and no checksum.
+    """
+    with path.open("rb") as file, mmap(file.fileno(), 0, access=ACCESS_READ) as data:
+        for match in re.finditer(rb"HEAP\0", data):
+            size, block, start = struct.unpack_from("<QQQ", data, match.start() + 8)
+            if start + size > len(data):
+                continue  # no heap, or one that the library refuses
+            most = size // 16  # each begins with the next one's place and its own length, 8 bytes each
+            while block != 1 and block + 16 <= size:
+                if (most := most - 1) < 0:
+                    raise ValueError(f"the free blocks of the heap at {match.start()} form a ring")
+                (block,) = struct.unpack_from("<Q", data, start + block)
+
+
+@contextmanager
+def _writing(path: str | os.PathLike[str]) -> Iterator[Any]:
+    """An h5py.File that takes the place of `path` when the block ends, as in `replacing`."""
+    h5py = _h5py(path)
+    with replacing(path) as aside:
+        try:
+            # The format of HDF5 1.8: every Caffe reads it, and damage to its structures does not go unnoticed.
+            with h5py.File(aside.name, "w", libver=("v108", "v108")) as file:
+                yield file
+        except RuntimeError as error:  # h5py's, if the file can't be closed, as on a full disk
+            raise WorkError(f"{path} can't be written: {error}") from error
+
+
+def _values(dataset: Any) -> NDArray[Any]:
+    """What is in a dataset; ValueError if its shape can't be true, which is found out before memory is taken."""
+    stored = dataset.id.get_storage_size()
+    if dataset.nbytes > stored * (1 if dataset.chunks is None else _MOST_COMPRESSED):
+        raise ValueError(f"{dataset.name} has the shape {dataset.shape} and {stored} bytes")
+    return np.asarray(dataset[()])
+
+
+def _blob(dataset: Any) -> NDArray[np.float32]:
+    values = _values(dataset)
+    if values.dtype.kind not in "fiu":
+        raise ValueError(f"{dataset.name} has values of type {values.dtype}")
+    return values.astype(np.float32, copy=False)
+
+
+def _layer(name: str, blobs: dict[int, NDArray[np.float32]]) -> LayerWeights:
+    in_order = [blobs.get(index) for index in range(max(blobs, default=-1) + 1)]
+    return LayerWeights(messages.LayerParameter(name=name), in_order)
+
+
+def _exact_shape(layer: LayerWeights, index: int, path: str | os.PathLike[str]) -> tuple[int, ...]:
+    """The shape of a layer's blob, which for HDF5 may not be a legacy one."""
+    shape = np.shape(layer.blobs[index])  # type: ignore[arg-type]
+    if index not in layer.legacy:
+        return shape
+    missing = len(shape) - _AXES.get((layer.type, index), 0)
+    if missing == len(shape) or any(extent != 1 for extent in shape[:missing]):
+        raise InputError(
+            f'{path} can\'t be written: layer "{layer.name}", blob {index} has the old four-dimensional shape {shape}, '
+            "and HDF5 needs the true one: load the weights into their net and save that"
+        )
+    return shape[missing:]
