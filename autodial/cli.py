@@ -1,0 +1,49 @@
+"""The command `autodial`: each sub-command's module is light, and imports what it needs when it runs."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+
+import typer
+
+from autodial.converters.command import export
+from autodial.demo.command import demo
+from autodial.deploy.command import predict
+from autodial.errors import AutodialError
+from autodial.test_command import test
+from autodial.train_command import train
+from autodial.upgrade_command import upgrade
+
+app = typer.Typer(
+    name="autodial",
+    help="Train AutoDIAL networks from Caffe prototxts, export their target predictor, label folders of images.",
+    epilog="--debug, anywhere, shows the traceback of an error.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+for command in (demo, train, test, export, predict, upgrade):
+    app.command()(command)
+
+
+def main() -> None:
+    """Run the command line; errors are one sentence, with exit status 2 for bad input and 1 for failed work."""
+    debug = "--debug" in sys.argv
+    arguments = [argument for argument in sys.argv[1:] if argument != "--debug"]
+    try:
+        app(arguments, prog_name="autodial")
+    except (AutodialError, OSError, ModuleNotFoundError) as error:
+        if debug:
+            traceback.print_exc()
+        message, status = _explain(error)
+        print(f"autodial: error: {message}", file=sys.stderr)
+        sys.exit(status)
+
+
+def _explain(error: AutodialError | OSError | ModuleNotFoundError) -> tuple[str, int]:
+    if isinstance(error, AutodialError):
+        return str(error), error.exit_status
+    if isinstance(error, ModuleNotFoundError):
+        return f'this needs {error.name}, which is not installed: pip install "autodial[train]"', 1
+    return f"{error.filename}: {error.strerror}" if error.filename else str(error), 1

@@ -1,0 +1,1 @@
+"""`autodial demo`: training, exporting and predicting on digits that the installed packages bring along."""

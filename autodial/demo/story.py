@@ -1,0 +1,232 @@
+"""The demo: one net, four ways to train it, each trained, exported and run by the commands that users run."""
+
+from __future__ import annotations
+
+import csv
+import json
+import shlex
+import time
+from collections.abc import Sequence
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import asdict, dataclass
+from importlib import resources
+from pathlib import Path
+from typing import TextIO
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from autodial import proto
+from autodial.converters.command import export
+from autodial.data.image_list import ImageList
+from autodial.demo.images import CLASSES, DigitFiles, write_images
+from autodial.demo.picture import draw
+from autodial.demo.variants import with_fixed_alphas, without_dial, without_entropy
+from autodial.deploy.command import predict
+from autodial.errors import InputError
+from autodial.proto.files import replacing
+from autodial.run_log import read_log
+from autodial.train_command import train
+
+_NET, _SOLVER, _SOURCE_ONLY_NET = "train_val.prototxt", "solver.prototxt", "source_only.prototxt"
+_MODEL = "target_predictor.onnx"
+_PREFIX = "digits"
+"""Of a variant's snapshots."""
+
+_app = typer.Typer(pretty_exceptions_enable=False)
+for _command in (train, export, predict):
+    _app.command()(_command)
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One way to train the demo's net.
+
+    Attributes:
+        title: what the table calls it.
+        method: what it does about the target domain.
+        folder: for all that comes of it.
+        net: the file that is trained and exported.
+        settings: what `autodial train --set` changes.
+    """
+
+    title: str
+    method: str
+    folder: Path
+    net: Path
+    settings: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Score:
+    """What came of one variant.
+
+    Attributes:
+        title: the variant's.
+        accuracy: share of the target's images that its exported file labels rightly, in [0, 1].
+        train_seconds: wall time of its training.
+    """
+
+    title: str
+    accuracy: float
+    train_seconds: float
+
+
+def run_demo(output: Path, *, seed: int = 1, device: str = "auto", console: Console | None = None) -> list[Score]:
+    """Run the whole demo and leave all of it in a folder.
+
+    Args:
+        output: the folder, which is made, or empty.
+        seed: the rendered digits and all of training follow from it.
+        device: as `autodial train` and `autodial predict` have it.
+        console: where to print; None for standard output.
+
+    Returns:
+        the scores of the four variants, AutoDIAL's last. scores.json in the folder holds them too.
+
+    Raises:
+        InputError: the folder holds something, or the working directory does that would be taken for the demo's.
+        WorkError: a step failed.
+        typer.Exit: a step was interrupted.
+    """
+    console = console or Console(highlight=False, soft_wrap=True)
+    started = time.perf_counter()
+    _check_folders(output)
+    files = write_images(output, seed)
+    variants = _write_nets(output)
+    truth = {Path(entry.path).name: CLASSES[entry.label] for entry in ImageList.read(files.target_test_list)}
+    console.print(
+        f"{output} holds {len(ImageList.read(files.source_list))} labelled digits rendered from fonts, the source, and "
+        f"{len(truth)} unlabelled ones written by hand, the target.\n"
+        f"Each step is a command that you can type. What the commands print goes to {output / 'log.txt'}."
+    )
+
+    scores: list[Score] = []
+    guesses: dict[str, dict[str, str]] = {}
+    solver = output / _SOLVER
+    with (output / "log.txt").open("w", encoding="utf-8", buffering=1) as log:
+        steps = _Steps(console, log)
+        for variant in variants:
+            seconds = _train(steps, variant, solver, seed, device)
+            guesses[variant.title] = _export_and_predict(steps, variant, solver, files, device)
+            right = sum(guesses[variant.title][name] == label for name, label in truth.items())
+            scores.append(Score(variant.title, right / len(truth), seconds))
+    with replacing(output / "scores.json") as file:
+        file.write(json.dumps({"seed": seed, "scores": [asdict(score) for score in scores]}, indent=2).encode())
+
+    source_only, autodial = variants[0], variants[-1]
+    picture = output / "autodial.png"
+    rows = [row for row in read_log(autodial.folder / "run") if row["event"] == "train"]
+    draw(
+        picture,
+        alphas={row["iteration"]: row["alphas"] for row in rows},
+        images={name: files.target_folder / name for name in truth},
+        truth=truth,
+        guesses={variant.title: guesses[variant.title] for variant in (autodial, source_only)},
+    )
+    console.print()
+    console.print(_table(variants, scores, len(truth)))
+    console.print(
+        f"Alphas and predictions: {picture}\n"
+        f"The target's predictor: {autodial.folder / _MODEL}\n"
+        f"All in {time.perf_counter() - started:.0f} s."
+    )
+    return scores
+
+
+def _check_folders(output: Path) -> None:
+    """Refuse an output folder that is not empty, and a working directory whose files would be read in its stead."""
+    if output.exists() and (not output.is_dir() or any(output.iterdir())):
+        raise InputError(f"{output} exists and is not empty: delete it, or name another folder with -o")
+    if output.exists() and output.samefile(Path.cwd()):
+        return
+    for name in (_NET, _SOURCE_ONLY_NET, "source.txt", "source", "target.txt", "target_test.txt", "target"):
+        if Path(name).exists():
+            raise InputError(
+                f"the working directory holds {name}, which would be taken for the demo's, as paths in prototxts and "
+                "lists mean the working directory first: start the demo in another one"
+            )
+
+
+def _write_nets(output: Path) -> list[Variant]:
+    """Write the shipped net and solver, and the net without alignment; returns the variants to train, AutoDIAL last."""
+    shipped = resources.files("autodial.prototxt") / "digits"
+    for name in (_NET, _SOLVER):
+        with replacing(output / name) as file:
+            file.write((shipped / name).read_bytes())
+    path = output / _NET
+    net = proto.read_net(path)
+    plain = output / _SOURCE_ONLY_NET
+    proto.write_text(without_dial(net), plain)
+    fixed = with_fixed_alphas(net)
+    return [
+        Variant(
+            "source only",
+            "no alignment",
+            output / "source_only",
+            plain,
+            (f"solver.net={_SOURCE_ONLY_NET}",),
+        ),
+        Variant("AdaBN", "alpha 1", output / "adabn", path, (*fixed, *without_entropy(net))),
+        Variant("AutoDIAL, alpha fixed", "alpha 1, entropy loss", output / "fixed_alpha", path, tuple(fixed)),
+        Variant("AutoDIAL", "learned alphas, entropy loss", output / "autodial", path, ()),
+    ]
+
+
+class _Steps:
+    """Runs commands of `autodial` as a command line would, shows them, and keeps what they print in a file."""
+
+    def __init__(self, console: Console, log: TextIO) -> None:
+        self._console = console
+        self._log = log
+
+    def title(self, text: str) -> None:
+        self._console.print(f"\n[bold]{text}[/bold]")
+
+    def run(self, *words: str | Path) -> float:
+        """Run one command; returns its wall time in seconds, and raises what it raises."""
+        arguments = [str(word) for word in words]
+        line = f"$ {shlex.join(['autodial', *arguments])}"
+        self._console.print(line, markup=False)
+        print(f"\n{line}", file=self._log)
+        started = time.perf_counter()
+        with self._console.status("running"), redirect_stdout(self._log), redirect_stderr(self._log):
+            status = _app(arguments, standalone_mode=False)
+        if status:
+            raise typer.Exit(status)
+        return time.perf_counter() - started
+
+
+def _train(steps: _Steps, variant: Variant, solver: Path, seed: int, device: str) -> float:
+    """Train a variant; returns how long it took, in seconds."""
+    steps.title(f"{variant.title}: {variant.method}")
+    settings = [f"solver.snapshot_prefix={variant.folder / _PREFIX}", *variant.settings]
+    options = [word for setting in settings for word in ("--set", setting)]
+    run = variant.folder / "run"
+    return steps.run("train", "--solver", solver, "--seed", str(seed), "--device", device, *options, "-o", run)
+
+
+def _export_and_predict(
+    steps: _Steps, variant: Variant, solver: Path, files: DigitFiles, device: str
+) -> dict[str, str]:
+    """Export a trained variant and label the target's images with the file; returns the labels by file name."""
+    weights = variant.folder / f"{_PREFIX}_iter_{proto.read_solver(solver).max_iter}.caffemodel"
+    model, table = variant.folder / _MODEL, variant.folder / "predictions.csv"
+    steps.run("export", "--net", variant.net, "--weights", weights, "-o", model)
+    steps.run("predict", model, files.target_folder, "--device", device, "-o", table)
+    with table.open(encoding="utf-8", newline="") as file:
+        return {Path(row["path"]).name: row["label_1"] for row in csv.DictReader(file)}
+
+
+def _table(variants: Sequence[Variant], scores: Sequence[Score], images: int) -> Table:
+    table = Table(title=f"The {images} handwritten digits, labelled by each variant's exported file")
+    table.add_column("variant")
+    table.add_column("method")
+    table.add_column("target accuracy", justify="right")
+    table.add_column("training", justify="right")
+    best = max(score.accuracy for score in scores)
+    for variant, score in zip(variants, scores, strict=True):
+        style = "bold" if score.accuracy == best else None
+        table.add_row(score.title, variant.method, f"{score.accuracy:.1%}", f"{score.train_seconds:.0f} s", style=style)
+    return table
