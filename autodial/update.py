@@ -64,7 +64,7 @@ class Update(ABC):
 
     history_per_blob: ClassVar[int] = 1
 
-    @classmethod
+    @classmethod  # noqa: B027  (most types take every field)
     def check(cls, param: Any) -> None:
         """Raise InputError for a field that this solver type can't take."""
 
@@ -161,7 +161,7 @@ class SGD(Update):
 
 @register("Nesterov")
 class Nesterov(Update):
-    """v' = momentum·v + rate·g; w −= (1 + momentum)·v' − momentum·v (Caffe: NesterovSolver)."""
+    """v' = momentum·v + rate·g; w -= (1 + momentum)·v' - momentum·v (Caffe: NesterovSolver)."""
 
     def apply(self, group: Group, gradients: list[Tensor], rate: float, iteration: int) -> None:
         (velocities,) = _columns(group)
@@ -194,7 +194,7 @@ class _Scaled(Update):
 
 @register("AdaGrad")
 class AdaGrad(_Scaled):
-    """h += g²; w −= rate·g / (√h + delta) (Caffe: AdaGradSolver)."""
+    """h += g²; w -= rate·g / (√h + delta) (Caffe: AdaGradSolver)."""
 
     def accumulate(self, squares: list[Tensor], gradients: list[Tensor]) -> None:
         torch._foreach_addcmul_(squares, gradients, gradients)
@@ -202,7 +202,7 @@ class AdaGrad(_Scaled):
 
 @register("RMSProp")
 class RMSProp(_Scaled):
-    """h = rms_decay·h + (1 − rms_decay)·g²; w −= rate·g / (√h + delta) (Caffe: RMSPropSolver)."""
+    """h = rms_decay·h + (1 - rms_decay)·g²; w -= rate·g / (√h + delta) (Caffe: RMSPropSolver)."""
 
     @classmethod
     def check(cls, param: Any) -> None:
@@ -217,7 +217,7 @@ class RMSProp(_Scaled):
 
 @register("AdaDelta")
 class AdaDelta(Update):
-    """h = momentum·h + (1 − momentum)·g²; u = g·√((s + delta) / (h + delta)); s likewise of u²; w −= rate·u.
+    """h = momentum·h + (1 - momentum)·g²; u = g·√((s + delta) / (h + delta)); s likewise of u²; w -= rate·u.
 
     Caffe: AdaDeltaSolver; the history holds every blob's h, then every blob's s.
     """
@@ -240,7 +240,7 @@ class AdaDelta(Update):
 
 @register("Adam")
 class Adam(Update):
-    """m and v, decaying means of g and g²; w −= rate·√(1 − momentum2ᵗ) / (1 − momentumᵗ)·m / (√v + delta).
+    """m and v, decaying means of g and g²; w -= rate·√(1 - momentum2ᵗ) / (1 - momentumᵗ)·m / (√v + delta).
 
     Caffe: AdamSolver, with momentum and momentum2 for the paper's beta1 and beta2 and t = iteration + 1; the history
     holds every blob's m, then every blob's v. delta is added to √v before the bias correction, unlike in torch's Adam.

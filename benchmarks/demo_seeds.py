@@ -49,7 +49,8 @@ def machine(device: str) -> str:
     """What the training ran on, and the versions that matter, in one line."""
     chosen = choose_device(device)
     cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    where = torch.cuda.get_device_name(chosen) if chosen.type == "cuda" else f"{cpus} CPUs, {_cpu_name()}"
+    cpu = f"{cpus} CPUs, {torch.get_num_threads()} torch threads, {_cpu_name()}"
+    where = torch.cuda.get_device_name(chosen) if chosen.type == "cuda" else cpu
     return f"{where}; autodial {__version__}, torch {torch.__version__}"
 
 

@@ -8,6 +8,15 @@ from pathlib import Path
 
 import pytest
 
+HELP = """
+import sys
+sys.argv = ["autodial", "--help"]
+try:
+    import autodial.cli
+    autodial.cli.main()
+except SystemExit:
+    pass
+"""
 HEAVY = ("torch", "onnx", "onnxruntime", "cv2", "matplotlib", "h5py", "tensorboard")
 
 
@@ -22,13 +31,13 @@ def autodial(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedPr
 @pytest.mark.parametrize(
     ("statement", "absent"),
     [
-        ("import sys; sys.argv = ['autodial', '--help']\ntry: import autodial.cli; autodial.cli.main()\nexcept SystemExit: pass", HEAVY),
+        (HELP, HEAVY),
         ("import autodial", HEAVY),
         ("import autodial.proto", HEAVY),
         ("import autodial.data.image_data", ("torch", "onnx", "onnxruntime", "matplotlib")),
         ("import autodial.deploy; autodial.deploy.Predictor", ("torch", "onnx", "matplotlib")),
     ],
-)  # fmt: skip
+)
 def test_what_an_import_loads(statement: str, absent: tuple[str, ...]) -> None:
     result = run(f"{statement}\nimport sys\nprint('LOADED', [name for name in {absent!r} if name in sys.modules])")
     assert "LOADED []" in result.stdout, result.stdout + result.stderr

@@ -155,5 +155,7 @@ def test_fields_that_a_type_cannot_take(text: str, message: str) -> None:
 
 
 def test_other_types_are_refused_by_name() -> None:
-    with pytest.raises(InputError, match='type "Lion" is not supported; supported solver types: SGD, Nesterov, AdaGrad'):
+    with pytest.raises(
+        InputError, match='type "Lion" is not supported; supported solver types: SGD, Nesterov, AdaGrad'
+    ):
         update_class("Lion")
