@@ -64,7 +64,11 @@ def test_ctrl_c_keeps_the_rows(model: Any, photos: Path, tmp_path: Path) -> None
     """The list's last file is a pipe that nobody writes to: decoding hangs there until the signal comes."""
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "list.txt").write_text(f"{photos / 'a.png'}\n" * 40 + f"{tmp_path / 'pipe'}\n")
-    program = "import typer; from autodial.deploy.command import predict; typer.run(predict)"
+    # a shell's background job, as a test run may be, ignores the signal, and so do its children unless they ask for it
+    program = (
+        "import signal, typer; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "from autodial.deploy.command import predict; typer.run(predict)"
+    )
     command = [sys.executable, "-c", program, str(model.path), "list.txt", "-o", "out.csv", "--batch-size", "10"]
     process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
     partial = tmp_path / "out.csv.partial"
