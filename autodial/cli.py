@@ -12,6 +12,7 @@ from autodial.demo.command import demo
 from autodial.deploy.command import predict
 from autodial.errors import AutodialError
 from autodial.test_command import test
+from autodial.time_command import time
 from autodial.train_command import train
 from autodial.upgrade_command import upgrade
 
@@ -23,7 +24,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (demo, train, test, export, predict, upgrade):
+for command in (demo, train, test, time, export, predict, upgrade):
     app.command()(command)
 
 

@@ -79,7 +79,7 @@ def insert_splits(net: Any) -> Any:
 
     def split_top(top: tuple[int, int], k: int) -> str:
         i, j = top
-        return f"{net.layer[i].name}_{net.layer[i].top[j]}_{j}_split_{k}"
+        return f"{net.layer[i].top[j]}_{net.layer[i].name}_{j}_split_{k}"
 
     result = pb.NetParameter()
     result.CopyFrom(net)
@@ -96,7 +96,7 @@ def insert_splits(net: Any) -> Any:
         for j, name in enumerate(layer.top):
             if uses[i, j] < 2:
                 continue
-            split = result.layer.add(name=f"{layer.name}_{name}_{j}_split", type="Split", bottom=[name])
+            split = result.layer.add(name=f"{name}_{layer.name}_{j}_split", type="Split", bottom=[name])
             split.phase = copy.phase
             split.top.extend(split_top((i, j), k) for k in range(uses[i, j]))
             if j < len(layer.loss_weight) and layer.loss_weight[j]:

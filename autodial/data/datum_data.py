@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,8 @@ from autodial.proto import messages as pb
 
 _SCANNED = 2**30
 """Bytes of a database up to which every datum is looked at before training starts; that takes seconds."""
+_CHUNK = 256
+"""Datums that are then in memory at once."""
 
 
 class DatumData:
@@ -30,7 +32,7 @@ class DatumData:
 
     Attributes:
         name: the layer's name.
-        database: key and serialized datum by position.
+        database: keys and serialized datums, by position.
         batch_size: datums per batch.
         image_shape: (height, width, channels) of the first batch's first datum, which all must have; with a crop,
             height and width may differ.
@@ -61,7 +63,7 @@ class DatumData:
             self._streams = Streams(seed, self.name)
             self._epochs = Epochs([len(self.database)], self._streams, rand_skip=options.rand_skip)
 
-            first = self._image(*self._datum(self._epochs.rows(0, 1)[0]))
+            first = self._image(*next(self._datums(self._epochs.rows(0, 1))))
             height, width, channels = self.image_shape = first.shape
             self.transform = Transform.from_caffe(
                 param.transform_param, phase=phase, channels=channels, base_dir=base_dir
@@ -86,8 +88,7 @@ class DatumData:
         rng = self._streams.rng(Purpose.TRANSFORM, index)
         images = np.empty(self.top_shapes[0], dtype=np.float32)
         labels = np.empty(self.batch_size, dtype=np.float32)
-        for i, row in enumerate(self._epochs.rows(index, self.batch_size)):
-            key, datum = self._datum(row)
+        for i, (key, datum) in enumerate(self._datums(self._epochs.rows(index, self.batch_size))):
             image = self._image(key, datum)
             try:
                 if (image.shape[2], *self.transform.size(*image.shape[:2])) != images.shape[1:]:
@@ -103,14 +104,15 @@ class DatumData:
 
     def names(self, index: int) -> list[str]:
         """The keys of batch `index`."""
-        return [_text(self.database[row][0]) for row in self._epochs.rows(index, self.batch_size)]
+        return [_text(key) for key, _ in self.database.read(self._epochs.rows(index, self.batch_size))]
 
     def labels(self, top: int) -> Iterator[tuple[str, float]]:
         """Key and label of every datum, for top 1, if the database is not too large to read it up front."""
         if top == 1 and self.database.size <= _SCANNED:
-            for row in range(len(self.database)):
-                key, datum = self._datum(row)
-                yield f'{self.database.path}, key "{_text(key)}"', datum.label
+            rows = range(len(self.database))
+            for start in rows[::_CHUNK]:
+                for key, datum in self._datums(rows[start : start + _CHUNK]):
+                    yield f'{self.database.path}, key "{_text(key)}"', datum.label
 
     def check(self) -> None:
         """Parse every datum, without decoding, if the database is not too large to read it up front.
@@ -124,13 +126,13 @@ class DatumData:
         except InputError as error:
             raise InputError(f'layer "{self.name}" (Data): {error}') from None
 
-    def _datum(self, row: int) -> tuple[bytes, Any]:
-        """Key and Datum message of a row."""
-        key, value = self.database[row]
-        try:
-            return key, pb.Datum.FromString(value)
-        except DecodeError:
-            raise self._at(key, "the value is not a Datum message, or it is damaged") from None
+    def _datums(self, rows: Sequence[int]) -> Iterator[tuple[bytes, Any]]:
+        """Keys and Datum messages of rows."""
+        for key, value in self.database.read(rows):
+            try:
+                yield key, pb.Datum.FromString(value)
+            except DecodeError:
+                raise self._at(key, "the value is not a Datum message, or it is damaged") from None
 
     def _image(self, key: bytes, datum: Any) -> NDArray[np.uint8] | NDArray[np.float32]:
         """A datum's pixels, (height, width, channels)."""

@@ -73,7 +73,7 @@ def test_phase_rules_choose_layers_before_blobs_are_checked() -> None:
     )
     train, test = build(text), build(text, pb.TEST, level=1, stages=["deploy"])
     assert (train.layer_names, train.blob_shapes["x"]) == (["data", "c"], (4, 2))
-    assert (test.layer_names, test.blob_shapes["x"]) == (["data", "data_x_0_split", "a", "b"], (1, 2))
+    assert (test.layer_names, test.blob_shapes["x"]) == (["data", "x_data_0_split", "a", "b"], (1, 2))
     assert "b" not in build(text, pb.TEST, stages=["deploy", "quiet"]).layer_names
 
 
