@@ -373,6 +373,8 @@ def _digest(weights: Weights) -> str:
     digest = hashlib.sha256()
     for layer in weights.layers:
         for i, blob in enumerate(layer.blobs):
+            if blob is None:  # shared, and held by the layer that owns it
+                continue
             digest.update(f"{layer.name}\0{i}\0{blob.shape}\0".encode())
             digest.update(np.ascontiguousarray(blob, "<f4").data)
     return digest.hexdigest()
