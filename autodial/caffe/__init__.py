@@ -1,7 +1,84 @@
-"""What a pycaffe script knows: `import autodial.caffe as caffe`."""
+"""What a pycaffe script knows: `import autodial.caffe as caffe`.
 
+Caffe's own names and arguments are kept, so that the import is all that a script changes. Errors are those of
+autodial.errors, or ValueError for arguments that do not fit; what a layer written in Python raises comes through as it
+is.
+"""
+
+from autodial.caffe import classifier, coord_map, draw, io, net_spec, proto
+from autodial.caffe.classifier import Classifier, Detector
+from autodial.caffe.layer import Layer
+from autodial.caffe.mode import (
+    has_nccl,
+    init_log,
+    log,
+    set_device,
+    set_mode_cpu,
+    set_mode_gpu,
+    set_multiprocess,
+    set_random_seed,
+    set_solver_count,
+    set_solver_rank,
+    solver_count,
+    solver_rank,
+)
 from autodial.caffe.net import Net
-from autodial.caffe.solver import SGDSolver, get_solver
+from autodial.caffe.net_spec import NetSpec, layers, params, to_proto
+from autodial.caffe.solver import (
+    AdaDeltaSolver,
+    AdaGradSolver,
+    AdamSolver,
+    NesterovSolver,
+    RMSPropSolver,
+    SGDSolver,
+    get_solver,
+)
+from autodial.layers import registry
 from autodial.proto.messages import TEST, TRAIN
 
-__all__ = ["TEST", "TRAIN", "Net", "SGDSolver", "get_solver"]
+__version__ = "1.0.0"
+"""The version of Caffe whose pycaffe this is like."""
+
+__all__ = [
+    "TEST",
+    "TRAIN",
+    "AdaDeltaSolver",
+    "AdaGradSolver",
+    "AdamSolver",
+    "Classifier",
+    "Detector",
+    "Layer",
+    "NesterovSolver",
+    "Net",
+    "NetSpec",
+    "RMSPropSolver",
+    "SGDSolver",
+    "classifier",
+    "coord_map",
+    "draw",
+    "get_solver",
+    "has_nccl",
+    "init_log",
+    "io",
+    "layer_type_list",
+    "layers",
+    "log",
+    "net_spec",
+    "params",
+    "proto",
+    "set_device",
+    "set_mode_cpu",
+    "set_mode_gpu",
+    "set_multiprocess",
+    "set_random_seed",
+    "set_solver_count",
+    "set_solver_rank",
+    "solver_count",
+    "solver_rank",
+    "to_proto",
+]
+
+
+def layer_type_list() -> list[str]:
+    """Caffe's names of all layer types that there are, in alphabetical order."""
+    return sorted(registry)

@@ -2,67 +2,256 @@
 
 from __future__ import annotations
 
+import os
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
-from torch import Tensor
+from numpy.typing import ArrayLike
 
+import autodial.caffe.layer
 import autodial.net
-from autodial.caffe.blob import Array, Blob, ParamBlob, to_tensor
-from autodial.proto import read_net, read_weights
+from autodial.caffe import mode
+from autodial.caffe.blob import Array, Blob, LayerBlobs, ParamBlob, download, share_memory, upload
+from autodial.caffe.steps import Fresh, Step, step_class
+from autodial.errors import InputError
+from autodial.layers import Layer, PythonLayer
+from autodial.layers.data_sources import MemoryDataLayer
+from autodial.proto import binary, hdf5, read_net, read_weights
+
+
+class NetLayer:
+    """A layer of a net that is not written in Python.
+
+    Attributes:
+        type: its Caffe type.
+        blobs: its parameters and statistics.
+    """
+
+    def __init__(self, type_name: str, blobs: LayerBlobs) -> None:
+        self.type = type_name
+        self.blobs = blobs
 
 
 class Net:
     """A net with all its blobs at hand: `blobs[name].data`, `params[layer][i].diff`, `forward()`, `backward()`.
 
     Layers are run one by one, each with a graph of its own for the backward pass, so that every blob and gradient
-    between them can be read and written.
+    between them can be read and written. The arrays remain valid when the net is gone. After `set_mode_gpu` the net is
+    on the GPU, and the arrays are copies that are brought up to date around each pass.
 
     Args:
-        network_file: prototxt, or an autodial.net.Net to show.
+        network_file: prototxt; relative paths in it mean the working directory, then its folder.
         phase: caffe.TRAIN or caffe.TEST.
-        weights: caffemodel to load.
+        level, stages: for the layers' include and exclude rules.
+        weights: caffemodel to load, binary or HDF5.
+
+    The order of older scripts, `Net(network_file, weights, phase)`, does too.
+
+    Attributes:
+        blobs: activations by name, in the order in which layers produce them.
+        params: parameters and statistics by layer name, for layers that have any.
+        layers: every layer, in order, with `type` and `blobs`; for one that is written in Python the user's own object.
+        layer_dict: the layers by name.
+        top_names, bottom_names: each layer's blobs, by layer name.
+        inputs: tops of the Input layers.
+        outputs: blobs that no layer consumes, in alphabetical order.
+        blob_loss_weights: each blob's weight in the loss, by name.
+
+    Raises:
+        InputError: naming the file and the layer, for all that Caffe refuses and for layer types that don't exist here.
     """
 
-    def __init__(self, network_file: str | autodial.net.Net, phase: int = 1, weights: str | None = None) -> None:
-        if isinstance(network_file, autodial.net.Net):
-            self.module = network_file
-        else:
-            path = Path(network_file)
-            self.module = autodial.net.Net(read_net(path), phase, base_dir=path.parent)
-        self._layers = list(self.module.param.layer)
-        self._indices = {message.name: i for i, message in enumerate(self._layers)}
-        self._passes = 0
-        self._needed = _needed_gradients(self.module)
-        self._graphs: dict[int, tuple[list[Tensor], list[Tensor]]] = {}
-        loss_weights = self.module.loss_weights
-        self.blobs: OrderedDict[str, Blob] = OrderedDict(
-            (name, Blob(shape, loss_weights.get(name, 0.0))) for name, shape in self.module.blob_shapes.items()
-        )
-        self.params: OrderedDict[str, list[ParamBlob]] = OrderedDict(
-            (name, [ParamBlob(blob) for blob in layer.blobs])
-            for name, layer in ((name, self.module.layer(name)) for name in self._indices)
-            if layer.blobs
-        )
+    def __init__(
+        self,
+        network_file: str | os.PathLike[str],
+        phase: int | str,
+        level: int = 0,
+        stages: Collection[str] | None = None,
+        weights: str | os.PathLike[str] | None = None,
+    ) -> None:
+        if isinstance(phase, (str, os.PathLike)):
+            weights, phase, level = phase, level, 0
+        path = Path(network_file)
+        try:
+            module = autodial.net.Net(
+                read_net(path),
+                phase,
+                level=level,
+                stages=tuple(stages or ()),
+                seed=mode.draw_seed(),
+                base_dir=path.parent,
+            )
+        except InputError as error:
+            raise error if str(path) in str(error) else InputError(f"{path}: {error}") from error
+        self._show(module.to(mode.device()), mode.device())
         if weights is not None:
             self.copy_from(weights)
 
-    @property
-    def inputs(self) -> list[str]:
-        """Tops of the Input layers."""
-        return [top for message in self._layers if message.type == "Input" for top in message.top]
+    @classmethod
+    def of(cls, module: autodial.net.Net, device: torch.device) -> Net:
+        """The pycaffe face of a net that is on `device`."""
+        net = cls.__new__(cls)
+        net._show(module, device)
+        return net
+
+    def _show(self, module: autodial.net.Net, device: torch.device) -> None:
+        self.module = module
+        self._passes = 0
+        self._seedings = mode.seedings()
+        messages = list(module.param.layer)
+        layers: list[Any] = list(module.layers.values())
+        self._layer_names = [message.name for message in messages]
+        self.blobs: OrderedDict[str, Blob] = OrderedDict()
+        self.layers: list[NetLayer | autodial.caffe.layer.Layer] = []
+        self._steps: list[Step] = []
+        for i, (message, layer, needed) in enumerate(zip(messages, layers, _needed_gradients(module), strict=True)):
+            for j, name in enumerate(message.top):
+                if name not in self.blobs:
+                    self.blobs[name] = _top_blob(layer, j, module.blob_shapes[name], module.loss_weights.get(name, 0.0))
+            bottoms, tops = ([self.blobs[name] for name in names] for names in (message.bottom, message.top))
+            is_python = isinstance(layer, PythonLayer)
+            shown = layer.user if is_python else NetLayer(message.type, LayerBlobs(layer))
+            self._steps.append(step_class(layer)(module, i, layer, bottoms, tops, shown.blobs, needed, device))
+            self.layers.append(shown)
+        self.layer_dict = OrderedDict(zip(self._layer_names, self.layers, strict=True))
+        self.params: OrderedDict[str, LayerBlobs] = OrderedDict(
+            (name, layer.blobs) for name, layer in zip(self._layer_names, self.layers, strict=True) if layer.blobs
+        )
+        self.top_names = OrderedDict((message.name, list(message.top)) for message in messages)
+        self.bottom_names = OrderedDict((message.name, list(message.bottom)) for message in messages)
+        self.inputs: list[str] = [top for message in messages if message.type == "Input" for top in message.top]
+        self.outputs: list[str] = list(module.outputs)
+        self.blob_loss_weights = OrderedDict((name, module.loss_weights.get(name, 0.0)) for name in self.blobs)
+
+    # --- what older scripts ask for by the names that pycaffe gets from C++
 
     @property
-    def outputs(self) -> list[str]:
-        """Blobs that no layer consumes."""
-        return list(self.module.outputs)
+    def _blob_names(self) -> list[str]:
+        return list(self.blobs)
 
-    def copy_from(self, path: str) -> None:
-        """Load the blobs of a caffemodel's layers into the layers of the same names."""
+    @property
+    def _blobs(self) -> list[Blob]:
+        return list(self.blobs.values())
+
+    @property
+    def _blob_loss_weights(self) -> list[float]:
+        return list(self.blob_loss_weights.values())
+
+    @property
+    def _inputs(self) -> list[int]:
+        return self._blob_ids(self.inputs)
+
+    @property
+    def _outputs(self) -> list[int]:
+        return self._blob_ids(self.outputs)
+
+    def _bottom_ids(self, layer: int) -> list[int]:
+        return self._blob_ids(self.module.param.layer[layer].bottom)
+
+    def _top_ids(self, layer: int) -> list[int]:
+        return self._blob_ids(self.module.param.layer[layer].top)
+
+    def _blob_ids(self, names: Iterable[str]) -> list[int]:
+        order = {name: i for i, name in enumerate(self.blobs)}
+        return [order[name] for name in names]
+
+    # --- weights
+
+    def copy_from(self, path: str | os.PathLike[str]) -> None:
+        """Load the blobs of a caffemodel's layers, binary or HDF5, into the layers of the same names.
+
+        Raises:
+            InputError: not a caffemodel, or a layer with another number of blobs or other shapes.
+        """
         self.module.load_weights(read_weights(path), str(path))
+        self.download()
+
+    def load_hdf5(self, path: str | os.PathLike[str]) -> None:
+        """`copy_from` for an HDF5 caffemodel."""
+        self.copy_from(path)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write a binary caffemodel.
+
+        Raises:
+            WorkError: it can't be written.
+        """
+        self.upload()
+        binary.write_weights(self.module.weights(), path)
+
+    def save_hdf5(self, path: str | os.PathLike[str]) -> None:
+        """Write an HDF5 caffemodel.
+
+        Raises:
+            InputError: h5py is not installed.
+            WorkError: it can't be written.
+        """
+        self.upload()
+        hdf5.write_weights(self.module.weights(), path)
+
+    def share_with(self, other: Net) -> None:
+        """Use the memory of the other net's parameters and statistics, for layers of the same names; not the gradients.
+
+        Raises:
+            InputError: a layer with another number of blobs or other shapes.
+        """
+        pairs = [(name, blobs, other.params[name]) for name, blobs in self.params.items() if name in other.params]
+        for name, ours, theirs in pairs:
+            here, there = ([blob.shape for blob in blobs] for blobs in (ours, theirs))
+            if here != there:
+                raise InputError(f'layer "{name}" has blobs of shapes {here}, and those to share have {there}')
+        for _, ours, theirs in pairs:
+            for blob, shared in zip(ours, theirs, strict=True):
+                share_memory(blob.tensor, shared.tensor)
+
+    def clear_param_diffs(self) -> None:
+        """Set the gradients of all parameters to zero."""
+        for blob in self._param_blobs():
+            if blob.gradient is not None:
+                blob.gradient.zero_()
+        self.download()
+
+    def _param_blobs(self) -> Iterator[ParamBlob]:
+        for blobs in self.params.values():
+            yield from blobs
+
+    def upload(self) -> None:
+        """Bring what scripts have written to the parameters' arrays to the GPU."""
+        upload(self._param_blobs())
+
+    def download(self) -> None:
+        """Bring the parameters' arrays up to date with the GPU."""
+        download(self._param_blobs())
+
+    # --- passes
+
+    def reshape(self) -> None:
+        """Let all blobs follow the shapes that the inputs were given with `blobs[name].reshape`.
+
+        Raises:
+            InputError: a layer that can't take them.
+        """
+        for step in self._steps:
+            step.reshape()
+
+    def set_input_arrays(self, data: ArrayLike, labels: ArrayLike) -> None:
+        """Set what the net's first layer, a MemoryData layer, reads batch by batch, round and round.
+
+        Args:
+            data: (rows, C, H, W), rows a multiple of the batch size.
+            labels: one per row.
+
+        Raises:
+            InputError: the first layer is of another type, or the arrays do not fit it.
+        """
+        layer = next(iter(self.module.layers.values()))
+        if not isinstance(layer, MemoryDataLayer):
+            raise InputError(f'set_input_arrays needs a net that begins with MemoryData, not "{self._layer_names[0]}"')
+        layer.source.set(data, labels)
 
     def forward(
         self,
@@ -78,55 +267,45 @@ class Net:
             inputs: arrays for the net's inputs.
 
         Returns:
-            arrays by name: the outputs (or, with `end`, that layer's tops) and the blobs asked for.
+            the blobs' own arrays by name: the outputs (or, with `end`, that layer's tops) and the blobs asked for.
+
+        Raises:
+            ValueError: inputs of other names or shapes than the net's, or a layer that it does not have.
         """
         if inputs:
             if set(inputs) != set(self.inputs):
                 raise ValueError(f"the net's inputs are {self.inputs} and {sorted(inputs)} are given")
             for name, value in inputs.items():
-                self.blobs[name].values.set(to_tensor(value, self.module.blob_shapes[name], name))
-        first = 0 if start is None else self._indices[start]
-        last = len(self._layers) - 1 if end is None else self._indices[end]
-        self.run(self._passes, seed=(self._passes, 0), layers=range(first, last + 1))
+                _assign(name, self.blobs[name].data, value)
+        if self._seedings != mode.seedings():
+            self._seedings, self._passes, self.module.seed = mode.seedings(), 0, mode.draw_seed()
+        first, last = self._index(start, 0), self._index(end, len(self._steps) - 1)
+        self.run(seed=(self._passes, 0), layers=range(first, last + 1))
         self._passes += 1
-        outputs = self.outputs if end is None else list(self._layers[last].top)
+        outputs = self.outputs if end is None else self.top_names[end]
         return {name: self.blobs[name].data for name in dict.fromkeys((*outputs, *(blobs or ())))}
 
-    def run(self, batch: int, *, seed: tuple[int, int], layers: Iterable[int] | None = None) -> None:
+    def run(
+        self,
+        *,
+        seed: tuple[int, int],
+        layers: Iterable[int] | None = None,
+        batch: int | None = None,
+        grad: bool = True,
+    ) -> None:
         """Run layers forward, all unless their numbers are given.
 
         Args:
-            batch: number of the batch that the data layers read.
             seed: iteration and pass, which random layers draw from.
+            batch: number of the batch that the data layers read; None for the next.
+            grad: whether to remember what a backward pass needs; without it that pass computes it anew.
         """
+        self.upload()
         self.module.seed_pass(*seed)
-        values: dict[str, Tensor] = {}
-        for i in range(len(self._layers)) if layers is None else layers:
-            self._forward_layer(i, batch, values)
-
-    def _forward_layer(self, i: int, batch: int, values: dict[str, Tensor]) -> None:
-        message = self._layers[i]
-        layer = self.module.layer(message.name)
-        if layer.is_data:
-            source = getattr(layer, "source", None)
-            arrays = source.batch(batch) if source is not None else ()
-            for top, array in zip(message.top, arrays, strict=source is not None):
-                self.blobs[top].values.set(torch.from_numpy(array))
-            return
-        needed = self._needed[i] or [False] * len(message.bottom)
-        bottoms = []
-        for j, name in enumerate(message.bottom):
-            value = values[name] if name in values else self.blobs[name].values.tensor
-            # a leaf of this layer's own graph
-            bottoms.append(value.detach().requires_grad_(needed[j]))
-        run = dict(zip(message.bottom, bottoms, strict=True))
-        with torch.set_grad_enabled(self._needed[i] is not None):
-            self.module.run_layer(i, run)
-        tops = [run[name] for name in message.top]
-        self._graphs[i] = bottoms, tops
-        for name, top in zip(message.top, tops, strict=True):
-            values[name] = top
-            self.blobs[name].values.set(top)
+        fresh: Fresh = {}
+        for step in self._steps if layers is None else (self._steps[i] for i in layers):
+            step.forward(fresh, batch, grad)
+        self.download()
 
     def backward(
         self,
@@ -142,41 +321,113 @@ class Net:
             outputs: gradients for the net's outputs; a loss's own is its loss_weight.
 
         Returns:
-            gradients by name: the inputs' (or, with `end`, that layer's bottoms') and those asked for.
+            the blobs' own arrays by name: the inputs' gradients (or, with `end`, those of that layer's bottoms) and
+            those asked for.
+
+        Raises:
+            ValueError: a gradient for a blob that is no output, or of another shape, or a layer that is not there.
         """
         for name, value in outputs.items():
             if name not in self.outputs:
                 raise ValueError(f'"{name}" is not an output; the outputs are {self.outputs}')
-            self.blobs[name].gradients.set(to_tensor(value, self.blobs[name].data.shape, name))
-        first = len(self._layers) - 1 if start is None else self._indices[start]
-        last = 0 if end is None else self._indices[end]
+            _assign(name, self.blobs[name].diff, value)
+        first, last = self._index(start, len(self._steps) - 1), self._index(end, 0)
+        self.upload()
         for i in range(first, last - 1, -1):
-            if i in self._graphs:
-                self._backward_layer(i)
-        inputs = self.inputs if end is None else list(self._layers[last].bottom)
+            self._steps[i].backward()
+        self.download()
+        inputs = self.inputs if end is None else self.bottom_names[end]
         return {name: self.blobs[name].diff for name in dict.fromkeys((*inputs, *(diffs or ())))}
 
-    def _backward_layer(self, i: int) -> None:
-        message = self._layers[i]
-        bottoms, tops = self._graphs[i]
-        layer = self.module.layer(message.name)
-        pairs = [
-            (top, self.blobs[name].gradients.tensor)
-            for name, top in zip(message.top, tops, strict=True)
-            if top.requires_grad
-        ]
-        wanted = [bottom for bottom in bottoms if bottom.requires_grad]
-        learned = [blob for blob in layer.blobs if blob.requires_grad]
-        if not pairs or not wanted + learned:
-            return
-        losses, diffs = zip(*pairs, strict=True)
-        gradients = torch.autograd.grad(losses, wanted + learned, diffs, retain_graph=True, allow_unused=True)
-        names = [name for name, bottom in zip(message.bottom, bottoms, strict=True) if bottom.requires_grad]
-        for name, bottom, gradient in zip(names, wanted, gradients[: len(wanted)], strict=True):
-            self.blobs[name].gradients.set(torch.zeros_like(bottom) if gradient is None else gradient)
-        for blob, gradient in zip(learned, gradients[len(wanted) :], strict=True):
-            if gradient is not None:
-                blob.grad = gradient.clone() if blob.grad is None else blob.grad.add_(gradient)
+    def _index(self, layer: str | None, default: int) -> int:
+        if layer is None:
+            return default
+        if layer not in self._layer_names:
+            raise ValueError(f'the net has no layer "{layer}"; it has {", ".join(self._layer_names)}')
+        return self._layer_names.index(layer)
+
+    def forward_all(self, blobs: Sequence[str] | None = None, **inputs: Any) -> dict[str, Array]:
+        """`forward` for any number of rows, batch by batch; the last batch is filled up with zeros, which are left out.
+
+        Args:
+            blobs: names of blobs to return besides the outputs.
+            inputs: arrays for the net's inputs, of as many rows each.
+
+        Returns:
+            new arrays by name, with as many rows as the inputs.
+
+        Raises:
+            ValueError: as `forward`.
+        """
+        if not inputs:
+            raise ValueError(f"forward_all needs arrays for the net's inputs {self.inputs}")
+        parts = [_copies(self.forward(blobs, **batch)) for batch in self._batches(inputs)]
+        return _joined(parts, len(next(iter(inputs.values()))))
+
+    def forward_backward_all(
+        self, blobs: Sequence[str] | None = None, diffs: Sequence[str] | None = None, **arrays: Any
+    ) -> tuple[dict[str, Array], dict[str, Array]]:
+        """`forward` and `backward` for any number of rows, batch by batch, as in `forward_all`.
+
+        Args:
+            blobs, diffs: names of blobs whose values and gradients to return besides the outputs and inputs.
+            arrays: for the net's inputs, and gradients for its outputs, of as many rows each.
+
+        Returns:
+            two dicts of new arrays by name: values and gradients.
+
+        Raises:
+            ValueError: as `forward` and `backward`.
+        """
+        inputs = {name: arrays[name] for name in self.inputs if name in arrays}
+        if not inputs:
+            raise ValueError(f"forward_backward_all needs arrays for the net's inputs {self.inputs}")
+        values, gradients = [], []
+        for batch in self._batches(arrays):
+            given = {name: batch.pop(name) for name in inputs}
+            values.append(_copies(self.forward(blobs, **given)))
+            gradients.append(_copies(self.backward(diffs, **batch)))
+        rows = len(next(iter(inputs.values())))
+        return _joined(values, rows), _joined(gradients, rows)
+
+    def _batches(self, arrays: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+        size = self.blobs[next(iter(arrays))].shape[0]
+        counts = {name: len(array) for name, array in arrays.items()}
+        rows = counts[next(iter(arrays))]
+        if len(set(counts.values())) > 1:
+            raise ValueError(f"the arrays must have the same number of rows, and have {counts}")
+        for start in range(0, rows, size):
+            batch: dict[str, Any] = {}
+            for name, array in arrays.items():
+                part = np.asarray(array[start : start + size], np.float32)
+                batch[name] = np.concatenate((part, np.zeros((size - len(part), *part.shape[1:]), np.float32)))
+            yield batch
+
+
+def _top_blob(layer: Layer, index: int, shape: tuple[int, ...], loss_weight: float) -> Blob:
+    """A blob for a new top; that of a Python layer is what its set-up may have written to."""
+    if not isinstance(layer, PythonLayer):
+        return Blob(shape, loss_weight)
+    blob: Blob = layer.top[index]
+    if loss_weight:
+        blob.diff[...] = loss_weight
+    return blob
+
+
+def _assign(name: str, array: Array, value: Any) -> None:
+    given = np.shape(value)
+    if given != array.shape:
+        raise ValueError(f'blob "{name}" has shape {array.shape} and is given {given}')
+    array[...] = value
+
+
+def _copies(arrays: Mapping[str, Array]) -> dict[str, Array]:
+    return {name: np.atleast_1d(array).copy() for name, array in arrays.items()}
+
+
+def _joined(parts: Sequence[Mapping[str, Array]], rows: int) -> dict[str, Array]:
+    """All batches of each blob as one array, without the rows that filled up the last."""
+    return {name: np.concatenate([part[name] for part in parts])[:rows] for name in (parts[0] if parts else ())}
 
 
 def _needed_gradients(module: autodial.net.Net) -> list[list[bool] | None]:
@@ -188,8 +439,8 @@ def _needed_gradients(module: autodial.net.Net) -> list[list[bool] | None]:
     force = module.param.force_backward
     needs: dict[str, bool] = {}
     result: list[list[bool] | None] = []
-    for message in module.param.layer:
-        layer = module.layer(message.name)
+    layers: Iterable[Any] = module.layers.values()
+    for message, layer in zip(module.param.layer, layers, strict=True):
         bottoms = [
             j not in layer.no_gradient
             and (force or (message.propagate_down[j] if message.propagate_down else needs[name]))

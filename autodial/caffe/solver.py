@@ -2,28 +2,55 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import os
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, ClassVar
 
-import torch
 from torch import Tensor
 
 import autodial.solver
+from autodial.caffe import mode
 from autodial.caffe.net import Net
+from autodial.console import Lines
+from autodial.lr_policy import learning_rate, next_step
+from autodial.proto import read_solver
+from autodial.update import update_class
+
+Callback = Callable[[], object]
 
 
-class SGDSolver:
-    """Caffe's SGD solver.
+class Solver:
+    """Base of pycaffe's solver classes, which train as their names say, whatever type the file states.
 
-    `net` and `test_nets` are Net objects; the next pass reads what was written to the blobs of their Input layers.
+    The device is what `set_mode_cpu` or `set_mode_gpu` says, whatever solver_mode the file states. Caffe's lines about
+    the progress go to stderr (`init_log`).
 
     Args:
         solver_file: solver.prototxt; relative paths in it mean the working directory, then its folder.
+
+    Attributes:
+        net, test_nets: Net objects, the latter with the parameters of the former. The next pass reads what was written
+            to the blobs of their Input layers.
+        param: SolverParameter; what is read in each iteration, such as base_lr, can be changed.
+
+    Raises:
+        InputError: a file that can't be read or a field that can't be honoured.
     """
 
-    def __init__(self, solver_file: str) -> None:
-        self._solver = _Solver.from_file(solver_file)
+    type: ClassVar[str]
+    """Caffe's name of the solver type."""
+
+    def __init__(self, solver_file: str | os.PathLike[str]) -> None:
+        seeded = read_solver(solver_file).random_seed >= 0
+        self._solver = _Solver.from_file(
+            solver_file,
+            device=str(mode.device()),
+            seed=None if seeded else mode.seed(),
+            overrides=[f"solver.type={self.type}"],
+        )
         self.net = self._solver.shown
         self.test_nets = self._solver.shown_tests
+        self.param: Any = self._solver.param
 
     @property
     def iter(self) -> int:
@@ -34,52 +61,131 @@ class SGDSolver:
         """Train for a number of iterations."""
         self._solver.step(iterations)
 
-    def solve(self, resume_file: str | None = None) -> None:
+    def solve(self, resume_file: str | os.PathLike[str] | None = None) -> None:
         """Train until max_iter, from a .solverstate on if one is given."""
         if resume_file is not None:
             self.restore(resume_file)
         self._solver.solve()
 
+    def apply_update(self) -> None:
+        """Change the parameters by their gradients, as `step` does after its passes, at the iteration's learning rate.
+
+        The gradients stay, and `iter` does not move on.
+        """
+        self._solver.apply_update()
+
     def snapshot(self) -> None:
         """Write the .caffemodel and the .solverstate."""
+        self.net.upload()
         self._solver.snapshot()
 
-    def restore(self, state_file: str) -> None:
+    def restore(self, state_file: str | os.PathLike[str]) -> None:
         """Continue from a .solverstate."""
         self._solver.restore(state_file)
+        self.net.download()
+
+    def share_weights(self, net: Net) -> None:
+        """Let a net use the memory of the train net's parameters (`Net.share_with`)."""
+        net.share_with(self.net)
+
+    def add_callback(self, on_start: Callback, on_gradient: Callback) -> None:
+        """Call functions in each iteration: before the first forward pass, and when the gradients are there."""
+        self._solver.callbacks.append((on_start, on_gradient))
+
+
+class SGDSolver(Solver):
+    """Caffe's SGD solver."""
+
+    type = "SGD"
+
+
+class NesterovSolver(Solver):
+    """Caffe's Nesterov solver."""
+
+    type = "Nesterov"
+
+
+class AdaGradSolver(Solver):
+    """Caffe's AdaGrad solver."""
+
+    type = "AdaGrad"
+
+
+class RMSPropSolver(Solver):
+    """Caffe's RMSProp solver."""
+
+    type = "RMSProp"
+
+
+class AdaDeltaSolver(Solver):
+    """Caffe's AdaDelta solver."""
+
+    type = "AdaDelta"
+
+
+class AdamSolver(Solver):
+    """Caffe's Adam solver."""
+
+    type = "Adam"
+
+
+_classes = {
+    cls.type: cls for cls in (SGDSolver, NesterovSolver, AdaGradSolver, RMSPropSolver, AdaDeltaSolver, AdamSolver)
+}
+
+
+def get_solver(solver_file: str | os.PathLike[str]) -> Solver:
+    """The solver of the type that a solver.prototxt states.
+
+    Raises:
+        InputError: the type does not exist, or as Solver.
+    """
+    name = read_solver(solver_file).type
+    update_class(name)
+    return _classes[name](solver_file)
 
 
 class _Solver(autodial.solver.Solver):
     """Runs the nets through their pycaffe faces, so that scripts see and may change every blob."""
 
-    @property
-    def shown(self) -> Net:
-        if not hasattr(self, "_shown"):
-            self._shown = Net(self.net)
-        return self._shown
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.shown = Net.of(self.net, self.device)
+        self.shown_tests = [Net.of(net, self.device) for net in self.test_nets]
+        self.callbacks: list[tuple[Callback, Callback]] = []
+        self.monitors.append(Lines(mode.log))
 
-    @property
-    def shown_tests(self) -> list[Net]:
-        if not hasattr(self, "_shown_tests"):
-            self._shown_tests = [Net(net) for net in self.test_nets]
-        return self._shown_tests
+    def _clear_gradients(self) -> None:
+        self.shown.clear_param_diffs()
 
     def _forward_backward(self, pass_: int) -> Mapping[str, Tensor]:
-        self.shown.run(self.iter * self.param.iter_size + pass_, seed=(self.iter, pass_))
+        if pass_ == 0:
+            for on_start, _ in self.callbacks:
+                on_start()
+        self.shown.run(seed=(self.iter, pass_), batch=self.iter * self.param.iter_size + pass_)
         self.shown.backward()
-        return _results(self.shown)
+        if pass_ == self.param.iter_size - 1:
+            for _, on_gradient in self.callbacks:
+                on_gradient()
+            self.shown.upload()
+        return self._results(self.shown)
+
+    def _iterate(self, started: float) -> None:
+        super()._iterate(started)
+        self.shown.download()
+
+    def apply_update(self) -> None:
+        self.shown.upload()
+        self.current_step = next_step(self.param, self.iter, self.current_step)
+        self.update.step(learning_rate(self.param, self.iter, self.current_step), self.iter)
+        self.shown.download()
 
     def _test_outputs(self, index: int, batches: int) -> Iterator[Mapping[str, Tensor]]:
+        net = self.shown_tests[index]
         for j in range(batches):
-            self.shown_tests[index].run(j, seed=(j, 0))
-            yield _results(self.shown_tests[index])
+            net.run(seed=(j, 0), batch=j, grad=False)
+            yield self._results(net)
 
-
-def _results(net: Net) -> dict[str, Tensor]:
-    names = dict.fromkeys((*net.module.outputs, *net.module.loss_weights))
-    return {name: torch.from_numpy(net.blobs[name].data) for name in names}
-
-
-def get_solver(solver_file: str) -> SGDSolver:
-    """The solver that a solver.prototxt describes."""
-    return SGDSolver(solver_file)
+    def _results(self, net: Net) -> dict[str, Tensor]:
+        names = dict.fromkeys((*net.outputs, *net.module.loss_weights))
+        return {name: net.blobs[name].values.tensor(self.device).clone() for name in names}

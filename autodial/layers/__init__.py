@@ -22,6 +22,7 @@ from autodial.layers.mvn import MVN
 from autodial.layers.pair_loss import ContrastiveLoss, EuclideanLoss, SigmoidCrossEntropyLoss
 from autodial.layers.parameter import ParameterLayer
 from autodial.layers.pooling import Pooling
+from autodial.layers.python_layer import PythonLayer
 from autodial.layers.reduction import ArgMax, Reduction
 from autodial.layers.scale import Bias, Scale
 from autodial.layers.shape import Concat, Crop, Flatten, Reshape, Silence, Slice, Split, Tile
@@ -68,6 +69,7 @@ __all__ = [
     "ParameterLayer",
     "Pooling",
     "Power",
+    "PythonLayer",
     "ReLU",
     "Reduction",
     "Reshape",

@@ -1,0 +1,283 @@
+"""pycaffe's io: images as float arrays (H, W, K) in RGB, and arrays as protobuf messages and back."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import cv2
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from autodial.errors import InputError
+from autodial.proto import messages as pb
+
+Array = NDArray[Any]
+Image = NDArray[np.float32]
+
+_LUMA = np.array([0.2125, 0.7154, 0.0721], np.float32)
+"""Weights of R, G and B in the grey value of scikit-image, which pycaffe uses."""
+_AS_STORED = cv2.IMREAD_COLOR | cv2.IMREAD_ANYDEPTH | cv2.IMREAD_IGNORE_ORIENTATION
+_INTERPOLATIONS = {0: cv2.INTER_NEAREST_EXACT, 1: cv2.INTER_LINEAR, 3: cv2.INTER_CUBIC}
+
+
+# --- messages
+
+
+def blobproto_to_array(blob: Any, return_diff: bool = False) -> Array:
+    """The values (or gradients) of a BlobProto, in its shape, or (num, channels, height, width) for an old one.
+
+    Raises:
+        ValueError: the message states no shape, or one for another number of values.
+    """
+    values = np.array(blob.diff if return_diff else blob.data)
+    legacy = ("num", "channels", "height", "width")
+    if any(blob.HasField(field) for field in legacy):
+        return values.reshape([getattr(blob, field) for field in legacy])
+    return values.reshape(list(blob.shape.dim))
+
+
+def array_to_blobproto(arr: ArrayLike, diff: ArrayLike | None = None) -> Any:
+    """A BlobProto with the values, and gradients if given, of an array of any shape."""
+    values = np.asarray(arr)
+    blob = pb.BlobProto()
+    blob.shape.dim.extend(values.shape)
+    blob.data.extend(values.astype(float).ravel().tolist())
+    if diff is not None:
+        blob.diff.extend(np.asarray(diff, float).ravel().tolist())
+    return blob
+
+
+def arraylist_to_blobprotovector_str(arraylist: Iterable[ArrayLike]) -> bytes:
+    """A serialized BlobProtoVector of arrays."""
+    data: bytes = pb.BlobProtoVector(blobs=[array_to_blobproto(array) for array in arraylist]).SerializeToString()
+    return data
+
+
+arraylist_to_blobprotovecor_str = arraylist_to_blobprotovector_str
+"""As pycaffe spells it."""
+
+
+def blobprotovector_str_to_arraylist(data: bytes) -> list[Array]:
+    """The arrays in a serialized BlobProtoVector."""
+    return [blobproto_to_array(blob) for blob in pb.BlobProtoVector.FromString(data).blobs]
+
+
+def array_to_datum(arr: Array, label: int | None = None) -> Any:
+    """A Datum of an image (C, H, W): as bytes if it is uint8, else as floats.
+
+    Raises:
+        ValueError: the array has not three axes.
+    """
+    if arr.ndim != 3:
+        raise ValueError(f"a datum holds an array of shape (channels, height, width), not {arr.shape}")
+    datum = pb.Datum(channels=arr.shape[0], height=arr.shape[1], width=arr.shape[2])
+    if arr.dtype == np.uint8:
+        datum.data = arr.tobytes()
+    else:
+        datum.float_data.extend(arr.astype(float).ravel().tolist())
+    if label is not None:
+        datum.label = int(label)
+    return datum
+
+
+def datum_to_array(datum: Any) -> Array:
+    """The image (C, H, W) in a Datum that is not encoded: uint8, or float64 where it holds floats; without the label.
+
+    Raises:
+        ValueError: it holds an encoded image, or another number of values than its shape says.
+    """
+    if datum.encoded:
+        raise ValueError("the datum holds an encoded image: decode datum.data with cv2.imdecode")
+    values = np.frombuffer(datum.data, np.uint8) if datum.data else np.array(datum.float_data, float)
+    return values.reshape(datum.channels, datum.height, datum.width)
+
+
+# --- images
+
+
+def load_image(filename: str | os.PathLike[str], color: bool = True) -> Image:
+    """Read an image file, whatever its EXIF orientation.
+
+    Args:
+        filename: an image in any format that OpenCV reads.
+        color: three channels, RGB, if true, whatever the file holds; else one.
+
+    Returns:
+        float32 (H, W, 3) or (H, W, 1) in [0, 1].
+
+    Raises:
+        InputError: the file can't be read.
+    """
+    try:
+        data = np.fromfile(filename, np.uint8)
+    except OSError as error:
+        raise InputError(f"{filename} can't be read: {error.strerror}") from None
+    image: Any = cv2.imdecode(data, _AS_STORED) if data.size else None
+    if image is None:
+        raise InputError(f"{filename} is not an image that OpenCV can read, or it is damaged")
+    largest = np.iinfo(image.dtype).max if np.issubdtype(image.dtype, np.integer) else 1
+    rgb: Image = image[:, :, ::-1].astype(np.float32) / np.float32(largest)
+    return rgb if color else (rgb @ _LUMA)[:, :, np.newaxis]
+
+
+def resize_image(im: Array, new_dims: Iterable[int], interp_order: int = 1) -> Image:
+    """Resize an image, without antialiasing.
+
+    Args:
+        im: (H, W, K).
+        new_dims: (height, width).
+        interp_order: 0 nearest, 1 bilinear, 3 cubic.
+
+    Returns:
+        float32 (height, width, K).
+
+    Raises:
+        ValueError: another interp_order.
+    """
+    if interp_order not in _INTERPOLATIONS:
+        raise ValueError(f"interp_order must be one of {', '.join(map(str, _INTERPOLATIONS))}, not {interp_order}")
+    height, width = (int(length) for length in new_dims)
+    image = np.ascontiguousarray(im, np.float32)
+    # OpenCV drops the axis of a single channel.
+    resized = cv2.resize(image, (width, height), interpolation=_INTERPOLATIONS[interp_order])
+    return np.reshape(resized, (height, width, image.shape[2]))
+
+
+def oversample(images: Iterable[Array], crop_dims: Iterable[int]) -> Image:
+    """The four corners and the centre of each image, and these five mirrored.
+
+    Args:
+        images: (H, W, K) each, of one size.
+        crop_dims: (height, width).
+
+    Returns:
+        float32 (10 N, height, width, K), the ten crops of the first image first.
+    """
+    crops: list[Array] = []
+    crop_height, crop_width = (int(length) for length in crop_dims)
+    for image in images:
+        height, width = image.shape[:2]
+        bottom, right = height - crop_height, width - crop_width
+        places = [(0, 0), (0, right), (bottom, 0), (bottom, right), (bottom // 2, right // 2)]
+        five = [image[y : y + crop_height, x : x + crop_width] for y, x in places]
+        crops += five + [crop[:, ::-1] for crop in five]
+    return np.stack(crops).astype(np.float32)
+
+
+class Transformer:
+    """Turns images into what a net's inputs want, and back.
+
+    `preprocess` converts to float32 and, as far as each is set and in this order, resizes to the input, transposes,
+    swaps channels, multiplies by raw_scale, subtracts the mean and multiplies by input_scale.
+
+    Args:
+        inputs: shapes of the net's inputs, (N, C, H, W), by name.
+    """
+
+    def __init__(self, inputs: Mapping[str, Sequence[int]]) -> None:
+        self.inputs = {name: tuple(shape) for name, shape in inputs.items()}
+        self.transpose: dict[str, tuple[int, ...]] = {}
+        self.channel_swap: dict[str, tuple[int, ...]] = {}
+        self.raw_scale: dict[str, float] = {}
+        self.mean: dict[str, Array] = {}
+        self.input_scale: dict[str, float] = {}
+
+    def preprocess(self, in_: str, data: Array) -> Image:
+        """An image as a net's input.
+
+        Args:
+            in_: the input's name.
+            data: (H, W, K); it is not changed.
+
+        Returns:
+            float32 (C, H, W), or another order of the axes as `set_transpose` says.
+
+        Raises:
+            ValueError: the net has no such input.
+        """
+        shape = self._shape(in_)
+        image = np.asarray(data, np.float32)
+        if image.shape[:2] != shape[2:]:
+            image = resize_image(image, shape[2:])
+        if in_ in self.transpose:
+            image = image.transpose(self.transpose[in_])
+        if in_ in self.channel_swap:
+            image = image[list(self.channel_swap[in_])]
+        if in_ in self.raw_scale:
+            image = image * np.float32(self.raw_scale[in_])
+        if in_ in self.mean:
+            image = image - self.mean[in_].astype(np.float32)
+        if in_ in self.input_scale:
+            image = image * np.float32(self.input_scale[in_])
+        return image
+
+    def deprocess(self, in_: str, data: Array) -> Array:
+        """The image that `preprocess` made a net's input of, but for the resizing; arguments and errors are alike."""
+        self._shape(in_)
+        image = np.array(data).squeeze()
+        if in_ in self.input_scale:
+            image = image / self.input_scale[in_]
+        if in_ in self.mean:
+            image = image + self.mean[in_]
+        if in_ in self.raw_scale:
+            image = image / self.raw_scale[in_]
+        if in_ in self.channel_swap:
+            image = image[np.argsort(self.channel_swap[in_])]
+        if in_ in self.transpose:
+            image = image.transpose(np.argsort(self.transpose[in_]))
+        return image
+
+    def set_transpose(self, in_: str, order: Sequence[int]) -> None:
+        """Set the order of the axes: (2, 0, 1) makes (C, H, W) of (H, W, C).
+
+        Raises:
+            ValueError: not one number for each axis of the input but the first.
+        """
+        if len(order) != len(self._shape(in_)) - 1:
+            raise ValueError(f'{len(order)} axes are given for "{in_}", whose images have {len(self.inputs[in_]) - 1}')
+        self.transpose[in_] = tuple(order)
+
+    def set_channel_swap(self, in_: str, order: Sequence[int]) -> None:
+        """Set the order of the channels, which must be the first axis by then: (2, 1, 0) makes BGR of RGB.
+
+        Raises:
+            ValueError: not one number for each channel of the input.
+        """
+        if len(order) != self._shape(in_)[1]:
+            raise ValueError(f'{len(order)} channels are given for "{in_}", which has {self.inputs[in_][1]}')
+        self.channel_swap[in_] = tuple(order)
+
+    def set_raw_scale(self, in_: str, scale: float) -> None:
+        """Set a factor for the image, before the mean: 255 makes [0, 255] of [0, 1]."""
+        self._shape(in_)
+        self.raw_scale[in_] = scale
+
+    def set_mean(self, in_: str, mean: Array) -> None:
+        """Set what is subtracted: one value per channel, (C,), or an image (C, H, W), resized to the input's size.
+
+        Raises:
+            ValueError: another number of channels or axes.
+        """
+        channels, *size = self._shape(in_)[1:]
+        mean = np.asarray(mean)
+        if mean.ndim == 1:
+            mean = mean[:, np.newaxis, np.newaxis]
+        elif mean.ndim == 2:
+            mean = mean[np.newaxis]
+        if mean.ndim != 3 or mean.shape[0] != channels:
+            raise ValueError(f'a mean of shape {mean.shape} does not fit "{in_}" of shape {self.inputs[in_]}')
+        if mean.shape[1:] not in ((1, 1), tuple(size)):
+            mean = resize_image(mean.transpose(1, 2, 0), size).transpose(2, 0, 1)
+        self.mean[in_] = mean
+
+    def set_input_scale(self, in_: str, scale: float) -> None:
+        """Set a factor for the image, after the mean."""
+        self._shape(in_)
+        self.input_scale[in_] = scale
+
+    def _shape(self, name: str) -> tuple[int, ...]:
+        if name not in self.inputs:
+            raise ValueError(f'"{name}" is not an input of the net; the inputs are {list(self.inputs)}')
+        return self.inputs[name]

@@ -1,0 +1,245 @@
+"""How a pycaffe net runs its layers: one step each, on the net's blobs, with a graph of its own for the way back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import autodial.net
+from autodial.caffe.blob import Blob, LayerBlobs
+from autodial.errors import InputError
+from autodial.layers import DummyData, Layer, LayerError, PythonLayer, Shape, Split
+
+Fresh = dict[str, Tensor]
+"""What this pass has computed so far, by blob name; blobs that are not there are read from their arrays."""
+
+
+class Step:
+    """One layer of a net, which does nothing unless a subclass says so.
+
+    Args:
+        module: the net.
+        index: the layer's number.
+        layer: the layer.
+        bottoms, tops: the net's blobs that the layer reads and writes.
+        params: the layer's parameters and statistics.
+        needed: for each bottom whether its gradient is needed; None if the layer is not run backwards.
+        device: where the layer is.
+    """
+
+    def __init__(
+        self,
+        module: autodial.net.Net,
+        index: int,
+        layer: Layer,
+        bottoms: Sequence[Blob],
+        tops: Sequence[Blob],
+        params: LayerBlobs,
+        needed: list[bool] | None,
+        device: torch.device,
+    ) -> None:
+        self.module = module
+        self.index = index
+        self.message: Any = module.param.layer[index]
+        self.layer: Any = layer
+        self.bottoms = bottoms
+        self.tops = tops
+        self.params = params
+        self.needed = needed
+        self.device = device
+
+    def reshape(self) -> None:
+        """Give the tops the shapes that follow from the bottoms'."""
+
+    def forward(self, fresh: Fresh, batch: int | None, grad: bool) -> None:
+        """Compute the tops.
+
+        Args:
+            fresh: as Fresh says; the tops are put there.
+            batch: number of the batch for a layer that reads data; None for the next.
+            grad: whether to remember what the backward pass needs.
+        """
+
+    def backward(self) -> None:
+        """Compute the bottoms' gradients, where they are needed, and add to the parameters'."""
+
+
+class SourceStep(Step):
+    """A layer that reads batches."""
+
+    _next = 0
+
+    def forward(self, fresh: Fresh, batch: int | None, grad: bool) -> None:
+        index = self._next if batch is None else batch
+        for blob, array in zip(self.tops, self.layer.source.batch(index), strict=True):
+            blob.values.set(torch.from_numpy(array))
+        self._next = index + 1
+
+
+class DummyStep(Step):
+    """A DummyData layer. Its constants are there from the start and remain whatever a script makes of them."""
+
+    layer: DummyData
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._refilled = [filler.type != "constant" for filler in self.layer.fillers]
+        for blob, refilled, data in zip(self.tops, self._refilled, self.layer.buffers(), strict=True):
+            if not refilled:
+                blob.values.set(data.clone())
+
+    def forward(self, fresh: Fresh, batch: int | None, grad: bool) -> None:
+        for blob, (name, data) in zip(self.tops, self.layer.named_buffers(), strict=True):
+            if blob.shape != data.shape:
+                setattr(self.layer, name, data.new_zeros(blob.shape))
+        values = self.layer()
+        for name, blob, refilled, value in zip(self.message.top, self.tops, self._refilled, values, strict=True):
+            if refilled:
+                blob.values.set(value)
+                fresh[name] = value
+
+
+class SplitStep(Step):
+    """A Split layer: its tops share the bottom's values, and the bottom's gradient is the sum of theirs."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        for blob in self.tops:
+            blob.values = self.bottoms[0].values
+
+    def forward(self, fresh: Fresh, batch: int | None, grad: bool) -> None:
+        value = fresh.get(self.message.bottom[0])
+        if value is not None:
+            fresh.update(dict.fromkeys(self.message.top, value))
+
+    def backward(self) -> None:
+        if self.needed is not None:
+            gradients = [blob.gradients.tensor(self.device) for blob in self.tops]
+            self.bottoms[0].gradients.set(torch.stack(gradients).sum(0))
+
+
+class PythonStep(Step):
+    """A layer written in Python, which gets the net's blobs themselves."""
+
+    layer: PythonLayer
+
+    def reshape(self) -> None:
+        with self.layer.blobs_on_host():
+            self.layer.user.reshape(self.bottoms, self.tops)
+
+    def forward(self, fresh: Fresh, batch: int | None, grad: bool) -> None:
+        with self.layer.blobs_on_host():
+            self.layer.user.reshape(self.bottoms, self.tops)
+            self.layer.user.forward(self.bottoms, self.tops)
+        for name in (*self.message.bottom, *self.message.top):  # it may have changed any of them
+            fresh.pop(name, None)
+
+    def backward(self) -> None:
+        if self.needed is not None:
+            with self.layer.blobs_on_host():
+                self.layer.user.backward(self.tops, self.needed, self.bottoms)
+
+
+class TorchStep(Step):
+    """Any other layer: a torch module."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._shapes: list[Shape] = [blob.shape for blob in self.bottoms]
+        self._in_place = [name in self.message.top for name in self.message.bottom]
+        self._names = list(self.message.bottom)
+        self._top_names = list(self.message.top)
+        self._graph: tuple[list[Tensor], list[Tensor]] | None = None
+
+    def reshape(self) -> None:
+        shapes = [blob.shape for blob in self.bottoms]
+        if shapes == self._shapes:
+            return
+        try:
+            tops = self.layer.top_shapes(shapes)
+        except LayerError as error:
+            raise InputError(f'layer "{self.message.name}" ({self.message.type}): {error}') from error
+        self._shapes, self._graph = shapes, None
+        for blob, shape in zip(self.tops, tops, strict=True):
+            blob.reshape(*shape)
+
+    def forward(self, fresh: Fresh, batch: int | None, grad: bool) -> None:
+        self._graph = None
+        self.reshape()
+        bottoms, tops = self._run(fresh, grad and self.needed is not None)
+        for name, blob, top in zip(self._top_names, self.tops, tops, strict=True):
+            fresh[name] = top
+            blob.values.set(top)
+        if grad and self.needed is not None:
+            self._graph = bottoms, tops
+
+    def _run(self, fresh: Fresh, grad: bool) -> tuple[list[Tensor], list[Tensor]]:
+        bottoms = []
+        read: set[int] = set()
+        for j, (name, blob) in enumerate(zip(self._names, self.bottoms, strict=True)):
+            value = fresh.get(name)
+            if value is None:
+                value = blob.values.tensor(self.device)
+                if self._in_place[j]:  # the array is about to be overwritten
+                    value = value.clone()
+                read.add(value.untyped_storage().data_ptr())
+            if grad and self.needed is not None:  # a leaf of this layer's own graph
+                value = value.detach().requires_grad_(self.needed[j])
+            bottoms.append(value)
+        run = dict(zip(self._names, bottoms, strict=True))
+        with torch.set_grad_enabled(grad):
+            self.module.run_layer(self.index, run)
+            # a top that is a view of what was read must not change with the bottom's array
+            tops = [run[name] for name in self._top_names]
+            if read:
+                tops = [top.clone() if top.untyped_storage().data_ptr() in read else top for top in tops]
+        return bottoms, tops
+
+    def backward(self) -> None:
+        if self.needed is None:
+            return
+        bottoms, tops = self._graph or self._run_anew()
+        pairs = [
+            (top, blob.gradients.tensor(self.device).clone())  # a clone, as it may become a bottom's gradient as it is
+            for blob, top in zip(self.tops, tops, strict=True)
+            if top.requires_grad
+        ]
+        wanted = [(blob, bottom) for blob, bottom in zip(self.bottoms, bottoms, strict=True) if bottom.requires_grad]
+        learned = [(blob, tensor) for blob in self.params if (tensor := blob.tensor).requires_grad]
+        if not pairs or not (wanted or learned):
+            return
+        losses, diffs = zip(*pairs, strict=True)
+        inputs = [tensor for _, tensor in (*wanted, *learned)]
+        gradients = torch.autograd.grad(losses, inputs, diffs, retain_graph=True, allow_unused=True)
+        for (bottom_blob, bottom), gradient in zip(wanted, gradients, strict=False):
+            bottom_blob.gradients.set(torch.zeros_like(bottom) if gradient is None else gradient)
+        for (param, _), gradient in zip(learned, gradients[len(wanted) :], strict=True):
+            if gradient is not None:
+                param.add_gradient(gradient)
+
+    def _run_anew(self) -> tuple[list[Tensor], list[Tensor]]:
+        """The graph for a backward pass without a forward pass: from the blobs as they are, which stay so."""
+        self.reshape()
+        statistics = [self.params[i].tensor for i in self.layer.statistics]
+        before = [tensor.clone() for tensor in statistics]
+        self._graph = self._run({}, grad=True)
+        with torch.no_grad():
+            for tensor, values in zip(statistics, before, strict=True):
+                tensor.copy_(values)
+        return self._graph
+
+
+def step_class(layer: Layer) -> type[Step]:
+    """The kind of step that runs a layer."""
+    if isinstance(layer, PythonLayer):
+        return PythonStep
+    if isinstance(layer, DummyData):
+        return DummyStep
+    if isinstance(layer, Split):
+        return SplitStep
+    if layer.is_data:
+        return SourceStep if hasattr(layer, "source") else Step
+    return TorchStep
