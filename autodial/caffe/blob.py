@@ -252,7 +252,8 @@ def share_memory(tensor: Tensor, other: Tensor) -> None:
 def upload(blobs: Iterable[ParamBlob]) -> None:
     """Copy the arrays that scripts may have written to, to the GPU: before a pass reads the tensors."""
     for tensor, array in _mirrored(blobs):
-        tensor.detach().copy_(torch.from_numpy(array))
+        # through `data`, since a graph that has kept the tensor is to go on with what it holds now, as on the CPU
+        tensor.data.copy_(torch.from_numpy(array))
 
 
 def download(blobs: Iterable[ParamBlob]) -> None:

@@ -153,6 +153,7 @@ class TorchStep(Step):
         self._names = list(self.message.bottom)
         self._top_names = list(self.message.top)
         self._graph: tuple[list[Tensor], list[Tensor]] | None = None
+        self._versions: list[int] = []
 
     def reshape(self) -> None:
         shapes = [blob.shape for blob in self.bottoms]
@@ -174,7 +175,7 @@ class TorchStep(Step):
             fresh[name] = top
             blob.values.set(top)
         if grad and self.needed is not None:
-            self._graph = bottoms, tops
+            self._keep(bottoms, tops)
 
     def _run(self, fresh: Fresh, grad: bool) -> tuple[list[Tensor], list[Tensor]]:
         bottoms = []
@@ -201,7 +202,10 @@ class TorchStep(Step):
     def backward(self) -> None:
         if self.needed is None:
             return
-        bottoms, tops = self._graph or self._run_anew()
+        if self._graph is None or self._versions != self._learned_versions():
+            self._run_anew()
+        assert self._graph is not None
+        bottoms, tops = self._graph
         pairs = [
             (top, blob.gradients.tensor(self.device).clone())  # a clone, as it may become a bottom's gradient as it is
             for blob, top in zip(self.tops, tops, strict=True)
@@ -220,16 +224,25 @@ class TorchStep(Step):
             if gradient is not None:
                 param.add_gradient(gradient)
 
-    def _run_anew(self) -> tuple[list[Tensor], list[Tensor]]:
-        """The graph for a backward pass without a forward pass: from the blobs as they are, which stay so."""
+    def _keep(self, bottoms: list[Tensor], tops: list[Tensor]) -> None:
+        self._graph, self._versions = (bottoms, tops), self._learned_versions()
+
+    def _learned_versions(self) -> list[int]:
+        """Counters of the changes by torch, after which torch refuses the way back through a graph."""
+        return [tensor._version for tensor in self.layer.blobs if tensor.requires_grad]
+
+    def _run_anew(self) -> None:
+        """Make the graph for a backward pass that no forward pass went before, or a change of the parameters since.
+
+        It is made from the blobs as they are, and they stay so.
+        """
         self.reshape()
         statistics = [self.params[i].tensor for i in self.layer.statistics]
         before = [tensor.clone() for tensor in statistics]
-        self._graph = self._run({}, grad=True)
+        self._keep(*self._run({}, grad=True))
         with torch.no_grad():
             for tensor, values in zip(statistics, before, strict=True):
                 tensor.copy_(values)
-        return self._graph
 
 
 def step_class(layer: Layer) -> type[Step]:

@@ -54,7 +54,7 @@ def test_update_does_not_wait_for_the_device(project: Path) -> None:
     run = Solver.from_file("solver.prototxt", device="cuda", overrides=["solver.clip_gradients=0.1"])
     run.step(1)
     torch.cuda.set_sync_debug_mode("error")
-    run.update.step(0.1)
+    run.update.step(0.1, 0)
 
 
 def test_update_equals_the_cpus(project: Path) -> None:
