@@ -46,5 +46,6 @@ def _explain(error: AutodialError | OSError | ModuleNotFoundError) -> tuple[str,
     if isinstance(error, AutodialError):
         return str(error), error.exit_status
     if isinstance(error, ModuleNotFoundError):
-        return f'this needs {error.name}, which is not installed: pip install "autodial[train]"', 1
+        remedy = 'pip install ".[train]" in AutoDIAL\'s checkout brings it'
+        return f"this needs {error.name}, which is not installed: {remedy}", 1
     return f"{error.filename}: {error.strerror}" if error.filename else str(error), 1

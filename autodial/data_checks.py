@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from typing import NamedTuple
 
 from autodial.errors import InputError
 from autodial.feed import sources
+from autodial.layers import DomainAlignment
 from autodial.layers.base import canonical_axis
 from autodial.net import Net
+
+_log = logging.getLogger(__name__)
 
 _PARAMETERS = {"SoftmaxWithLoss": ("softmax_param", "loss_param"), "Accuracy": ("accuracy_param", "accuracy_param")}
 """By type of the layers that take class labels: the messages that hold axis and ignore_label."""
@@ -47,6 +51,22 @@ def check_data(net: Net) -> None:
                     f"{where}: label {label} is not in [0, {reader.classes}), "
                     f'the classes that layer "{reader.layer}" compares it with'
                 )
+
+
+def check_slices(net: Net) -> None:
+    """Warn where a train net parts source and target in several places of the batch: one of them is a mistake."""
+    points: dict[int, str] = {}
+    for message in net.param.layer:
+        layer = net.layer(message.name)
+        if isinstance(layer, DomainAlignment) and layer.training and layer.slice_point is not None:
+            points.setdefault(layer.slice_point, message.name)
+        elif message.type == "Slice" and message.slice_param.axis == 0 and len(message.slice_param.slice_point) == 1:
+            points.setdefault(message.slice_param.slice_point[0], message.name)
+        elif message.type == "Concat" and message.concat_param.axis == 0 and len(message.bottom) == 2:
+            points.setdefault(net.blob_shapes[message.bottom[0]][0], message.name)
+    if len(points) > 1:
+        places = ", ".join(f'{point} in layer "{name}"' for point, name in points.items())
+        _log.warning("Source and target are parted in several places of the batch: after %s.", places)
 
 
 def label_readers(net: Net) -> Iterator[LabelReader]:

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from autodial.data.image_data import init_worker
 from autodial.data.source import Source
@@ -109,11 +109,11 @@ def naming_dead_workers() -> Iterator[None]:
     try:
         try:
             yield
-        except (ConnectionError, EOFError):
+        except (ConnectionResetError, EOFError):
             # it died while it handed over a batch; the handler, which knows why, interrupts the sleep
             time.sleep(_HANDLER_DELAY)
             raise
-    except (RuntimeError, ConnectionError, EOFError) as error:
+    except (RuntimeError, ConnectionResetError, EOFError) as error:
         if isinstance(error, RuntimeError) and "DataLoader worker" not in str(error):
             raise
         reason = str(error).partition("\n")[0] or type(error).__name__
@@ -139,9 +139,17 @@ class _Batches(Dataset[list[Tensor] | _Failure]):
 
     def __getitem__(self, index: int) -> list[Tensor] | _Failure:
         try:
-            return [torch.from_numpy(array) for reader in self._readers for array in reader.batch(index)]
+            batch = [torch.from_numpy(array) for reader in self._readers for array in reader.batch(index)]
         except AutodialError as error:
             return _Failure(type(error), str(error))
+        if get_worker_info() is None:
+            return batch
+        try:
+            # here and not when torch hands the batch over, in a thread whose errors nobody would hear of
+            return [tensor.share_memory_() for tensor in batch]
+        except RuntimeError as error:
+            reason = str(error).partition("\n")[0]
+            return _Failure(WorkError, f"a batch can't be put into shared memory ({reason}): try --workers 0")
 
 
 def _start_worker(worker: int) -> None:

@@ -307,6 +307,11 @@ class Net(nn.Module):
         """alpha of each Dial layer by name, in order, clipped to [0.5, 1] as its forward pass uses it."""
         return {name: layer.mixing for name, layer in self._by_name.items() if isinstance(layer, DomainAlignment)}
 
+    def without_statistics(self) -> list[str]:
+        """Names of the Dial layers that have never stored statistics, with which they would normalize in TEST."""
+        dials = ((name, layer) for name, layer in self._by_name.items() if isinstance(layer, DomainAlignment))
+        return [name for name, layer in dials if not layer.normalizer.any()]
+
     def share_with(self, other: Net) -> None:
         """Use the blobs of another net's layers of the same names, now and as they change (ShareTrainedLayersWith).
 

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from autodial import proto
 from autodial.data.paths import find
-from autodial.data_checks import check_data
+from autodial.data_checks import check_data, check_slices
 from autodial.devices import choose_device, naming_full_memory
 from autodial.errors import InputError, WorkError
 from autodial.feed import Feed, naming_dead_workers, sources
@@ -156,6 +156,7 @@ class Solver:
             raise InputError("max_iter, the number of iterations to train for, is missing")
         if self.param.snapshot_prefix:
             _check_writable(Path(self.param.snapshot_prefix).parent)
+        check_slices(self.net)
         for net in (self.net, *self.test_nets):
             check_data(net)
 
@@ -166,7 +167,12 @@ class Solver:
             whether training got to max_iter; False after `stop`, with a snapshot of where it stopped.
         """
         try:
-            finished = self._train(self.param.max_iter - self.iter)
+            try:
+                finished = self._train(self.param.max_iter - self.iter)
+            except InputError:  # an image that can't be read; what was learned before it is kept
+                if self.param.snapshot_prefix and self.iter and self._saved_at != self.iter:
+                    self.snapshot()
+                raise
             self.close()
             if (self.param.snapshot_after_train or not finished) and self._saved_at != self.iter:
                 self.snapshot()
@@ -404,10 +410,10 @@ class Solver:
                     f"{tuple(saved.shape)}, and the blob has {tuple(ours.shape)}"
                 )
         if state.learned_net:
-            places = (Path(state.learned_net), path.parent / Path(state.learned_net).name)
+            places = list(dict.fromkeys((Path(state.learned_net), path.parent / Path(state.learned_net).name)))
             model = next((place for place in places if place.exists()), None)
             if model is None:
-                raise InputError(f"{path} needs its caffemodel, and there is neither {places[0]} nor {places[1]}")
+                raise InputError(f"{path} needs its caffemodel, and it is not at {' or '.join(map(str, places))}")
             self.load_weights([model])
         for ours, saved in zip(history, state.history, strict=True):
             ours.copy_(torch.from_numpy(saved).view(ours.shape))

@@ -58,12 +58,15 @@ def test(
     from autodial.devices import choose_device
     from autodial.feed import default_workers
     from autodial.net import Net
+    from autodial.outputs import check_output, files_of
     from autodial.overrides import apply_to_nets
     from autodial.scoring import Scorer, write_scores
     from autodial.solver import load_weights
 
     param = proto.read_net(net)
     apply_to_nets(settings or (), [param])
+    if output is not None:
+        check_output(output, (net, *weights.split(","), *files_of(param, net.parent)))
     chosen = choose_device(device)
     try:
         built = Net(param, proto.messages.TEST, base_dir=net.parent).to(chosen)
@@ -72,7 +75,9 @@ def test(
         raise InputError(f"{net}, TEST phase: {error}") from error
     missing = load_weights(built, weights.split(","))
     if missing:
-        typer.echo(f"Not in {weights}, and left as their fillers made them: {', '.join(missing)}")
+        typer.echo(f"Not in {weights}, and left as their fillers made them: {', '.join(missing)}", err=True)
+    if unstored := built.without_statistics():
+        typer.echo(f"No statistics were ever stored in {', '.join(unstored)}: train the net first.", err=True)
     check_data(built)
 
     started = time.perf_counter()

@@ -51,10 +51,13 @@ def export(
     """
     from autodial import proto
     from autodial.converters.onnx_export import export as export_onnx
+    from autodial.outputs import check_output, files_of
     from autodial.overrides import apply_to_nets
 
     param = proto.read_net(net)
     apply_to_nets(settings or (), [param])
+    names = labels or net.parent / "labels.txt"
+    check_output(output, (net, names, *weights.split(","), *files_of(param, net.parent)))
     files = [proto.read_weights(name) for name in weights.split(",")]
     report = export_onnx(
         param,

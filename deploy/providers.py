@@ -113,7 +113,9 @@ def _open_on_cuda(path: Path, index: int) -> tuple[Any, ModelInfo]:
             raise
         except Exception as error:
             why = reason(error)
-    raise _CudaError(f"{why} (`pip install 'autodial[cuda]'` brings the CUDA and cuDNN libraries, if one is missing)")
+    raise _CudaError(
+        f"{why} (`pip install '.[cuda]'` in AutoDIAL's checkout brings the CUDA and cuDNN libraries, if one is missing)"
+    )
 
 
 def _open(path: Path, providers: list[Any]) -> tuple[Any, ModelInfo]:

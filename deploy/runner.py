@@ -15,8 +15,9 @@ import numpy as np
 from autodial.deploy.inputs import expand
 from autodial.deploy.predictor import BATCH_SIZE, Pixels, Predictor
 from autodial.deploy.reader import read_batches
-from autodial.deploy.writer import STANDARD_OUTPUT, check_output, open_table
+from autodial.deploy.writer import STANDARD_OUTPUT, open_table
 from autodial.errors import InputError
+from autodial.outputs import check_output
 
 
 @dataclass(frozen=True)
@@ -75,8 +76,8 @@ def predict_folder(
         KeyboardInterrupt: with a message that says where the rows done so far are.
     """
     images = expand(inputs)
-    if str(output) != STANDARD_OUTPUT and check_output(output) in {Path(used).resolve() for used in (model, *inputs)}:
-        raise InputError(f"{output}: the same command reads this file; choose another name for the output.")
+    if str(output) != STANDARD_OUTPUT:
+        check_output(output, (model, *inputs))
     predictor = Predictor(model, device)
     classes = predictor.info.classes
     if not 1 <= top_k <= len(classes):

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TextIO
 
 from autodial.errors import AutodialError, InputError, WorkError
+from autodial.outputs import check_output
 
 STANDARD_OUTPUT = "-"
 
@@ -89,20 +90,6 @@ def open_table(output: str | Path, top_k: int) -> Iterator[Table]:
         if isinstance(error, (AutodialError, KeyboardInterrupt)):
             raise type(error)(f"{error}{kept}") from error
         raise
-
-
-def check_output(output: str | Path) -> Path:
-    """The file that `output` leads to, links followed.
-
-    Raises:
-        InputError: there is something else than a file under that name, or no folder to put it in.
-    """
-    final = Path(output).resolve()
-    if final.exists() and not final.is_file():
-        raise InputError(f"{output}: not a regular file; the output is a CSV file, or - for standard output.")
-    if not final.parent.is_dir():
-        raise InputError(f"{output}: there is no folder {final.parent}; make it first.")
-    return final
 
 
 def _create_beside(final: Path) -> TextIO:

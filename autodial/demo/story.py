@@ -24,6 +24,7 @@ from autodial.demo.images import CLASSES, DigitFiles, write_images
 from autodial.demo.picture import draw
 from autodial.demo.variants import with_fixed_alphas, without_dial, without_entropy
 from autodial.deploy.command import predict
+from autodial.devices import choose_device
 from autodial.errors import InputError
 from autodial.proto.files import replacing
 from autodial.run_log import read_log
@@ -92,6 +93,7 @@ def run_demo(output: Path, *, seed: int = 1, device: str = "auto", console: Cons
     """
     console = console or Console(highlight=False, soft_wrap=True)
     started = time.perf_counter()
+    choose_device(device)
     _check_folders(output)
     files = write_images(output, seed)
     variants = _write_nets(output)
@@ -128,6 +130,7 @@ def run_demo(output: Path, *, seed: int = 1, device: str = "auto", console: Cons
     console.print()
     console.print(_table(variants, scores, len(truth)))
     console.print(
+        f"This is seed {seed} alone; seeds differ by several points, and the README has a table of five.\n"
         f"Alphas and predictions: {picture}\n"
         f"The target's predictor: {autodial.folder / _MODEL}\n"
         f"All in {time.perf_counter() - started:.0f} s."

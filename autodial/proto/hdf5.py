@@ -125,7 +125,9 @@ def _h5py(path: str | os.PathLike[str]) -> Any:
     try:
         import h5py  # type: ignore[import-untyped]
     except ImportError as error:
-        raise InputError(f"{path}: HDF5 needs the package h5py: pip install 'autodial[train]' brings it") from error
+        raise InputError(
+            f"{path}: HDF5 needs the package h5py: pip install '.[train]' in AutoDIAL's checkout brings it"
+        ) from error
     return h5py
 
 

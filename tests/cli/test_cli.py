@@ -64,4 +64,4 @@ def test_a_missing_extra_is_named() -> None:
     code = "import sys; sys.modules['torch'] = None; sys.argv = ['autodial', 'train', '--solver', __file__]"
     result = run(f"__file__ = 'x'\n{code}\nfrom autodial.cli import main; main()")
     assert result.returncode == 1
-    assert result.stderr == 'autodial: error: this needs torch, which is not installed: pip install "autodial[train]"\n'
+    assert result.stderr.startswith('autodial: error: this needs torch, which is not installed: pip install ".[train]"')

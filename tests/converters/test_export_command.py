@@ -57,3 +57,14 @@ def test_errors_reach_the_command_line(project: Path) -> None:
     with pytest.raises(InputError, match="size of its images is not known"):
         CliRunner().invoke(app, arguments(project), catch_exceptions=False)
     assert not (project / "out.onnx").exists()
+
+
+@pytest.mark.parametrize("output", ["net.prototxt", "one.caffemodel", "labels.txt", "list.txt"])
+def test_nothing_that_is_read_is_written_over(project: Path, output: str) -> None:
+    (project / "list.txt").write_text("image.png 0\n")
+    before = (project / output).read_bytes()
+    weights = f"{project / 'one.caffemodel'},{project / 'two.caffemodel'}"
+    words = ["--net", str(project / "net.prototxt"), "--weights", weights, "-o", str(project / output)]
+    result = CliRunner().invoke(app, words)
+    assert isinstance(result.exception, InputError) and "the same command reads this file" in str(result.exception)
+    assert (project / output).read_bytes() == before

@@ -47,8 +47,8 @@ def test_a_gpu_that_fails(model: Any, monkeypatch: pytest.MonkeyPatch, capfd: py
         pytest.skip("needs onnxruntime-gpu")
     predictor = Predictor(model.path, "auto")
     assert predictor.provider == "CPUExecutionProvider"
-    assert predictor.cuda_failure is not None and r"autodial[cuda]" in predictor.cuda_failure
-    with pytest.raises(WorkError, match=r"device cuda can't be used: .*autodial\[cuda\]"):
+    assert predictor.cuda_failure is not None and r".[cuda]" in predictor.cuda_failure
+    with pytest.raises(WorkError, match=r"device cuda can't be used: .*\.\[cuda\]"):
         Predictor(model.path, "cuda")
     with pytest.raises(WorkError, match="this machine has 1 CUDA device, and numbers start at 0"):
         Predictor(model.path, "cuda:1")

@@ -205,7 +205,7 @@ def test_states_come_back(tmp_path: Path) -> None:
 def test_missing_h5py(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_weights(Weights("", [layer("fc", ramp(3))]), tmp_path / "w.h5")
     monkeypatch.setitem(sys.modules, "h5py", None)
-    message = "HDF5 needs the package h5py: pip install 'autodial\\[train\\]' brings it"
+    message = "HDF5 needs the package h5py: pip install '.\\[train\\]' in AutoDIAL's checkout brings it"
     with pytest.raises(InputError, match=message):
         read_weights(tmp_path / "w.h5")
     with pytest.raises(InputError, match=message):

@@ -134,3 +134,18 @@ def test_images_are_checked(project: Path) -> None:
     Path("target.txt").write_text("image 0.png 0\nimage 99.png 0\n")
     with pytest.raises(InputError, match=r"target.txt:2: .*image 99.png"):
         check_data(train_net())
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs a limit on the size of files")
+def test_a_batch_that_does_not_fit_into_shared_memory_ends_the_run(project: Path) -> None:
+    code = """
+import pathlib, resource, torch
+from autodial.feed import Feed
+from autodial.net import Net
+from autodial.proto import read_net
+net = Net(read_net("net.prototxt"), 0, base_dir=pathlib.Path())
+resource.setrlimit(resource.RLIMIT_FSIZE, (2048, 2048))
+next(Feed(net, range(4), device=torch.device("cpu"), workers=1))
+"""
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert "WorkError: a batch can't be put into shared memory" in result.stderr

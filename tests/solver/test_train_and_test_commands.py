@@ -17,6 +17,7 @@ from autodial.net import Net
 from autodial.proto import messages as pb
 from autodial.proto import parse_net, read_net, read_weights
 from autodial.run_log import read_log
+from autodial.solver import Solver
 
 Edit = Callable[[str, str, str], None]
 TRAIN = ("train", "--solver", "solver.prototxt", "--workers", "0", "--device", "cpu")
@@ -162,8 +163,8 @@ def test_test_with_iterations_averages_whole_batches(autodial: Run) -> None:
 def test_test_says_which_layers_have_no_weights(autodial: Run, edit: Edit) -> None:
     autodial(*TRAIN)
     edit("net.prototxt", 'layer { name: "fc"', 'layer { name: "fc-new"')
-    _, out, _ = autodial(*TEST)
-    assert out.splitlines()[0].endswith(", and left as their fillers made them: fc-new")
+    _, _, err = autodial(*TEST)
+    assert err.splitlines()[-1].endswith(", and left as their fillers made them: fc-new")
 
 
 def test_what_test_refuses(autodial: Run) -> None:
@@ -178,3 +179,41 @@ def test_what_test_refuses(autodial: Run) -> None:
     status, _, err = autodial(*TEST)
     assert status == 2
     assert "test.txt:2: label 8 is not in [0, 3)" in err
+
+
+@pytest.mark.parametrize("output", ["net.prototxt", "snapshots/stripes_iter_8.caffemodel", "test.txt"])
+def test_scores_write_over_nothing_that_is_read(autodial: Run, output: str) -> None:
+    assert autodial(*TRAIN)[0] == 0
+    before = Path(output).read_bytes()
+    words = ["--net", "net.prototxt", "--weights", "snapshots/stripes_iter_8.caffemodel", "--device", "cpu"]
+    status, out, err = autodial("test", *words, "-o", output)
+    assert status == 2 and not out and "the same command reads this file" in err
+    assert Path(output).read_bytes() == before
+
+
+def test_weights_without_statistics_are_pointed_out(autodial: Run) -> None:
+    Solver.from_file("solver.prototxt").snapshot()
+    words = ["--net", "net.prototxt", "--weights", "snapshots/stripes_iter_0.caffemodel", "--device", "cpu"]
+    status, _, err = autodial("test", *words)
+    assert status == 0 and "No statistics were ever stored in conv/dial" in err
+
+
+def test_domains_parted_in_several_places_are_pointed_out(
+    autodial: Run, edit: Callable[[str, str, str], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    assert autodial(*TRAIN, "-o", "agreeing")[0] == 0
+    assert "parted in several places" not in caplog.text
+    edit("net.prototxt", "slice_point: 4 moving", "slice_point: 2 moving")
+    assert autodial(*TRAIN, "-o", "disagreeing")[0] == 0
+    assert 'after 4 in layer "data", 2 in layer "conv/dial"' in caplog.text
+
+
+def test_what_was_learned_before_a_broken_image_is_kept(autodial: Run, project: Path) -> None:
+    lines = Path("source.txt").read_text()
+    (project / "cut.png").write_bytes((project / "image 0.png").read_bytes()[:120])
+    Path("source.txt").write_text(f"{lines * 4}cut.png 0\n")  # the 25th image: in the fourth iteration, two of 4 each
+    words = ("--set", "source.image_data_param.shuffle=false", "--set", "solver.snapshot=0")
+    status, _, err = autodial(*TRAIN, *words)
+    assert status == 2 and "source.txt:25" in err
+    (state,) = Path("snapshots").glob("*.solverstate")
+    assert state.name == "stripes_iter_3.solverstate"

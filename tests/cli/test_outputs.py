@@ -1,0 +1,40 @@
+"""Outputs that would write over what a command reads, or can't be written, are refused before the work."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from autodial.errors import InputError
+from autodial.outputs import check_output, files_of
+from autodial.proto import parse_net
+
+
+def test_an_input_is_no_output_under_any_of_its_names(tmp_path: Path) -> None:
+    weights = tmp_path / "w.caffemodel"
+    weights.touch()
+    (tmp_path / "link").symlink_to(weights)
+    for name in (weights, tmp_path / "link", tmp_path / "." / "w.caffemodel"):
+        with pytest.raises(InputError, match="the same command reads this file"):
+            check_output(name, [weights])
+    assert check_output(tmp_path / "other", [weights]) == tmp_path / "other"
+
+
+def test_what_is_no_file_or_has_no_folder(tmp_path: Path) -> None:
+    for name, message in (
+        (tmp_path, "not a regular file"),
+        (Path(os.devnull), "not a regular file"),
+        (tmp_path / "no" / "x.csv", "there is no folder"),
+    ):
+        with pytest.raises(InputError, match=message):
+            check_output(name)
+
+
+def test_the_files_that_a_net_names(tmp_path: Path) -> None:
+    net = parse_net("""
+        layer { name: "a" type: "ImageData" image_data_param { source: "list.txt" } transform_param { mean_file: "m" } }
+        layer { name: "b" type: "HDF5Data" hdf5_data_param { source: "h.txt" } }
+    """)
+    assert set(files_of(net, tmp_path)) == {f / n for f in (Path(), tmp_path) for n in ("list.txt", "m", "h.txt")}
