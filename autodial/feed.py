@@ -146,7 +146,7 @@ class _Batches(Dataset[list[Tensor] | _Failure]):
             return batch
         try:
             # here and not when torch hands the batch over, in a thread whose errors nobody would hear of
-            return [tensor.share_memory_() for tensor in batch]
+            return [tensor.share_memory_() for tensor in batch]  # type: ignore[no-untyped-call]
         except RuntimeError as error:
             reason = str(error).partition("\n")[0]
             return _Failure(WorkError, f"a batch can't be put into shared memory ({reason}): try --workers 0")
