@@ -67,7 +67,7 @@ def test_update_equals_the_cpus(project: Path) -> None:
             if learnable.tensor.requires_grad:
                 generator = torch.Generator().manual_seed(i)
                 learnable.tensor.grad = torch.randn(learnable.tensor.shape, generator=generator).to(device)
-        SGD(param, params).step(0.1)
+        SGD(param, params).step(0.1, 0)
         results.append([learnable.tensor.detach().cpu() for learnable in params])
     for ours, theirs in zip(*results, strict=True):
         torch.testing.assert_close(theirs, ours, rtol=1e-5, atol=1e-6)
