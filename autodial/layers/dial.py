@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from autodial.layers.alignment import align
 from autodial.layers.base import Layer, LayerContext, LayerError, Shape, register
 from autodial.layers.fillers import fill
 from autodial.proto import messages as pb
@@ -19,78 +20,6 @@ SOURCE, TARGET = 0, 1
 
 def _channels(shape: Sequence[int]) -> int:
     return shape[1] if len(shape) > 1 else 1
-
-
-class _Align(torch.autograd.Function):
-    """Normalization with mixed batch statistics; the gradients are the closed forms of the paper's appendix.
-
-    Only the output is kept for the backward pass (as the appendix notes, the gradients do not need the input), so the
-    input can be freed. Row 0 of every (2, C) tensor belongs to the source's predictor, row 1 to the target's.
-    """
-
-    @staticmethod
-    @torch.no_grad()  # given for torch.export, which traces through the function
-    def forward(ctx: Any, x: Tensor, alpha: Tensor, slice_point: int, eps: float) -> tuple[Tensor, Tensor, Tensor]:
-        shape = [1, -1] + [1] * (x.dim() - 2)
-        halves = x[:slice_point], x[slice_point:]
-        # batch norm's own reduction: biased moments, several times faster than torch.var_mean on the CPU
-        moments = [torch.ops.aten.batch_norm_update_stats(half, None, None, 0.0) for half in halves]
-        domain_mean = torch.stack([mean for mean, _ in moments])
-        domain_var = torch.stack([var for _, var in moments])
-        # weights[p, d]: the share of domain d in the statistics of predictor p
-        alpha = alpha.reshape(())
-        weights = torch.stack([alpha, 1 - alpha, 1 - alpha, alpha]).view(2, 2, 1)
-        mean = (weights * domain_mean).sum(1)
-        # spread[p, d]: mean squared distance of domain d from predictor p's mean
-        spread = domain_var + (domain_mean - mean.unsqueeze(1)).square()
-        var = (weights * spread).sum(1)
-        inv_std = (var + eps).rsqrt()
-        y = torch.empty_like(x)
-        for d, half in enumerate(halves):
-            out = y[:slice_point] if d == SOURCE else y[slice_point:]
-            torch.addcmul((-mean[d] * inv_std[d]).view(shape), half, inv_std[d].view(shape), out=out)
-        ctx.save_for_backward(y, weights, domain_mean, spread, mean, inv_std)
-        ctx.slice_point = slice_point
-        ctx.mark_non_differentiable(mean, var)
-        ctx.set_materialize_grads(False)
-        return y, mean, var
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, Tensor | None, None, None]:
-        grad = grads[0]
-        if grad is None:
-            return None, None, None, None
-        y, weights, domain_mean, spread, mean, inv_std = ctx.saved_tensors
-        n = ctx.slice_point
-        axes = [0, *range(2, y.dim())]
-        shape = [1, -1] + [1] * (y.dim() - 2)
-        per_channel = y.numel() // (y.shape[0] * inv_std.shape[1])
-        count = torch.tensor([n, y.shape[0] - n], dtype=y.dtype, device=y.device).view(2, 1) * per_channel
-        sum_grad = torch.stack([grad[:n].sum(axes), grad[n:].sum(axes)])
-        product = grad * y
-        sum_grad_y = torch.stack([product[:n].sum(axes), product[n:].sum(axes)])
-        # derivatives of the loss by each predictor's statistics; the variance is stationary in the mixed mean
-        d_mean = -inv_std * sum_grad
-        d_var = -0.5 * inv_std.square() * sum_grad_y
-
-        grad_alpha = None
-        if ctx.needs_input_grad[1]:
-            by_share = d_mean.unsqueeze(1) * domain_mean + d_var.unsqueeze(1) * spread
-            grad_alpha = (by_share[0, 0] - by_share[0, 1] - by_share[1, 0] + by_share[1, 1]).sum().reshape(1)
-
-        grad_x = None
-        if ctx.needs_input_grad[0]:
-            # x - mean[p] = y / inv_std[d] + mean[d] - mean[p] for a sample of domain d
-            share = weights / count  # (p, d, 1): derivative of mean[p] by a sample of domain d
-            slope = 2 * (share * d_var.unsqueeze(1)).sum(0) / inv_std
-            offset = mean - mean.unsqueeze(1)  # (p, d, C)
-            constant = (share * (d_mean.unsqueeze(1) + 2 * offset * d_var.unsqueeze(1))).sum(0)
-            grad_x = product  # its memory is free by now
-            for d, rows in enumerate((slice(0, n), slice(n, None))):
-                out = grad_x[rows]
-                torch.addcmul(constant[d].view(shape), y[rows], slope[d].view(shape), out=out)
-                out.addcmul_(grad[rows], inv_std[d].view(shape))
-        return grad_x, grad_alpha, None, None
 
 
 @register("Dial")
@@ -194,8 +123,7 @@ class DomainAlignment(Layer):
         slice_point = self._split(x.shape[0])
         with torch.no_grad():
             self.alpha.clamp_(0.5, 1)
-        y: Tensor
-        y, mean, var = _Align.apply(x, self.alpha, slice_point, self.eps)
+        y, mean, var = align(x, self.alpha, slice_point, self.eps)
         self._store(mean, var, x.numel() // self.num_features)
         return y
 
