@@ -13,9 +13,12 @@ _aten = torch.ops.aten
 def align(x: Tensor, alpha: Tensor, slice_point: int, eps: float) -> tuple[Tensor, Tensor, Tensor]:
     """Normalize the two domains of a batch with their mixed statistics.
 
-    With biased moments m_d and v_d of domain d per channel, the predictor of domain p, whose other domain is q, has mean
-    alpha * m_p + (1 - alpha) * m_q and variance alpha * v_p + (1 - alpha) * v_q + alpha * (1 - alpha) * (m_p - m_q)^2:
-    the appendix's variance around the mixed mean, in a form that stays exact for large offsets.
+    With biased moments m_d and v_d of domain d per channel, the predictor of domain p, whose other domain is q, has
+
+        mean = alpha * m_p + (1 - alpha) * m_q
+        variance = alpha * v_p + (1 - alpha) * v_q + alpha * (1 - alpha) * (m_p - m_q)^2
+
+    The latter is the appendix's variance around the mixed mean, in a form that stays exact for large offsets.
 
     Gradients reach `x` and `alpha`. They are computed from the output alone, so that no copy of the input is kept
     (appendix A). There are no second derivatives.

@@ -83,6 +83,73 @@ def test_the_closed_forms_of_the_appendix(source: int, target: int) -> None:
     torch.testing.assert_close(layer.alpha.grad, dalpha)
 
 
+@pytest.mark.parametrize("shape", [(9, 4), (9, 4, 5), (9, 4, 3, 5), (9, 4, 2, 3, 3)])
+def test_every_rank_equals_the_appendix(shape: tuple[int, ...]) -> None:
+    x, grad = batch(*shape).requires_grad_(), batch(*shape, seed=1)
+    layer = DomainAlignment(4, slice_point=4, alpha=0.8).double()
+    y = layer(x)
+    y.backward(grad)
+
+    def rows(blob: Tensor) -> Tensor:
+        return blob.detach().movedim(1, -1).flatten(0, -2)
+
+    parts = (rows(x[:4]), rows(x[4:]), 0.8, 1e-5, rows(grad[:4]), rows(grad[4:]))
+    expected, expected_grad, expected_alpha = appendix(*parts)
+    torch.testing.assert_close(rows(y), expected)
+    assert x.grad is not None and layer.alpha.grad is not None
+    torch.testing.assert_close(rows(x.grad), expected_grad)
+    torch.testing.assert_close(layer.alpha.grad, expected_alpha)
+
+
+def test_channels_last_stays_channels_last_and_gives_the_same() -> None:
+    grad = batch(6, 8, 5, 5, seed=1)
+    results = []
+    for memory_format in (torch.contiguous_format, torch.channels_last):
+        x = batch(6, 8, 5, 5).to(memory_format=memory_format).requires_grad_()
+        y = DomainAlignment(8, slice_point=2, alpha=0.7).double()(x)
+        y.backward(grad.to(memory_format=memory_format))
+        assert x.grad is not None
+        assert y.is_contiguous(memory_format=memory_format) and x.grad.is_contiguous(memory_format=memory_format)
+        results.append((y, x.grad))
+    torch.testing.assert_close(results[0], results[1])
+
+
+def test_a_large_offset_costs_no_more_than_the_inputs_precision() -> None:
+    x = (batch(64, 3, 8, 8) / 3 + 1e4).float()
+    y = DomainAlignment(3, slice_point=24, alpha=0.8)(x)
+    exact = DomainAlignment(3, slice_point=24, alpha=0.8).double()(x.double())
+    # a float32 near 1e4 is known to 5e-4, and so is the mean, which all samples share
+    torch.testing.assert_close(y.double(), exact, rtol=0, atol=1e-3)
+    assert y[:24].std().item() == pytest.approx(exact[:24].std().item(), rel=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_has_float32_statistics(dtype: torch.dtype) -> None:
+    x, grad = (batch(32, 3, 8, 8, seed=seed).to(dtype) for seed in (0, 1))
+    half, exact = (DomainAlignment(3, slice_point=12, alpha=0.8) for _ in range(2))
+    inputs = [x.clone().requires_grad_(), x.float().requires_grad_()]
+    y, expected = half(inputs[0]), exact(inputs[1])
+    y.backward(grad)
+    expected.backward(grad.float())
+    assert y.dtype == dtype and half.mean.dtype == torch.float32
+    torch.testing.assert_close(half.mean, exact.mean, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(half.variance, exact.variance, rtol=1e-5, atol=1e-5)
+    precision = torch.finfo(dtype).eps
+    torch.testing.assert_close(y.float(), expected, rtol=precision, atol=precision)
+    assert inputs[0].grad is not None and inputs[1].grad is not None
+    torch.testing.assert_close(inputs[0].grad.float(), inputs[1].grad, rtol=4 * precision, atol=4 * precision)
+
+
+def test_training_mode_exports_and_compiles() -> None:
+    x = batch(7, 3, 4, 4).float()
+    layer = DomainAlignment(3, slice_point=3, alpha=0.8)
+    expected = layer(x)
+    program = torch.export.export(DomainAlignment(3, slice_point=3, alpha=0.8), (x,))
+    torch.testing.assert_close(program.module()(x), expected)
+    compiled = torch.compile(DomainAlignment(3, slice_point=3, alpha=0.8), backend="aot_eager")
+    torch.testing.assert_close(compiled(x), expected)
+
+
 def test_feature_maps_count_every_position_as_a_sample() -> None:
     x = batch(5, 3, 2, 4)
     rows = x.movedim(1, -1).reshape(-1, 3)  # sample-major, so the first domain's positions come first
