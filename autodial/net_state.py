@@ -21,6 +21,19 @@ def meets(rule: Any, phase: int, level: int, stages: Collection[str]) -> bool:
     return all(stage in stages for stage in rule.stage) and not any(stage in stages for stage in rule.not_stage)
 
 
+def included(layer: Any, phase: int, level: int, stages: Collection[str]) -> bool:
+    """Whether a layer's include and exclude rules let it into a net in this phase, at this level and in these stages.
+
+    Raises:
+        InputError: the layer has both kinds of rules.
+    """
+    if layer.include and layer.exclude:
+        raise InputError(f'layer "{layer.name}": give either include rules or exclude rules, not both')
+    if layer.include:
+        return any(meets(rule, phase, level, stages) for rule in layer.include)
+    return not any(meets(rule, phase, level, stages) for rule in layer.exclude)
+
+
 def filter_net(net: Any, phase: int, *, level: int = 0, stages: Collection[str] = ()) -> Any:
     """A copy of a NetParameter with the layers of one phase, its `state` and every layer's `phase` filled in.
 
@@ -39,14 +52,7 @@ def filter_net(net: Any, phase: int, *, level: int = 0, stages: Collection[str] 
     filtered.state.ClearField("stage")
     filtered.state.stage.extend(sorted(stages))
     for layer in net.layer:
-        if layer.include and layer.exclude:
-            raise InputError(f'layer "{layer.name}": give either include rules or exclude rules, not both')
-        included = (
-            any(meets(rule, phase, level, stages) for rule in layer.include)
-            if layer.include
-            else not any(meets(rule, phase, level, stages) for rule in layer.exclude)
-        )
-        if included:
+        if included(layer, phase, level, stages):
             kept = filtered.layer.add()
             kept.CopyFrom(layer)
             if not kept.HasField("phase"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from difflib import get_close_matches
+from fnmatch import fnmatchcase
 from typing import Any
 
 from google.protobuf.descriptor import FieldDescriptor  # type: ignore[import-untyped]
@@ -34,7 +35,7 @@ def apply_to_nets(settings: Sequence[str], nets: Sequence[Any]) -> None:
     `fc6-dial.dial_param.weight_filler.value=1`, `fc6.param[0].lr_mult=0`, `data.transform_param.mean_value=104,117,9`:
     a layer's name, then a field in it. A value for a repeated field replaces all of its elements, an empty one removes
     them; `[i]` chooses one, or appends one where i is their number. All layers of the name are changed, whatever their
-    phase.
+    phase. Where no layer has the name, it may be a pattern, as the shell's (`*-dial`, `inception_4?/*`), for several.
 
     Raises:
         InputError: a setting without "=", a layer or field that does not exist (with the closest that does), or a value
@@ -45,14 +46,23 @@ def apply_to_nets(settings: Sequence[str], nets: Sequence[Any]) -> None:
         if path.startswith("solver."):
             continue
         names = list(dict.fromkeys(layer.name for net in nets for layer in net.layer))
-        # a layer's name may hold dots itself, so the longest that fits is meant
-        owner = max((name for name in names if path.startswith(f"{name}.")), key=len, default=None)
-        if owner is None:
+        owners, field = _find_layers(path, names)
+        if not owners:
             raise InputError(f'--set {setting}: no layer "{path.partition(".")[0]}"{_alternatives(path, names)}')
         for net in nets:
             for layer in net.layer:
-                if layer.name == owner:
-                    _assign(setting, layer, f'layer "{owner}"', path[len(owner) + 1 :], value)
+                if layer.name in owners:
+                    _assign(setting, layer, f'layer "{layer.name}"', field, value)
+
+
+def _find_layers(path: str, names: Sequence[str]) -> tuple[set[str], str]:
+    """The layers that the head of a setting's path names, or else is a pattern of, and the rest of the path."""
+    # names hold dots, too, so the longest head that fits is meant
+    heads = [path[: dot.start()] for dot in re.finditer(r"\.", path)][::-1]
+    for head in heads:
+        if owners := {head}.intersection(names) or {name for name in names if fnmatchcase(name, head)}:
+            return owners, path[len(head) + 1 :]
+    return set(), path
 
 
 def _split(setting: str) -> tuple[str, str]:

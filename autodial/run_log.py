@@ -45,7 +45,7 @@ class RunLog(Monitor):
             )
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            earlier = json.loads((folder / RECORD).read_text("utf-8"))["starts"] if holds_run(folder) else []
+            earlier = read_starts(folder) if holds_run(folder) else []
             with replacing(folder / RECORD) as file:
                 file.write(json.dumps({"schema": 1, "starts": [*earlier, dict(record)]}, indent=2).encode())
             self._log = (folder / LOG).open("a", encoding="utf-8", buffering=1)
@@ -89,6 +89,12 @@ class RunLog(Monitor):
 def holds_run(folder: Path) -> bool:
     """Whether a folder is that of a run."""
     return (folder / RECORD).exists()
+
+
+def read_starts(folder: Path) -> list[dict[str, Any]]:
+    """The records of a run's starts, the first one first."""
+    starts: list[dict[str, Any]] = json.loads((folder / RECORD).read_text("utf-8"))["starts"]
+    return starts
 
 
 def read_log(folder: Path) -> list[dict[str, Any]]:

@@ -29,6 +29,7 @@ from autodial.net import Net
 from autodial.overrides import apply_to_nets, apply_to_solver
 from autodial.proto import messages as pb
 from autodial.update import update_class
+from autodial.variants import FIXING, apply_variants, fit_weights
 
 _log = logging.getLogger(__name__)
 
@@ -51,11 +52,13 @@ class Solver:
         base_dir: folder of the solver's file; relative paths of nets are looked for in the working directory first.
         name: what messages call the solver.
         overrides: `LAYER.FIELD=VALUE` and `solver.FIELD=VALUE` settings, as in autodial.overrides.
+        variants: what to turn the train net and the test nets into before that, as in autodial.variants.
 
     Attributes:
         param: the SolverParameter in use, overrides applied.
         net, test_nets: Net objects; the test nets hold the train net's blobs.
-        net_params: the NetParameters that the train net and the test nets were built from, overrides applied.
+        net_params: the NetParameters that the train net and the test nets were built from, variants and overrides
+            applied.
         update: the solver type's update, with the history.
         iter: number of updates done.
         current_step: number of steps that the learning rate has come down.
@@ -76,6 +79,7 @@ class Solver:
         base_dir: Path | None = None,
         name: str = "the solver",
         overrides: Sequence[str] = (),
+        variants: Sequence[str] = (),
     ) -> None:
         self.param = pb.SolverParameter()
         self.param.CopyFrom(param)
@@ -92,8 +96,11 @@ class Solver:
         self.iter = 0
         self.current_step = 0
 
-        unique = {id(source.param): source.param for source in (train, *tests)}
-        apply_to_nets(overrides, list(unique.values()))
+        unique = {id(source.param): source for source in (train, *tests)}
+        for source in unique.values():
+            with _naming(source.origin):
+                source.param.CopyFrom(apply_variants(source.param, variants, source.base_dir))
+        apply_to_nets(overrides, [source.param for source in unique.values()])
         self.net_params = [source.param for source in (train, *tests)]
         self.net = self._build(train)
         if not self.net.loss_weights:
@@ -103,6 +110,7 @@ class Solver:
             net.share_with(self.net)
         self.update = update_class(self.param.type)(self.param, self.net.params)
 
+        self._alphas_fixed = bool(set(variants).intersection(FIXING))
         self._stopping = False
         self._losses: deque[Tensor] = deque(maxlen=self.param.average_loss)
         self._feed: Feed | None = None
@@ -340,8 +348,14 @@ class Solver:
     # --- snapshots
 
     def load_weights(self, paths: Iterable[str | os.PathLike[str]]) -> list[str]:
-        """`load_weights` into the train net, and so into the test nets."""
-        return load_weights(self.net, paths)
+        """`load_weights` into the train net, and so into the test nets; where a variant fixes alpha, it stays."""
+        missing = load_weights(self.net, paths)
+        if self._alphas_fixed:
+            with torch.no_grad():
+                for message in self.net.param.layer:
+                    if message.type == "Dial":
+                        self.net.layer(message.name).blobs[0].fill_(message.dial_param.weight_filler.value)
+        return missing
 
     def snapshot(self) -> tuple[Path, Path]:
         """Write <snapshot_prefix>_iter_<iter>.caffemodel and .solverstate, so that both are there whole or neither is.
@@ -425,6 +439,8 @@ class Solver:
 def load_weights(net: Net, paths: Iterable[str | os.PathLike[str]]) -> list[str]:
     """Copy the blobs of caffemodels into a net, by layer name; a later file overwrites an earlier one's.
 
+    Variants without alignment take the weights that the AutoDIAL net takes (autodial.variants.fit_weights).
+
     Returns:
         names of the net's layers with blobs that no file holds; they stay as they are.
 
@@ -435,7 +451,8 @@ def load_weights(net: Net, paths: Iterable[str | os.PathLike[str]]) -> list[str]
     for path in paths:
         if Path(path).name.endswith((".solverstate", ".solverstate.h5")):
             raise InputError(f"{path} is a solver's state and holds no weights: name the .caffemodel beside it")
-        left = net.load_weights(proto.read_weights(path), str(path))
+        weights = fit_weights(proto.read_weights(path), net.param, str(path))
+        left = net.load_weights(weights, str(path))
         missing = set(left) if missing is None else missing.intersection(left)
     return [name for name in net.layer_names if name in (missing or ())]
 

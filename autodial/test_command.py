@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from autodial.errors import InputError
+from autodial.options import VariantOption
 
 
 def test(
@@ -37,6 +38,7 @@ def test(
         list[str] | None,
         typer.Option("--set", metavar="LAYER.FIELD=VALUE", help="Change a field of the net; may be repeated."),
     ] = None,
+    variants: VariantOption = None,
     workers: Annotated[
         int | None,
         typer.Option(min=0, help="Processes that read images ahead.", show_default="one less than the CPUs, 1 to 8"),
@@ -62,8 +64,9 @@ def test(
     from autodial.overrides import apply_to_nets
     from autodial.scoring import Scorer, write_scores
     from autodial.solver import load_weights
+    from autodial.variants import read_variant
 
-    param = proto.read_net(net)
+    param = read_variant(net, variants or ())
     apply_to_nets(settings or (), [param])
     if output is not None:
         check_output(output, (net, *weights.split(","), *files_of(param, net.parent)))

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from autodial.errors import InputError
+from autodial.options import VariantOption
 
 if TYPE_CHECKING:
     from autodial.timing import LayerTime
@@ -32,6 +33,7 @@ def time(
         list[str] | None,
         typer.Option("--set", metavar="LAYER.FIELD=VALUE", help="Change a field of the net; may be repeated."),
     ] = None,
+    variants: VariantOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of the table.")] = False,
 ) -> None:
     """Time a net layer by layer, forward and backward, as `caffe time` does.
@@ -53,8 +55,9 @@ def time(
     from autodial.overrides import apply_to_nets
     from autodial.solver import load_weights
     from autodial.timing import replace_missing_data, time_layers
+    from autodial.variants import read_variant
 
-    param = proto.read_net(net)
+    param = read_variant(net, variants or ())
     apply_to_nets(settings or (), [param])
     chosen = choose_device(device)
     try:
@@ -86,6 +89,7 @@ def time(
         "net": str(net),
         "name": built.param.name,
         "phase": phase.value,
+        "variants": variants or [],
         "settings": settings or [],
         "iterations": iterations,
         **machine,

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from autodial.errors import InputError
+from autodial.options import VariantOption
 
 if TYPE_CHECKING:
     from autodial.solver import Solver
@@ -40,6 +41,7 @@ def train(
             help="Change a field of the net, or of the solver with solver.FIELD=VALUE; may be repeated.",
         ),
     ] = None,
+    variants: VariantOption = None,
     workers: Annotated[
         int | None,
         typer.Option(min=0, help="Processes that read images ahead.", show_default="one less than the CPUs, 1 to 8"),
@@ -70,14 +72,24 @@ def train(
 
     if weights is not None and snapshot is not None:
         raise InputError("--weights starts a run and --snapshot resumes one: give one of them")
-    options: dict[str, Any] = {"--device": device, "--set": settings, "--workers": workers, "--seed": seed}
+    options: dict[str, Any] = {
+        "--device": device,
+        "--variant": variants,
+        "--set": settings,
+        "--workers": workers,
+        "--seed": seed,
+    }
     run = Solver.from_file(
         solver,
         device=device,
         seed=seed,
         workers=default_workers() if workers is None else workers,
         overrides=settings or (),
+        variants=variants or (),
     )
+    folder = output or _run_folder(run.param.snapshot_prefix, resumed=snapshot is not None)
+    if snapshot is not None:
+        _check_same_variants(folder, variants or [])
     if weights is not None:
         missing = run.load_weights(weights.split(","))
         if missing:
@@ -86,9 +98,8 @@ def train(
         run.restore(snapshot)
     run.check()
 
-    folder = output or _run_folder(run.param.snapshot_prefix, resumed=snapshot is not None)
     command = _command(solver, {"--weights": weights, "--snapshot": snapshot, **options, "-o": output})
-    record = _record(run, command, settings or ())
+    record = _record(run, command, variants or (), settings or ())
     console = Console(soft_wrap=True, markup=False, highlight=False)
     with ExitStack() as stack:
         log = RunLog(folder, record, iteration=run.iter, resumed=snapshot is not None)
@@ -137,6 +148,20 @@ def _run_folder(prefix: str, *, resumed: bool) -> Path:
     raise AssertionError("unreachable")
 
 
+def _check_same_variants(folder: Path, variants: list[str]) -> None:
+    """Refuse to go on with a run of another variant of the net."""
+    from autodial.run_log import holds_run, read_starts
+
+    if not holds_run(folder):
+        return
+    before = read_starts(folder)[-1].get("variants", [])
+    if before != variants:
+        options = " ".join(f"--variant {name}" for name in before) or "no --variant"
+        raise InputError(
+            f"{folder} holds a run with {options}: resume it with the same, or name another folder with -o"
+        )
+
+
 def _command(solver: Path, options: dict[str, Any]) -> str:
     """The command line of a run; options that are None are left out, lists are repeated."""
     words = ["autodial", "train", "--solver", str(solver)]
@@ -146,7 +171,7 @@ def _command(solver: Path, options: dict[str, Any]) -> str:
     return shlex.join(words)
 
 
-def _record(run: Solver, command: str, settings: Sequence[str]) -> dict[str, Any]:
+def _record(run: Solver, command: str, variants: Sequence[str], settings: Sequence[str]) -> dict[str, Any]:
     """What run.json says about a start of the run."""
     import platform
     from datetime import datetime, timezone
@@ -164,6 +189,7 @@ def _record(run: Solver, command: str, settings: Sequence[str]) -> dict[str, Any
         "started": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "iteration": run.iter,
         "seed": run.seed,
+        "variants": list(variants),
         "settings": list(settings),
         "device": f"{run.device} ({torch.cuda.get_device_name(run.device)})" if cuda else "cpu",
         "workers": run.workers,

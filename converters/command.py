@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from autodial.options import VariantOption
+
 if TYPE_CHECKING:
     from autodial.converters.onnx_export import ExportReport
 
@@ -43,6 +45,7 @@ def export(
         list[str] | None,
         typer.Option("--set", metavar="LAYER.FIELD=VALUE", help="Change a field of the net; may be repeated."),
     ] = None,
+    variants: VariantOption = None,
 ) -> None:
     """Write a trained net as an ONNX file that labels images, for `autodial predict` and any ONNX runtime.
 
@@ -53,8 +56,9 @@ def export(
     from autodial.converters.onnx_export import export as export_onnx
     from autodial.outputs import check_output, files_of
     from autodial.overrides import apply_to_nets
+    from autodial.variants import read_variant
 
-    param = proto.read_net(net)
+    param = read_variant(net, variants or ())
     apply_to_nets(settings or (), [param])
     names = labels or net.parent / "labels.txt"
     check_output(output, (net, names, *weights.split(","), *files_of(param, net.parent)))

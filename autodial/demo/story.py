@@ -9,7 +9,6 @@ import time
 from collections.abc import Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import asdict, dataclass
-from importlib import resources
 from pathlib import Path
 from typing import TextIO
 
@@ -22,15 +21,15 @@ from autodial.converters.command import export
 from autodial.data.image_list import ImageList
 from autodial.demo.images import CLASSES, DigitFiles, write_images
 from autodial.demo.picture import draw
-from autodial.demo.variants import with_fixed_alphas, without_dial, without_entropy
 from autodial.deploy.command import predict
 from autodial.devices import choose_device
 from autodial.errors import InputError
 from autodial.proto.files import replacing
 from autodial.run_log import read_log
+from autodial.shipped import shipped_net, shipped_solver
 from autodial.train_command import train
 
-_NET, _SOLVER, _SOURCE_ONLY_NET = "train_val.prototxt", "solver.prototxt", "source_only.prototxt"
+_NET, _SOLVER = "train_val.prototxt", "solver.prototxt"
 _MODEL = "target_predictor.onnx"
 _PREFIX = "digits"
 """Of a variant's snapshots."""
@@ -48,15 +47,18 @@ class Variant:
         title: what the table calls it.
         method: what it does about the target domain.
         folder: for all that comes of it.
-        net: the file that is trained and exported.
-        settings: what `autodial train --set` changes.
+        name: what `autodial train --variant` calls it; None for the net as it is.
     """
 
     title: str
     method: str
     folder: Path
-    net: Path
-    settings: tuple[str, ...]
+    name: str | None
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        """What tells a command to take it."""
+        return () if self.name is None else ("--variant", self.name)
 
 
 @dataclass(frozen=True)
@@ -96,7 +98,8 @@ def run_demo(output: Path, *, seed: int = 1, device: str = "auto", console: Cons
     choose_device(device)
     _check_folders(output)
     files = write_images(output, seed)
-    variants = _write_nets(output)
+    _write_net(output)
+    variants = _variants(output)
     truth = {Path(entry.path).name: CLASSES[entry.label] for entry in ImageList.read(files.target_test_list)}
     console.print(
         f"{output} holds {len(ImageList.read(files.source_list))} labelled digits rendered from fonts, the source, and "
@@ -144,7 +147,7 @@ def _check_folders(output: Path) -> None:
         raise InputError(f"{output} exists and is not empty: delete it, or name another folder with -o")
     if output.exists() and output.samefile(Path.cwd()):
         return
-    for name in (_NET, _SOURCE_ONLY_NET, "source.txt", "source", "target.txt", "target_test.txt", "target"):
+    for name in (_NET, "source.txt", "source", "target.txt", "target_test.txt", "target"):
         if Path(name).exists():
             raise InputError(
                 f"the working directory holds {name}, which would be taken for the demo's, as paths in prototxts and "
@@ -152,28 +155,19 @@ def _check_folders(output: Path) -> None:
             )
 
 
-def _write_nets(output: Path) -> list[Variant]:
-    """Write the shipped net and solver, and the net without alignment; returns the variants to train, AutoDIAL last."""
-    shipped = resources.files("autodial.prototxt") / "digits"
-    for name in (_NET, _SOLVER):
+def _write_net(output: Path) -> None:
+    for name, shipped in ((_NET, shipped_net("digits")), (_SOLVER, shipped_solver("digits"))):
         with replacing(output / name) as file:
-            file.write((shipped / name).read_bytes())
-    path = output / _NET
-    net = proto.read_net(path)
-    plain = output / _SOURCE_ONLY_NET
-    proto.write_text(without_dial(net), plain)
-    fixed = with_fixed_alphas(net)
+            file.write(shipped.read_bytes())
+
+
+def _variants(output: Path) -> list[Variant]:
+    """What is trained, AutoDIAL last."""
     return [
-        Variant(
-            "source only",
-            "no alignment",
-            output / "source_only",
-            plain,
-            (f"solver.net={_SOURCE_ONLY_NET}",),
-        ),
-        Variant("AdaBN", "alpha 1", output / "adabn", path, (*fixed, *without_entropy(net))),
-        Variant("AutoDIAL, alpha fixed", "alpha 1, entropy loss", output / "fixed_alpha", path, tuple(fixed)),
-        Variant("AutoDIAL", "learned alphas, entropy loss", output / "autodial", path, ()),
+        Variant("source only", "no alignment", output / "source_only", "source-only"),
+        Variant("AdaBN", "alpha 1", output / "adabn", "adabn"),
+        Variant("AutoDIAL, alpha fixed", "alpha 1, entropy loss", output / "fixed_alpha", "fixed-alpha"),
+        Variant("AutoDIAL", "learned alphas, entropy loss", output / "autodial", None),
     ]
 
 
@@ -204,8 +198,7 @@ class _Steps:
 def _train(steps: _Steps, variant: Variant, solver: Path, seed: int, device: str) -> float:
     """Train a variant; returns how long it took, in seconds."""
     steps.title(f"{variant.title}: {variant.method}")
-    settings = [f"solver.snapshot_prefix={variant.folder / _PREFIX}", *variant.settings]
-    options = [word for setting in settings for word in ("--set", setting)]
+    options = [*variant.options, "--set", f"solver.snapshot_prefix={variant.folder / _PREFIX}"]
     run = variant.folder / "run"
     return steps.run("train", "--solver", solver, "--seed", str(seed), "--device", device, *options, "-o", run)
 
@@ -216,7 +209,7 @@ def _export_and_predict(
     """Export a trained variant and label the target's images with the file; returns the labels by file name."""
     weights = variant.folder / f"{_PREFIX}_iter_{proto.read_solver(solver).max_iter}.caffemodel"
     model, table = variant.folder / _MODEL, variant.folder / "predictions.csv"
-    steps.run("export", "--net", variant.net, "--weights", weights, "-o", model)
+    steps.run("export", "--net", solver.with_name(_NET), *variant.options, "--weights", weights, "-o", model)
     steps.run("predict", model, files.target_folder, "--device", device, "-o", table)
     with table.open(encoding="utf-8", newline="") as file:
         return {Path(row["path"]).name: row["label_1"] for row in csv.DictReader(file)}

@@ -23,16 +23,15 @@ ITERATIONS = 6
 @pytest.fixture
 def short(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Few source images, few iterations, and an empty working directory."""
-    whole = story._write_nets
+    whole = story._write_net
 
-    def write_nets(output: Path) -> Any:
-        variants = whole(output)
+    def write_net(output: Path) -> None:
+        whole(output)
         solver = output / "solver.prototxt"
         lines = [line for line in solver.read_text().splitlines() if not line.startswith(("max_iter", "display"))]
         solver.write_text("\n".join([*lines, f"max_iter: {ITERATIONS}", "display: 2"]))
-        return variants
 
-    monkeypatch.setattr(story, "_write_nets", write_nets)
+    monkeypatch.setattr(story, "_write_net", write_net)
     monkeypatch.setattr(images, "RENDERINGS", (1,) * 10)
     monkeypatch.chdir(tmp_path)
 

@@ -54,6 +54,27 @@ def test_setting(setting: str, index: int, get: Any, value: Any) -> None:
         assert before.name == changed or before == after
 
 
+@pytest.mark.parametrize(
+    ("pattern", "names"),
+    [
+        ("fc6*", {"fc6", "fc6.a/b"}),
+        ("*", {"data", "fc6", "fc6.a/b", "pool", "loss"}),
+        ("[dp]*", {"data", "pool"}),
+        ("fc6.?/*", {"fc6.a/b"}),
+    ],
+)
+def test_pattern_for_several_layers(pattern: str, names: set[str]) -> None:
+    net = parse_net(TEXT)
+    apply_to_nets([f"{pattern}.param[0].lr_mult=9"], [net])
+    assert {layer.name for layer in net.layer if layer.param and layer.param[0].lr_mult == 9} == names
+
+
+def test_a_name_goes_before_a_pattern() -> None:
+    net = parse_net('layer { name: "a*" type: "ReLU" } layer { name: "ab" type: "ReLU" }')
+    apply_to_nets(["a*.type=TanH"], [net])
+    assert [layer.type for layer in net.layer] == ["TanH", "ReLU"]
+
+
 def test_solver_settings_are_apart() -> None:
     solver, net = parse_solver("base_lr: 1"), parse_net(TEXT)
     settings = ["solver.base_lr=0.01", "solver.stepvalue=3,5", "solver.solver_mode=CPU", "fc6.type=Convolution"]
@@ -76,6 +97,7 @@ def test_a_layer_need_be_in_one_net_only() -> None:
         ("fc6", "must be LAYER.FIELD=VALUE"),
         ("fc6=3", "must be LAYER.FIELD=VALUE"),
         ("fc7.type=x", r'no layer "fc7"; did you mean "fc6"\? \(data, fc6, fc6.a/b, pool, loss\)'),
+        ("fc7*.type=x", r'no layer "fc7\*"'),
         ("fc6.parm[0].lr_mult=1", r'layer "fc6" has no field "parm\[0\]"; did you mean "param"\?'),
         ("fc6.param[0].lr_mul=1", r'param\[0\] has no field "lr_mul"; did you mean "lr_mult"\?'),
         ("fc6.param[2].lr_mult=1", r"param has 1 elements; the next is param\[1\]"),

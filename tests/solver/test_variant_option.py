@@ -1,0 +1,121 @@
+"""`--variant` as a user gives it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from autodial.cli import main
+from autodial.proto import parse_net, read_weights, write_weights
+from autodial.run_log import read_log
+from autodial.variants import VARIANTS
+
+Run = Callable[..., tuple[int, str, str]]
+TRAIN = ("train", "--solver", "solver.prototxt", "--workers", "0", "--device", "cpu")
+WEIGHTS = "snapshots/stripes_iter_8.caffemodel"
+
+
+@pytest.fixture
+def autodial(project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """`autodial(arguments...)` gives exit status, standard output and standard error."""
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["autodial", *arguments])
+        with pytest.raises(SystemExit) as exit_:
+            main()
+        out, err = capsys.readouterr()
+        return int(exit_.value.code or 0), out, err
+
+    return run
+
+
+@pytest.mark.parametrize("command", ["train", "test", "export", "time"])
+def test_help_names_every_variant(autodial: Run, monkeypatch: pytest.MonkeyPatch, command: str) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    _, out, _ = autodial(command, "--help")
+    words = out.replace("│", " ").replace(",", " ").split()
+    assert set(VARIANTS).issubset(words)
+
+
+def test_source_only_from_training_to_the_exported_file(autodial: Run) -> None:
+    variant = ("--variant", "source-only")
+    status, _, err = autodial(*TRAIN, *variant)
+    assert (status, err) == (0, "")
+    (start,) = json.loads(Path("snapshots/stripes_run/run.json").read_text())["starts"]
+    assert start["variants"] == ["source-only"]
+    assert "--variant source-only" in start["command"]
+    (net,) = start["nets"]
+    assert not {"Dial", "EntropyLoss", "Concat", "Slice"}.intersection(layer.type for layer in parse_net(net).layer)
+    row = next(row for row in read_log(Path("snapshots/stripes_run")) if row["event"] == "train")
+    assert (row["alphas"], list(row["outputs"])) == ({}, ["loss-source"])
+
+    status, _, err = autodial("test", "--net", "net.prototxt", "--weights", WEIGHTS, "--workers", "0", *variant)
+    assert (status, err) == (0, "")
+    # the net as it is misses its Dial layer's statistics
+    _, _, err = autodial("test", "--net", "net.prototxt", "--weights", WEIGHTS, "--workers", "0")
+    assert "Not in" in err
+    status, out, err = autodial("export", "--net", "net.prototxt", "--weights", WEIGHTS, *variant)
+    assert (status, err) == (0, "")
+    assert "statistics" not in out
+    status, out, _ = autodial("time", "--net", "net.prototxt", "--iterations", "1", "--json", *variant)
+    record = json.loads(out)
+    assert (status, record["variants"]) == (0, ["source-only"])
+    assert "conv/dial" not in [layer["name"] for layer in record["layers"]]
+
+
+def test_settings_come_after_the_variant(autodial: Run) -> None:
+    Path("wide.settings").write_text("conv.convolution_param.num_output=6\nconv/dial.param[0].lr_mult=5\n")
+    setting = ("--set", "conv/dial.dial_param.weight_filler.value=0.75")
+    status, _, err = autodial(*TRAIN, "--variant", "wide", "--variant", "fixed-alpha", *setting)
+    assert (status, err) == (0, "")
+    (start,) = json.loads(Path("snapshots/stripes_run/run.json").read_text())["starts"]
+    layers = {layer.name: layer for layer in parse_net(start["nets"][0]).layer}
+    assert layers["conv"].convolution_param.num_output == 6
+    assert layers["conv/dial"].param[0].lr_mult == 0
+    assert {row["alphas"]["conv/dial"] for row in read_log(Path("snapshots/stripes_run")) if "alphas" in row} == {0.75}
+
+
+def test_fixed_alpha_holds_against_weights(autodial: Run) -> None:
+    autodial(*TRAIN)
+    weights = read_weights(WEIGHTS)
+    (dial,) = (layer for layer in weights.layers if layer.name == "conv/dial")
+    assert dial.blobs[0] is not None
+    dial.blobs = [np.full_like(dial.blobs[0], 0.6), *dial.blobs[1:]]
+    write_weights(weights, "start.caffemodel")
+    status, _, _ = autodial(*TRAIN, "--variant", "adabn", "--weights", "start.caffemodel", "-o", "run")
+    assert status == 0
+    alphas = [row["alphas"]["conv/dial"] for row in read_log(Path("run")) if row["event"] == "train"]
+    assert set(alphas) == {1.0}
+
+
+def test_resuming_another_variant_is_refused(autodial: Run) -> None:
+    autodial(*TRAIN, "--variant", "fixed-alpha")
+    resume = (*TRAIN, "--snapshot", "snapshots/stripes_iter_4.solverstate")
+    status, out, err = autodial(*resume)
+    assert (status, out) == (2, "")
+    assert "snapshots/stripes_run holds a run with --variant fixed-alpha: resume it with the same" in err
+    status, out, _ = autodial(*resume, "--variant", "fixed-alpha")
+    assert status == 0
+    assert out.splitlines()[-1] == "Training done."
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--variant", "adabm"), "--variant adabm: no such variant; there are source-only, entropy-only"),
+        (("--variant", "source-only", "--variant", "adabn"), 'variant "adabn" changes Dial layers, and the net has'),
+    ],
+)
+def test_what_is_refused(autodial: Run, arguments: tuple[str, ...], message: str) -> None:
+    for command in (TRAIN, ("export", "--net", "net.prototxt", "--weights", "x.caffemodel")):
+        status, out, err = autodial(*command, *arguments)
+        assert (status, out) == (2, "")
+        assert message in err
+        assert "net.prototxt" in err
+        assert err.count("\n") == 1
+    assert not Path("snapshots").exists()
