@@ -8,9 +8,15 @@ import traceback
 import typer
 
 from autodial.converters.command import export
+from autodial.converters.dialize_command import dialize
 from autodial.demo.command import demo
 from autodial.deploy.command import predict
+from autodial.doctor_command import doctor
 from autodial.errors import AutodialError
+from autodial.init_command import init
+from autodial.recalibrate_command import recalibrate
+from autodial.report_command import report
+from autodial.select_command import select
 from autodial.test_command import test
 from autodial.time_command import time
 from autodial.train_command import train
@@ -24,7 +30,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for command in (demo, train, test, time, export, predict, upgrade):
+for command in (demo, init, dialize, train, test, time, select, recalibrate, report, export, predict, doctor, upgrade):
     app.command()(command)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from autodial.monitor import Monitor, TestRow, TrainRow, Values
+from autodial.monitor import CollapseRow, Monitor, TestRow, TrainRow, Values
 from autodial.solver import Solver
 
 _SHOWN = 8
@@ -39,6 +39,14 @@ class Lines(Monitor):
     def tested(self, row: TestRow) -> None:
         self._write(f"Iteration {row.iteration}, testing net {row.net}")
         self._outputs("Test", row.outputs, row.loss_weights)
+
+    def collapsed(self, row: CollapseRow) -> None:
+        self._write(
+            f'Warning: in front of layer "{row.layer}" the target\'s predictions have collapsed: their mean is spread '
+            f"over {row.in_use:.2g} of {row.classes} classes, the source's labels over {row.in_source:.2g}. Remedies: "
+            "a smaller loss_weight of that layer (lambda), larger batches, alpha fixed to 1 (--variant fixed-alpha); "
+            "`autodial select` chooses among such settings without target labels."
+        )
 
     def saved(self, model: Path, state: Path) -> None:
         self._write(f"Snapshot: {model} and {state.name}")

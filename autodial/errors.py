@@ -15,3 +15,7 @@ class InputError(AutodialError):
 
 class WorkError(AutodialError):
     """The input was fine and the work failed: a verification, a device, a disk. Exit status 1."""
+
+
+class DivergedError(WorkError):
+    """Training has diverged: a loss or a weight is no longer finite, and would not be if it were run again."""

@@ -21,6 +21,7 @@ from torch.utils.data import DataLoader, Dataset, get_worker_info
 from autodial.data.image_data import init_worker
 from autodial.data.source import Source
 from autodial.errors import AutodialError, InputError, WorkError
+from autodial.layers import Convolution
 from autodial.layers.data_sources import SourceLayer
 from autodial.net import Net
 
@@ -44,8 +45,17 @@ def default_workers() -> int:
     return min(8, max(1, cpus - 1))
 
 
+def image_format(net: Net, device: torch.device) -> torch.memory_format:
+    """How (N, C, H, W) inputs of a net best lie in memory; its layers keep to it.
+
+    On the CPU, torch's convolutions are much faster with the channels last.
+    """
+    convolves = any(isinstance(layer, Convolution) for layer in net.layers.values())
+    return torch.channels_last if convolves and device.type == "cpu" else torch.contiguous_format
+
+
 class Feed(Iterator[dict[str, Tensor]]):
-    """An iterator over the inputs of a net: a float32 tensor on `device` per data top, by blob name.
+    """An iterator over the inputs of a net: a float32 tensor on `device` per data top, by blob name, in `image_format`.
 
     Each worker reads whole batches, of all data layers, so the batches and their order are the same whatever the
     number of workers. Where /dev/shm, through which they travel, is too small for so many, there are fewer workers.
@@ -64,6 +74,7 @@ class Feed(Iterator[dict[str, Tensor]]):
 
     def __init__(self, net: Net, indexes: Iterable[int], *, device: torch.device, workers: int) -> None:
         self._device = device
+        self._image_format = image_format(net, device)
         readers = sources(net)
         for name, layer in net.data_layers.items():
             if name not in readers:
@@ -92,8 +103,12 @@ class Feed(Iterator[dict[str, Tensor]]):
             batch = next(self._batches)
         if isinstance(batch, _Failure):
             raise batch.kind(batch.message)
-        tensors = (tensor.to(self._device, non_blocking=True) for tensor in batch)
+        tensors = (self._to_device(tensor) for tensor in batch)
         return dict(zip(self._tops, tensors, strict=True))
+
+    def _to_device(self, tensor: Tensor) -> Tensor:
+        memory_format = self._image_format if tensor.dim() == 4 else torch.contiguous_format
+        return tensor.to(self._device, non_blocking=True, memory_format=memory_format)
 
     def close(self) -> None:
         """Stop the workers; the feed can't be used after that."""

@@ -13,6 +13,7 @@ from typing import Any
 
 from autodial.errors import InputError
 from autodial.proto import messages as pb
+from autodial.wording import alternatives
 
 _LOGITS_READERS = ("SoftmaxWithLoss", "Accuracy", "Softmax")
 
@@ -91,10 +92,8 @@ class Graph:
             named = [value for value in candidates if self.names[value] == blob]
             chosen = named[0] if len(named) == 1 else self.last(blob)
             if chosen is None:
-                raise InputError(
-                    f'the TEST phase has no blob "{blob}" to take the logits from; its blobs are '
-                    + ", ".join(dict.fromkeys(self.names))
-                )
+                others = alternatives(blob, list(dict.fromkeys(self.names)))
+                raise InputError(f'the TEST phase has no blob "{blob}" to take the logits from{others}')
             return chosen
         if not candidates:
             raise InputError(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,6 +26,7 @@ class TrainRow:
         loss_weights: weight in the loss of the outputs that have one.
         alphas: alpha of every Dial layer, clipped to [0.5, 1], by layer name.
         images_per_s: images read per second of training since the last row; None for the first row.
+        diversity: of the target's predictions, by EntropyLoss layer (autodial.collapse), once enough were seen.
     """
 
     iteration: int
@@ -35,6 +36,7 @@ class TrainRow:
     loss_weights: Mapping[str, float]
     alphas: Mapping[str, float]
     images_per_s: float | None
+    diversity: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,25 @@ class TestRow:
     loss_weights: Mapping[str, float]
 
 
+@dataclass(frozen=True)
+class CollapseRow:
+    """The alarm that the target's predictions have collapsed into few classes (autodial.collapse).
+
+    Attributes:
+        iteration: number of updates before it.
+        layer: the EntropyLoss layer that reads the predictions.
+        classes: their number.
+        in_use: over how many classes the mean prediction is spread, exp(its entropy).
+        in_source: over how many the source's labels are.
+    """
+
+    iteration: int
+    layer: str
+    classes: int
+    in_use: float
+    in_source: float
+
+
 class Monitor:
     """Base of those who watch a solver; every method may be left out."""
 
@@ -64,6 +85,9 @@ class Monitor:
 
     def tested(self, row: TestRow) -> None:
         """Called after each test of each net."""
+
+    def collapsed(self, row: CollapseRow) -> None:
+        """Called when the target's predictions are found to have collapsed, and not again until they have recovered."""
 
     def saved(self, model: Path, state: Path) -> None:
         """Called after each snapshot."""

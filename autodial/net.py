@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, MutableMapping, Sequence
+import logging
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from math import isfinite, prod
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +16,19 @@ import torch
 from torch import Tensor, nn
 
 from autodial.errors import InputError
+from autodial.fusion import fusible, is_watched, run_fused
 from autodial.layers import Layer, LayerContext, LayerError, Shape, layer_class
 from autodial.layers.dial import DomainAlignment
 from autodial.net_state import filter_net, insert_splits
 from autodial.proto import LayerWeights, Weights
 from autodial.proto import messages as pb
 from autodial.seeding import derive_seed
+from autodial.wording import alternatives, counted
+
+_log = logging.getLogger(__name__)
+
+_LARGEST_BLOB = 2**31 - 1
+"""Elements of a blob; Caffe counts them in an int."""
 
 
 @dataclass(eq=False)
@@ -86,6 +97,8 @@ class Net(nn.Module):
         self.phase = phase
         self.seed = seed
         self.base_dir = base_dir
+        if param.debug_info:
+            _log.warning("The net's debug_info is ignored: there is no trace of every blob.")
         filtered = filter_net(param, phase, level=level, stages=stages)
         _check_types(filtered)
         self.param = insert_splits(_with_automatic_tops(filtered))
@@ -97,7 +110,7 @@ class Net(nn.Module):
         self._order: list[Layer] = []
         self._shared: dict[str, Param] = {}
         self._reshaped: dict[Layer, list[tuple[str, Param, Shape]]] = {}
-        self._plans: dict[tuple[tuple[str, ...], bool], list[tuple[int, list[str]]]] = {}
+        self._plans: dict[tuple[tuple[str, ...], bool], list[tuple[range, list[str]]]] = {}
         for message in self.param.layer:
             try:
                 self._add(message)
@@ -110,12 +123,18 @@ class Net(nn.Module):
             available.difference_update(message.bottom)
             available.update(message.top)
         self.outputs: tuple[str, ...] = tuple(sorted(available))
-        self.train(phase == pb.TRAIN)
+        self._fusible_up_to = self._find_fusible() if phase == pb.TRAIN else {}
+        # not train(), which would undo what a layer's own phase says
+        self.training = self.layers.training = phase == pb.TRAIN
 
     # --- construction
 
     def _add(self, message: Any) -> None:
         cls = layer_class(message.type)
+        for option in cls.unread_options(message):
+            _log.warning("%s: %s does nothing in a layer of this type.", _describe(message), option)
+        if message.blobs:
+            raise LayerError("blobs in a prototxt are not read: give weights as a caffemodel")
         _check_count("bottom", len(message.bottom), cls.bottoms)
         _check_count("top", len(message.top), cls.tops)
         for j, top in enumerate(message.top):
@@ -126,6 +145,11 @@ class Net(nn.Module):
                 raise LayerError(f'top blob "{top}" is named twice')
         if message.propagate_down and len(message.propagate_down) != len(message.bottom):
             raise LayerError("propagate_down must be given for no bottom or for each")
+        for j in cls.no_gradient:
+            if j < len(message.propagate_down) and message.propagate_down[j]:
+                raise LayerError(
+                    f'propagate_down is true for bottom "{message.bottom[j]}", to which this type has no gradient'
+                )
         shapes = tuple(self.blob_shapes[bottom] for bottom in message.bottom)
         context = LayerContext(
             param=message,
@@ -136,9 +160,14 @@ class Net(nn.Module):
             seed=self.seed,
             base_dir=self.base_dir,
         )
-        layer = cls.from_caffe(context)
-        layer.train(message.phase == pb.TRAIN)
-        self.blob_shapes.update(zip(message.top, layer.top_shapes(shapes), strict=True))
+        with _naming_impossible_numbers(message, shapes):
+            layer = cls.from_caffe(context)
+            layer.train(message.phase == pb.TRAIN)
+            top_shapes = dict(zip(message.top, layer.top_shapes(shapes), strict=True))
+        for top, shape in top_shapes.items():
+            if min(shape, default=0) < 0 or prod(shape) > _LARGEST_BLOB:
+                raise LayerError(f'top blob "{top}" would have the shape {tuple(shape)}')
+        self.blob_shapes.update(top_shapes)
         self.layers.add_module(_module_name(message.name, self.layers), layer)
         self._order.append(layer)
         self._add_loss_weights(message, layer)
@@ -149,15 +178,24 @@ class Net(nn.Module):
             message.loss_weight.extend([1.0] + [0.0] * (len(message.top) - 1))
         if message.loss_weight and len(message.loss_weight) != len(message.top):
             raise LayerError("loss_weight must be given for no top or for each")
+        if not all(map(isfinite, message.loss_weight)):
+            raise LayerError(f"loss_weight must be finite, not {', '.join(map(str, message.loss_weight))}")
+        reachable = set(range(len(message.bottom))) - set(layer.no_gradient)
+        if any(message.loss_weight) and self.phase == pb.TRAIN and message.bottom and not reachable:
+            raise LayerError("loss_weight must be 0, as no gradient comes from this type of layer")
         weights = message.loss_weight or [0.0] * len(message.top)
         self.loss_weights.update((top, weight) for top, weight in zip(message.top, weights, strict=True) if weight)
 
     def _add_params(self, message: Any, layer: Layer) -> None:
         blobs = layer.blobs
-        if blobs and self.layer_names.count(message.name) > 1:
-            raise LayerError("another layer has the same name; weights are stored by name, so give each its own")
+        if (blobs or layer.is_data) and self.layer_names.count(message.name) > 1:
+            raise LayerError(
+                "another layer has the same name; weights and data are found by name, so give each its own"
+            )
         if len(message.param) > len(blobs):
-            raise LayerError(f"param is given {len(message.param)} times and the layer has {len(blobs)} blobs")
+            raise LayerError(
+                f"param is given {counted(len(message.param), 'time')} and the layer has {counted(len(blobs), 'blob')}"
+            )
         for i in layer.statistics:
             # as the original does, so that snapshots state what the solver leaves alone
             while len(message.param) <= i:
@@ -166,6 +204,9 @@ class Net(nn.Module):
                     spec.lr_mult = 0
             if message.param[i].lr_mult:
                 raise LayerError(f"param {i} holds statistics, which are not learned; its lr_mult must be 0")
+        for spec in message.param:
+            if not (isfinite(spec.lr_mult) and isfinite(spec.decay_mult)):
+                raise LayerError(f"lr_mult {spec.lr_mult:g} and decay_mult {spec.decay_mult:g} must be finite")
         for i, blob in enumerate(blobs):
             spec = message.param[i] if i < len(message.param) else pb.ParamSpec()
             owner = self._shared.get(spec.name) if spec.name else None
@@ -209,6 +250,15 @@ class Net(nn.Module):
             self._reshaped.setdefault(layer, []).append((name, owner, tuple(blob.shape)))
             setattr(layer, name, owned.view(blob.shape))
 
+    def _find_fusible(self) -> dict[int, range]:
+        """The layers that can be run as one, by the number of the last of them."""
+        found = {}
+        for i in range(len(self._order)):
+            layers = range(i, i + fusible(self.param.layer, self._order, i))
+            if len(layers) > 1 and not any(self._order[k] in self._reshaped for k in layers):
+                found[layers[-1]] = layers
+        return found
+
     # --- running
 
     def layer(self, name: str) -> Layer:
@@ -237,18 +287,22 @@ class Net(nn.Module):
         wanted = tuple(names)
         unknown = [name for name in wanted if name not in self.blob_shapes]
         if unknown:
-            raise InputError(f'the net has no blob "{unknown[0]}"; it has {", ".join(self.blob_shapes)}')
+            raise InputError(f'the net has no blob "{unknown[0]}"{alternatives(unknown[0], list(self.blob_shapes))}')
         return self._run(inputs, wanted, everything=False)
 
     def _run(self, inputs: Mapping[str, Tensor], wanted: tuple[str, ...], *, everything: bool) -> dict[str, Tensor]:
         values: dict[str, Tensor] = {}
-        for i, release in self._plan(wanted, everything):
-            if self._order[i].is_data:
-                self._feed(i, inputs, values)
+        for layers, release in self._plan(wanted, everything):
+            if len(layers) > 1 and not any(is_watched(self._order[i]) for i in layers):
+                self._run_fused(layers, values)
             else:
-                self.run_layer(i, values)
+                for i in layers:
+                    if self._order[i].is_data:
+                        self._feed(i, inputs, values)
+                    else:
+                        self.run_layer(i, values)
             for name in release:
-                del values[name]
+                values.pop(name, None)
         return {name: values[name] for name in wanted}
 
     def _feed(self, i: int, inputs: Mapping[str, Tensor], values: MutableMapping[str, Tensor]) -> None:
@@ -258,38 +312,53 @@ class Net(nn.Module):
                 raise InputError(f'{_describe(message)}: blob "{top}" must be fed')
             values[top] = inputs[top]
 
-    def _plan(self, wanted: tuple[str, ...], everything: bool) -> list[tuple[int, list[str]]]:
+    def _plan(self, wanted: tuple[str, ...], everything: bool) -> list[tuple[range, list[str]]]:
         """The layers to run, in order, each with the blobs that can be let go after it.
 
-        Either every layer, or those that the wanted blobs depend on; no tensor outlives its last use.
+        Either every layer, or those that the wanted blobs depend on; no tensor outlives its last use. In a TRAIN net,
+        layers that can be run as one are together, unless a blob between them is wanted.
         """
         if (wanted, everything) not in self._plans:
             needed = set(wanted)
-            plan = []
-            for i in range(len(self._order) - 1, -1, -1):
-                message = self.param.layer[i]
-                if everything or not needed.isdisjoint(message.top):
-                    plan.append((i, sorted({*message.bottom, *message.top} - needed)))
-                    needed.difference_update(message.top)
-                    needed.update(message.bottom)
+            plan: list[tuple[range, list[str]]] = []
+            i = len(self._order)
+            while i:
+                i -= 1
+                layers = self._fusible_up_to.get(i, range(i, i + 1))
+                tops = set(self.param.layer[i].top)
+                between = {top for k in layers[:-1] for top in self.param.layer[k].top} - tops
+                if not needed.isdisjoint(between):
+                    layers, between = range(i, i + 1), set()
+                if everything or not needed.isdisjoint(tops):
+                    i = layers[0]
+                    bottoms = set(self.param.layer[i].bottom)
+                    plan.append((layers, sorted((bottoms | between | tops) - needed)))
+                    needed = needed - tops | bottoms
             self._plans[wanted, everything] = plan[::-1]
         return self._plans[wanted, everything]
 
     def run_layer(self, i: int, values: MutableMapping[str, Tensor]) -> None:
         """Run layer number `i` on the blobs in `values` and put its tops there."""
+        message, layer = self.param.layer[i], self._order[i]
+        for name, owner, shape in self._reshaped.get(layer, ()):
+            setattr(layer, name, owner.tensor.view(shape))
+        with _naming_layer(message):
+            tops = layer(*self._bottoms(i, values))
+        values.update(zip(message.top, (tops,) if isinstance(tops, Tensor) else tops, strict=True))
+
+    def _run_fused(self, layers: range, values: MutableMapping[str, Tensor]) -> None:
+        """Run several layers as one and put the last one's top into `values`."""
+        (bottom,) = self._bottoms(layers[0], values)
+        with _naming_layer(self.param.layer[layers[0]]):
+            values[self.param.layer[layers[-1]].top[0]] = run_fused([self._order[i] for i in layers], bottom)
+
+    def _bottoms(self, i: int, values: Mapping[str, Tensor]) -> list[Tensor]:
         message = self.param.layer[i]
         bottoms = [values[name] for name in message.bottom]
         for j, propagate in enumerate(message.propagate_down):
             if not propagate:
                 bottoms[j] = bottoms[j].detach()
-        layer = self._order[i]
-        for name, owner, shape in self._reshaped.get(layer, ()):
-            setattr(layer, name, owner.tensor.view(shape))
-        try:
-            tops = layer(*bottoms)
-        except LayerError as error:
-            raise InputError(f"{_describe(message)}: {error}") from error
-        values.update(zip(message.top, (tops,) if isinstance(tops, Tensor) else tops, strict=True))
+        return bottoms
 
     def loss(self, blobs: Mapping[str, Tensor]) -> Tensor:
         """The weighted sum of all loss blobs, a scalar; `blobs` must hold each of them."""
@@ -297,9 +366,13 @@ class Net(nn.Module):
 
     def seed_pass(self, iteration: int, pass_: int = 0) -> None:
         """Restart every random layer for one forward pass: their draws depend on seed, layer, iteration, pass alone."""
-        for name, layer in self._by_name.items():
+        seen: Counter[str] = Counter()
+        for name, layer in zip(self.layer_names, self._order, strict=True):
             if layer.is_random:
-                layer.reseed(derive_seed(self.seed, name, iteration, pass_))
+                # Caffe lets layers without blobs share a name; what tells them apart is their order
+                namesakes = (seen[name],) if seen[name] else ()
+                layer.reseed(derive_seed(self.seed, name, iteration, pass_, *namesakes))
+                seen[name] += 1
 
     # --- parameters
 
@@ -369,6 +442,27 @@ class Net(nn.Module):
         return Weights(self.param.name, layers)
 
 
+@contextmanager
+def _naming_impossible_numbers(message: Any, bottom_shapes: Sequence[Shape]) -> Iterator[None]:
+    """Turn what Python and torch raise for sizes that no layer can have into a LayerError."""
+    try:
+        yield
+    except (ArithmeticError, MemoryError, RuntimeError) as error:
+        if message.type == "Python":  # the user's own code
+            raise
+        bottoms = f" on bottoms of the shapes {', '.join(map(str, bottom_shapes))}" if bottom_shapes else ""
+        raise LayerError(f"can't be made{bottoms}: {str(error).partition(chr(10))[0] or 'out of memory'}") from error
+
+
+@contextmanager
+def _naming_layer(message: Any) -> Iterator[None]:
+    """Turn a LayerError into an InputError that names the layer."""
+    try:
+        yield
+    except LayerError as error:
+        raise InputError(f"{_describe(message)}: {error}") from error
+
+
 def _describe(message: Any) -> str:
     return f'layer "{message.name}" ({message.type})'
 
@@ -376,8 +470,9 @@ def _describe(message: Any) -> str:
 def _check_count(what: str, count: int, limits: tuple[int, int | None]) -> None:
     least, most = limits
     if count < least or (most is not None and count > most):
-        wanted = f"{least}" if least == most else f"{least} or more" if most is None else f"{least} to {most}"
-        raise LayerError(f"takes {wanted} {what} blobs and the prototxt names {count}")
+        more = "" if least == most else " or more" if most is None else f" to {most}"
+        wanted = f"{least}{more} {what} blobs" if more else counted(least, f"{what} blob")
+        raise LayerError(f"takes {wanted} and the prototxt names {count}")
 
 
 def _shapes(blobs: Iterable[Any]) -> list[Shape]:
@@ -394,7 +489,8 @@ def _check_shapes(name: str, given: Sequence[Shape], wanted: Sequence[Shape], so
 
 def _wrong_count(name: str, wanted: int, given: int, source: str) -> InputError:
     return InputError(
-        f'layer "{name}" has {wanted} blobs and {source} has {given} for it; rename the layer to train it anew'
+        f'layer "{name}" has {counted(wanted, "blob")} and {source} has {given} for it; '
+        "rename the layer to train it anew"
     )
 
 

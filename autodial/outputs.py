@@ -22,6 +22,8 @@ def check_output(output: str | Path, inputs: Iterable[str | Path] = ()) -> Path:
         InputError: there is something else than a file under that name, no folder to put it in or no leave to write
             there, or it is one of the inputs.
     """
+    if str(output) == "-":
+        raise InputError("-: this command writes a file and not to standard output; name one.")
     final = Path(output).resolve()
     if final.exists() and not final.is_file():
         raise InputError(f"{output}: not a regular file; name a file to write.")
@@ -32,6 +34,19 @@ def check_output(output: str | Path, inputs: Iterable[str | Path] = ()) -> Path:
     if final in {Path(used).resolve() for used in inputs}:
         raise InputError(f"{output}: the same command reads this file; choose another name for the output.")
     return final
+
+
+def check_folder(folder: str | Path) -> None:
+    """Raise InputError unless there is a folder of this name to write to, or it can be made."""
+    if str(folder) == "-":
+        raise InputError("-: this command writes a folder and not to standard output; name one.")
+    place = Path(folder).absolute()
+    while not place.exists():
+        place = place.parent
+    if not place.is_dir():
+        raise InputError(f"{folder}: {place} is not a folder; name another one to write to.")
+    if not os.access(place, os.W_OK):
+        raise InputError(f"{folder}: can't write to the folder {place}; choose another one.")
 
 
 def files_of(net: Any, base_dir: Path) -> list[Path]:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from typing import Any
 
 from google.protobuf.descriptor import FieldDescriptor  # type: ignore[import-untyped]
 
 from autodial.errors import InputError
+from autodial.wording import alternatives, counted
 
 _STEP = re.compile(r"(\w+)(?:\[(\d+)\])?")
 _TRUTH = {"true": True, "1": True, "false": False, "0": False}
@@ -29,8 +29,13 @@ def apply_to_solver(settings: Sequence[str], solver: Any) -> None:
             _assign(setting, solver, "the solver", field, value)
 
 
+def for_nets(settings: Sequence[str]) -> list[str]:
+    """The settings that `apply_to_solver` leaves to `apply_to_nets`."""
+    return [setting for setting in settings if not setting.strip().startswith("solver.")]
+
+
 def apply_to_nets(settings: Sequence[str], nets: Sequence[Any]) -> None:
-    """Apply all other settings to NetParameters, in place.
+    """Apply settings to NetParameters, in place.
 
     `fc6-dial.dial_param.weight_filler.value=1`, `fc6.param[0].lr_mult=0`, `data.transform_param.mean_value=104,117,9`:
     a layer's name, then a field in it. A value for a repeated field replaces all of its elements, an empty one removes
@@ -38,17 +43,18 @@ def apply_to_nets(settings: Sequence[str], nets: Sequence[Any]) -> None:
     phase. Where no layer has the name, it may be a pattern, as the shell's (`*-dial`, `inception_4?/*`), for several.
 
     Raises:
-        InputError: a setting without "=", a layer or field that does not exist (with the closest that does), or a value
-            that the field can't hold.
+        InputError: a setting without "=", one of a solver, a layer or field that does not exist (with the closest that
+            do), or a value that the field can't hold.
     """
     for setting in settings:
         path, value = _split(setting)
         if path.startswith("solver."):
-            continue
+            raise InputError(f"--set {setting}: this reads a net and no solver, whose settings `autodial train` takes")
         names = list(dict.fromkeys(layer.name for net in nets for layer in net.layer))
         owners, field = _find_layers(path, names)
         if not owners:
-            raise InputError(f'--set {setting}: no layer "{path.partition(".")[0]}"{_alternatives(path, names)}')
+            wanted = path.partition(".")[0]
+            raise InputError(f'--set {setting}: no layer "{wanted}"{alternatives(wanted, names)}')
         for net in nets:
             for layer in net.layer:
                 if layer.name in owners:
@@ -80,7 +86,7 @@ def _assign(setting: str, message: Any, owner: str, path: str, value: str) -> No
         fields = message.DESCRIPTOR.fields_by_name
         if match is None or match[1] not in fields:
             where = ".".join(steps[:depth]) or owner
-            raise InputError(f'--set {setting}: {where} has no field "{step}"{_alternatives(step, list(fields))}')
+            raise InputError(f'--set {setting}: {where} has no field "{step}"{alternatives(step, list(fields))}')
         field, index = fields[match[1]], None if match[2] is None else int(match[2])
         repeated = _is_repeated(field)
         if index is not None:
@@ -145,14 +151,11 @@ def _check_index(setting: str, message: Any, field: Any, repeated: bool, index: 
         raise InputError(f"--set {setting}: {field.name} is not a list; leave out [{index}]")
     count = len(getattr(message, field.name))
     if index > count:
-        raise InputError(f"--set {setting}: {field.name} has {count} elements; the next is {field.name}[{count}]")
+        raise InputError(
+            f"--set {setting}: {field.name} has {counted(count, 'element')}; the next is {field.name}[{count}]"
+        )
 
 
 def _is_repeated(field: Any) -> bool:
     # `label` is deprecated in newer protobuf, `is_repeated` missing in older
     return bool(field.is_repeated if hasattr(field, "is_repeated") else field.label == FieldDescriptor.LABEL_REPEATED)
-
-
-def _alternatives(wanted: str, names: Sequence[str]) -> str:
-    close = get_close_matches(wanted.partition(".")[0], names, n=1)
-    return (f'; did you mean "{close[0]}"?' if close else "") + f" ({', '.join(names)})"

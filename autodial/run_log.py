@@ -1,24 +1,30 @@
 """The folder of a training run: what was run, and what came of it.
 
 `run.json` is an object {"schema": 1, "starts": [...]}, one record per start of the run (the first, and each time it was
-resumed). `log.jsonl` has one JSON object per line: "event" is "train" (a displayed iteration), "test" or "start", and
-NaN and infinite numbers are null. TensorBoard's event files hold the same numbers.
+resumed). `log.jsonl` has one JSON object per line: "event" is "train" (a displayed iteration), "test", "snapshot",
+"collapse" (an alarm, see autodial.collapse) or "start", "time" is when, in UTC, and NaN and infinite numbers are null.
+TensorBoard's event files hold the same numbers.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict
+from datetime import datetime, timezone
 from math import isfinite
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch.utils.tensorboard import SummaryWriter
 
 from autodial.errors import InputError, WorkError
-from autodial.monitor import Monitor, TestRow, TrainRow, Values
+from autodial.monitor import CollapseRow, Monitor, TestRow, TrainRow, Values
 from autodial.proto.files import replacing
+
+if TYPE_CHECKING:
+    from autodial.solver import Solver
 
 RECORD, LOG = "run.json", "log.jsonl"
 
@@ -48,10 +54,12 @@ class RunLog(Monitor):
             earlier = read_starts(folder) if holds_run(folder) else []
             with replacing(folder / RECORD) as file:
                 file.write(json.dumps({"schema": 1, "starts": [*earlier, dict(record)]}, indent=2).encode())
+            _cut_unfinished_line(folder / LOG)
             self._log = (folder / LOG).open("a", encoding="utf-8", buffering=1)
             self._events = SummaryWriter(str(folder), purge_step=iteration if resumed else None)
         except OSError as error:
             raise WorkError(f"the run's folder {folder} can't be written: {error.strerror}") from error
+        self._iteration = iteration
         self._write({"event": "start", "iteration": iteration})
 
     def displayed(self, row: TrainRow) -> None:
@@ -62,11 +70,24 @@ class RunLog(Monitor):
             self._scalar("train/images_per_s", row.images_per_s, row.iteration)
         for name, alpha in row.alphas.items():
             self._scalar(f"alpha/{name}", alpha, row.iteration)
+        for name, diversity in row.diversity.items():
+            self._scalar(f"diversity/{name}", diversity, row.iteration)
         self._outputs("train", row.outputs, row.iteration)
 
     def tested(self, row: TestRow) -> None:
         self._write({"event": "test", **asdict(row), "outputs": _numbers(row.outputs)})
         self._outputs(f"test{row.net or ''}", row.outputs, row.iteration)
+
+    def saved(self, model: Path, state: Path) -> None:
+        # the hash tells this snapshot from one of the same name that another run writes over it
+        names = {"model": str(model.absolute()), "state": str(state.absolute())}
+        self._write({"event": "snapshot", "iteration": self._iteration, **names, "sha256": file_hash(model)})
+
+    def iterated(self, solver: Solver) -> None:
+        self._iteration = solver.iter
+
+    def collapsed(self, row: CollapseRow) -> None:
+        self._write({"event": "collapse", **asdict(row)})
 
     def close(self) -> None:
         """Close the files; nothing more may be reported."""
@@ -74,7 +95,8 @@ class RunLog(Monitor):
         self._events.close()
 
     def _write(self, row: Mapping[str, Any]) -> None:
-        self._log.write(json.dumps(_finite(row), allow_nan=False) + "\n")
+        event = {"time": datetime.now(timezone.utc).isoformat(timespec="seconds"), **row}
+        self._log.write(json.dumps(_finite(event), allow_nan=False) + "\n")
 
     def _outputs(self, kind: str, outputs: Mapping[str, Values], iteration: int) -> None:
         for name, values in outputs.items():
@@ -101,15 +123,62 @@ def read_log(folder: Path) -> list[dict[str, Any]]:
     """The "train" and "test" rows of a run as if it had never been interrupted.
 
     What was logged beyond the iteration from which the run was resumed is left out: the resumed run logged it anew.
+
+    Raises:
+        InputError: as `read_events`.
     """
+    return [row for row in read_events(folder) if row["event"] in ("train", "test")]
+
+
+def read_events(folder: Path) -> list[dict[str, Any]]:
+    """Every line of a run's log, without what was logged beyond the iteration from which the run was resumed.
+
+    A last line that is still being written, or was when the run was killed, is left out.
+
+    Raises:
+        InputError: there is no log, or a line of it is damaged; it names the line.
+    """
+    path = folder / LOG
+    try:
+        text = path.read_bytes().decode("utf-8", "replace")
+    except OSError as error:
+        raise InputError(f"the run's log {path} can't be read: {error.strerror}") from None
     rows: list[dict[str, Any]] = []
-    for line in (folder / LOG).read_text("utf-8").splitlines():
-        row = json.loads(line)
-        if row["event"] == "start":
-            rows = [earlier for earlier in rows if earlier["iteration"] < row["iteration"]]
-        else:
-            rows.append(row)
+    *lines, _unfinished = text.split("\n")
+    for number, line in enumerate(lines, start=1):
+        try:
+            row = json.loads(line)
+            event, iteration = row["event"], row["iteration"]
+        except (ValueError, TypeError, KeyError):
+            raise InputError(f"{path}:{number}: the line is damaged: take it out to go on without it") from None
+        if event == "start":
+            rows = [earlier for earlier in rows if _stands(earlier, iteration)]
+        rows.append(row)
     return rows
+
+
+def _stands(row: Mapping[str, Any], iteration: int) -> bool:
+    """Whether a row is still part of a run that is resumed from an iteration, of which it tests and displays anew."""
+    if row["event"] in ("snapshot", "start"):
+        return bool(row["iteration"] <= iteration)
+    return bool(row["iteration"] < iteration)
+
+
+def _cut_unfinished_line(path: Path) -> None:
+    """Take away what a killed run left of its last line, behind which the next line would be lost."""
+    if path.exists():
+        text = path.read_bytes()
+        with path.open("r+b") as file:
+            file.truncate(text.rfind(b"\n") + 1)
+
+
+def file_hash(path: Path) -> str:
+    """SHA-256 of a file, in hexadecimal digits."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(1 << 20):
+            digest.update(chunk)
+    return digest.hexdigest()
 
 
 def _numbers(outputs: Mapping[str, Values]) -> dict[str, float | Values]:

@@ -50,7 +50,7 @@ class Row:
         """-log of the label's probability, at least FLT_MIN as in Caffe's loss; None if the label is no class."""
         if self.label is None or not 0 <= self.label < len(self.probabilities):
             return None
-        return float(-np.log(max(self.probabilities[self.label], np.finfo(np.float32).tiny)))
+        return float(0 - np.log(max(self.probabilities[self.label], np.finfo(np.float32).tiny)))
 
 
 class Scorer:

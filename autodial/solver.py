@@ -18,18 +18,20 @@ import torch
 from torch import Tensor
 
 from autodial import proto
+from autodial.collapse import CollapseWatch
 from autodial.data.paths import find
 from autodial.data_checks import check_data, check_slices
 from autodial.devices import choose_device, naming_full_memory
-from autodial.errors import InputError, WorkError
+from autodial.errors import DivergedError, InputError, WorkError
 from autodial.feed import Feed, naming_dead_workers, sources
 from autodial.lr_policy import check_policy, learning_rate, next_step
-from autodial.monitor import Monitor, TestRow, TrainRow, Values
+from autodial.monitor import CollapseRow, Monitor, TestRow, TrainRow, Values
 from autodial.net import Net
-from autodial.overrides import apply_to_nets, apply_to_solver
+from autodial.overrides import apply_to_nets, apply_to_solver, for_nets
 from autodial.proto import messages as pb
 from autodial.update import update_class
 from autodial.variants import FIXING, apply_variants, fit_weights
+from autodial.wording import counted
 
 _log = logging.getLogger(__name__)
 
@@ -57,12 +59,14 @@ class Solver:
     Attributes:
         param: the SolverParameter in use, overrides applied.
         net, test_nets: Net objects; the test nets hold the train net's blobs.
+        net_name: the train net's file, or the field that holds it.
         net_params: the NetParameters that the train net and the test nets were built from, variants and overrides
             applied.
         update: the solver type's update, with the history.
         iter: number of updates done.
         current_step: number of steps that the learning rate has come down.
         monitors: Monitor objects to report to.
+        collapses: the alarms raised so far that the target's predictions have collapsed (autodial.collapse).
 
     Raises:
         InputError: a field that is missing, contradictory, or not supported; or what Net raises.
@@ -100,8 +104,9 @@ class Solver:
         for source in unique.values():
             with _naming(source.origin):
                 source.param.CopyFrom(apply_variants(source.param, variants, source.base_dir))
-        apply_to_nets(overrides, [source.param for source in unique.values()])
+        apply_to_nets(for_nets(overrides), [source.param for source in unique.values()])
         self.net_params = [source.param for source in (train, *tests)]
+        self.net_name = train.origin
         self.net = self._build(train)
         if not self.net.loss_weights:
             raise InputError(f"{train.origin}: the train net has no loss layer, so there is nothing to learn")
@@ -109,6 +114,8 @@ class Solver:
         for net in self.test_nets:
             net.share_with(self.net)
         self.update = update_class(self.param.type)(self.param, self.net.params)
+        self.collapses: list[CollapseRow] = []
+        self._collapse = CollapseWatch(self.net)
 
         self._alphas_fixed = bool(set(variants).intersection(FIXING))
         self._stopping = False
@@ -157,8 +164,8 @@ class Solver:
         """Find out what would stop a run later: labels, images, and whether snapshots can be written.
 
         Raises:
-            InputError: a label or an image in a list (autodial.data_checks), or no max_iter.
-            WorkError: the folder of snapshot_prefix can't be written to.
+            InputError: a label or an image in a list (autodial.data_checks), no max_iter, or a snapshot_prefix whose
+                folder can't be written to.
         """
         if not self.param.HasField("max_iter"):
             raise InputError("max_iter, the number of iterations to train for, is missing")
@@ -182,6 +189,8 @@ class Solver:
                     self.snapshot()
                 raise
             self.close()
+            self._collapse.read()
+            self._warn_of_collapse()
             if (self.param.snapshot_after_train or not finished) and self._saved_at != self.iter:
                 self.snapshot()
             if finished and self._test_due():
@@ -196,7 +205,7 @@ class Solver:
 
         Raises:
             InputError: an image can't be read.
-            WorkError: the loss or a weight is no longer finite.
+            DivergedError: the loss or a weight is no longer finite.
         """
         try:
             self._train(iterations)
@@ -284,19 +293,27 @@ class Solver:
             loss_weights=self.net.loss_weights,
             alphas=self.net.alphas(),
             images_per_s=images / seconds if images and self._displayed_at is not None else None,
+            diversity=self._collapse.read(),
         )
         self._displayed_at = self.iter
         self._busy = started - time.perf_counter()  # this iteration counts from here on
         for monitor in self.monitors:
             monitor.displayed(row)
+        self._warn_of_collapse()
+
+    def _warn_of_collapse(self) -> None:
+        for alarm in self._collapse.alarms(self.iter):
+            self.collapses.append(alarm)
+            for monitor in self.monitors:
+                monitor.collapsed(alarm)
 
     def _check_loss(self) -> None:
         loss = float(self._losses[-1])
         if not isfinite(loss):
             raise self._diverged(f"the loss of iteration {self.iter} is {loss}")
 
-    def _diverged(self, what: str) -> WorkError:
-        return WorkError(
+    def _diverged(self, what: str) -> DivergedError:
+        return DivergedError(
             f"{what}: training has diverged; lower base_lr or the loss_weight of an EntropyLoss layer, or set "
             "clip_gradients, and start again or from an earlier snapshot"
         )
@@ -369,7 +386,9 @@ class Solver:
         if not self.param.snapshot_prefix:
             raise InputError("snapshot_prefix, where snapshots go, is missing")
         if not all(bool(param.tensor.isfinite().all()) for param in self.net.params):
-            raise self._diverged(f"a blob holds NaN or infinity after {self.iter} iterations; no snapshot is written")
+            raise self._diverged(
+                f"a blob holds NaN or infinity after {counted(self.iter, 'iteration')}; no snapshot is written"
+            )
         prefix = f"{self.param.snapshot_prefix}_iter_{self.iter}"
         model, state = (Path(f"{prefix}{suffix}") for suffix in self.snapshot_suffixes)
         history = [tensor.cpu().numpy() for tensor in self.update.history]
@@ -413,8 +432,8 @@ class Solver:
         history = self.update.history
         if len(state.history) != len(history):
             raise InputError(
-                f"{path} is of another net or solver type: it holds the history of {len(state.history)} blobs, "
-                f"and {self.param.type} on this net has {len(history)}"
+                f"{path} is of another net or solver type: it holds the history of "
+                f"{counted(len(state.history), 'blob')}, and {self.param.type} on this net has {len(history)}"
             )
         for i, (ours, saved) in enumerate(zip(history, state.history, strict=True)):
             if not _same_shape(saved.shape, ours.shape):
@@ -476,15 +495,26 @@ class _NetSource:
     base_dir: Path | None
 
 
+_LEAST = {
+    **dict.fromkeys(("average_loss", "iter_size"), 1),
+    **dict.fromkeys(("max_iter", "display", "snapshot", "test_interval", "device_id"), 0),
+    **dict.fromkeys(("base_lr", "momentum", "weight_decay", "delta"), 0),
+}
+"""The smallest value of SolverParameter's fields that have one whatever the others say."""
+
+
 def _check(param: Any) -> None:
     """Refuse a SolverParameter that can't be honoured, and say which fields change nothing."""
     update_class(param.type).check(param)
     check_policy(param)
     if param.regularization_type not in ("L1", "L2"):
         raise InputError(f'regularization_type "{param.regularization_type}" does not exist; it is L1 or L2')
-    for field, least in (("average_loss", 1), ("iter_size", 1), ("max_iter", 0), ("display", 0), ("snapshot", 0)):
+    for field, value in param.ListFields():
+        if isinstance(value, float) and not isfinite(value):
+            raise InputError(f"{field.name} must be a finite number, and is {value}")
+    for field, least in _LEAST.items():
         if getattr(param, field) < least:
-            raise InputError(f"{field} must be at least {least}, and is {getattr(param, field)}")
+            raise InputError(f"{field} must be at least {least}, and is {getattr(param, field):g}")
     if param.test_iter and param.test_interval < 1:
         raise InputError("test_iter is given, and test_interval, how often to test, is missing or not positive")
     for batches in param.test_iter:
@@ -514,15 +544,19 @@ def _read_nets(param: Any, base_dir: Path | None) -> tuple[_NetSource, list[_Net
     tests += [_read_net("test_net", net, base_dir) for net in param.test_net]
     generic = given[0] in ("net", "net_param")
     if len(param.test_iter) < len(tests) or (len(param.test_iter) > len(tests) and not generic):
-        raise InputError(f"test_iter is given for {len(param.test_iter)} test nets, and there are {len(tests)}")
+        raise InputError(_wrong_number("test_iter", len(param.test_iter), len(tests)))
     tests += [train] * (len(param.test_iter) - len(tests))
     if param.test_state and len(param.test_state) != len(tests):
-        raise InputError(f"test_state is given for {len(param.test_state)} test nets, and there are {len(tests)}")
+        raise InputError(_wrong_number("test_state", len(param.test_state), len(tests)))
     states = list(param.test_state) or [pb.NetState()] * len(tests)
     return (
         _in_state(train, pb.TRAIN, param.train_state),
         [_in_state(test, pb.TEST, state) for test, state in zip(tests, states, strict=True)],
     )
+
+
+def _wrong_number(field: str, given: int, wanted: int) -> str:
+    return f"{field} is given for {counted(given, 'test net')}, and there {'is' if wanted == 1 else 'are'} {wanted}"
 
 
 def _read_net(field: str, value: Any, base_dir: Path | None) -> _NetSource:
@@ -535,6 +569,9 @@ def _read_net(field: str, value: Any, base_dir: Path | None) -> _NetSource:
         path = find(value, base_dir)
     except InputError as error:
         raise InputError(f"{field}: {error}") from error
+    beside = path if base_dir is None else base_dir / value
+    if beside.exists() and not beside.samefile(path):
+        _log.warning("%s: %s in the working directory is taken, as in Caffe, and not %s.", field, path, beside)
     return _NetSource(str(path), proto.read_net(path), pb.NetState(), path.parent)
 
 
@@ -554,7 +591,7 @@ def _check_writable(folder: Path) -> None:
         probe.touch()
         probe.unlink()
     except OSError as error:
-        raise WorkError(f"snapshots can't be written to {folder}: {error.strerror}") from error
+        raise InputError(f"snapshots can't be written to {folder}: {error.strerror}") from error
 
 
 def _same_shape(saved: Sequence[int], wanted: Sequence[int]) -> bool:

@@ -9,6 +9,7 @@ import typer
 
 from autodial.errors import InputError
 from autodial.options import VariantOption
+from autodial.wording import counted
 
 
 def test(
@@ -99,7 +100,7 @@ def test(
     accuracy = scorer.accuracy()
     if accuracy is not None:
         seconds = time.perf_counter() - started
-        typer.echo(f"{len(scorer.rows)} images in {seconds:.1f} s: accuracy over them = {accuracy:.6g}")
+        typer.echo(f"{counted(len(scorer.rows), 'image')} in {seconds:.1f} s: accuracy over them = {accuracy:.6g}")
     if output is not None:
         write_scores(scorer.rows, output)
 

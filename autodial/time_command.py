@@ -11,6 +11,7 @@ import typer
 
 from autodial.errors import InputError
 from autodial.options import VariantOption
+from autodial.wording import counted
 
 if TYPE_CHECKING:
     from autodial.timing import LayerTime
@@ -81,7 +82,7 @@ def time(
     backward = sum(row.backward_ms or 0.0 for row in times)
     machine = _machine(chosen)
     if not as_json:
-        typer.echo(f"{net}, {phase.value} phase on {machine['device']}: mean of {iterations} iterations")
+        typer.echo(f"{net}, {phase.value} phase on {machine['device']}: mean of {counted(iterations, 'iteration')}")
         for line in _table(times, forward, backward):
             typer.echo(line)
         return

@@ -107,6 +107,8 @@ def replace_missing_data(param: Any, base_dir: Path | None) -> tuple[Any, dict[s
                     "(crop_size would)"
                 ) from None
             replaced[layer.name] = shapes[: len(layer.top)]
+            layer.ClearField(_SOURCES[layer.type])
+            layer.ClearField("transform_param")
             layer.type = "Input"
             for shape in replaced[layer.name]:
                 layer.input_param.shape.add(dim=shape)

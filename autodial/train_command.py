@@ -15,6 +15,7 @@ import typer
 
 from autodial.errors import InputError
 from autodial.options import VariantOption
+from autodial.wording import counted
 
 if TYPE_CHECKING:
     from autodial.solver import Solver
@@ -67,11 +68,14 @@ def train(
 
     from autodial.console import Bar, Lines
     from autodial.feed import default_workers
+    from autodial.outputs import check_folder
     from autodial.run_log import RunLog
     from autodial.solver import Solver
 
     if weights is not None and snapshot is not None:
         raise InputError("--weights starts a run and --snapshot resumes one: give one of them")
+    if output is not None:
+        check_folder(output)
     options: dict[str, Any] = {
         "--device": device,
         "--variant": variants,
@@ -96,6 +100,12 @@ def train(
             typer.echo(f"Not in {weights}, and left as their fillers made them: {', '.join(missing)}")
     if snapshot is not None:
         run.restore(snapshot)
+        if run.param.HasField("max_iter") and run.iter >= run.param.max_iter:
+            typer.echo(
+                f"Nothing is left to do: {snapshot} is of iteration {run.iter}, and max_iter is {run.param.max_iter}. "
+                "A larger one trains on: --set solver.max_iter=N"
+            )
+            return
     run.check()
 
     command = _command(solver, {"--weights": weights, "--snapshot": snapshot, **options, "-o": output})
@@ -104,7 +114,10 @@ def train(
     with ExitStack() as stack:
         log = RunLog(folder, record, iteration=run.iter, resumed=snapshot is not None)
         stack.callback(log.close)
-        typer.echo(f"Training on {record['device']} from iteration {run.iter} to {run.param.max_iter}, logs: {folder}")
+        typer.echo(
+            f"Training {run.net_name} on {record['device']} from iteration {run.iter} to {run.param.max_iter}, "
+            f"logs: {folder}"
+        )
         run.monitors += [log, Lines(console.print if console.is_terminal else typer.echo)]
         if console.is_terminal:
             run.monitors.append(stack.enter_context(Bar(console, run)))
@@ -113,9 +126,11 @@ def train(
     if not finished:
         state = f"{run.param.snapshot_prefix}_iter_{run.iter}{run.snapshot_suffixes[1]}"
         again = _command(solver, {"--snapshot": state, **options, "-o": folder})
-        typer.echo(f"Interrupted after {run.iter} iterations. To go on:\n{again}")
+        typer.echo(f"Interrupted after {counted(run.iter, 'iteration')}. To go on:\n{again}")
         raise typer.Exit(INTERRUPTED)
     typer.echo("Training done.")
+    if run.collapses:
+        typer.echo(f"The target's predictions collapsed at iteration {run.collapses[-1].iteration}; see above.")
 
 
 @contextmanager
@@ -183,6 +198,7 @@ def _record(run: Solver, command: str, variants: Sequence[str], settings: Sequen
     from autodial.proto import to_text
 
     cuda = run.device.type == "cuda"
+    nets = {id(param): (param, net) for param, net in zip(run.net_params, (run.net, *run.test_nets), strict=True)}
     return {
         "command": command,
         "folder": str(Path.cwd()),
@@ -199,5 +215,7 @@ def _record(run: Solver, command: str, variants: Sequence[str], settings: Sequen
             "python": platform.python_version(),
         },
         "solver": to_text(run.param),
-        "nets": [to_text(net) for net in {id(net): net for net in run.net_params}.values()],
+        "nets": [to_text(param) for param, _ in nets.values()],
+        # where their relative paths lead if not from the working directory
+        "net_folders": [net.base_dir and str(net.base_dir.absolute()) for _, net in nets.values()],
     }

@@ -20,10 +20,10 @@ def upgrade(
     Every other command reads the old forms as well. Comments in a prototxt are not carried over.
     """
     from autodial import proto
+    from autodial.outputs import check_output
     from autodial.proto import binary, files, text
 
-    if output.exists() and source.exists() and output.samefile(source):
-        raise InputError(f"{output} is the file to upgrade: name another one to write")
+    check_output(output, [source])
     old: list[str] = []
     if files.is_hdf5(source, "caffemodel"):
         proto.write_weights(proto.read_weights(source), output)

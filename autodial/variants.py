@@ -48,7 +48,8 @@ def apply_variant(net: Any, name: str) -> Any:
     - A Dial layer that was added to a network goes, and so does the Scale that reads it. Dial layers behind layers with
       a bias are such, and those that make the logits.
     - One that stands in for batch normalization becomes a BatchNorm layer of the same name, over the whole batch, and
-      its Scale stays. Dial layers behind layers without a bias are such, and then those behind all convolutions.
+      its Scale stays. Dial layers behind layers without a bias are such, and then those behind all convolutions; and
+      those that `autodial dialize` made from BatchNorm layers, which it names "X-dial" where no layer is called "X".
     - A Scale stays without its Dial layer, as a bias, if the layer before has none.
 
     "source-only" also takes away what only the target's samples of a batch go through: their data, the Concat and Slice
@@ -197,6 +198,8 @@ def _without_alignment(net: Any) -> Any:
         biased = layer is not None and _has_bias(layer)
         if _makes_logits(net, i if scale is None else scale):
             stands_in = False
+        elif _replaces_batch_norm(net, i):
+            stands_in = True
         else:
             stands_in = not biased or (batch_normalized and layer.type != "InnerProduct")
         if stands_in:
@@ -219,6 +222,12 @@ def _weighted_layer_before(net: Any, dial: int) -> Any:
     blob = net.layer[dial].bottom[0]
     maker = next((layer for layer in reversed(net.layer[:dial]) if blob in layer.top), None)
     return maker if maker is not None and maker.type in _BIAS_TERMS else None
+
+
+def _replaces_batch_norm(net: Any, dial: int) -> bool:
+    """Whether a Dial layer has the name that dialize gives it for a BatchNorm layer "X": "X-dial", without an "X"."""
+    name, dash, _ = net.layer[dial].name.rpartition("-dial")
+    return bool(dash) and all(layer.name != name for layer in net.layer)
 
 
 def _has_bias(layer: Any) -> bool:

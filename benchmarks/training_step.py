@@ -39,6 +39,8 @@ def synthetic(path: Path) -> Net:
         if layer.type == "ImageData":
             size, batch = layer.transform_param.crop_size, layer.image_data_param.batch_size
             layer.type = "Input"
+            layer.ClearField("transform_param")
+            layer.ClearField("image_data_param")
             layer.input_param.shape.add(dim=[batch, 3, size, size])
             layer.input_param.shape.add(dim=[batch])
     return Net(param, pb.TRAIN)

@@ -1,0 +1,32 @@
+"""From one form to another: Caffe nets to AutoDIAL nets, torch modules to AutoDIAL modules, trained nets to ONNX files.
+
+    from autodial.converters import AutoDIAL, convert_batchnorm, export_module
+
+Names load when they are first used, so that importing this package brings neither torch nor onnx.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from autodial.converters.onnx_file import ExportReport
+    from autodial.converters.torch_export import export_module
+    from autodial.converters.torch_modules import AlignedBatchNorm, AutoDIAL, convert_batchnorm
+
+__all__ = ["AlignedBatchNorm", "AutoDIAL", "ExportReport", "convert_batchnorm", "export_module"]
+
+_HOME = {
+    "AlignedBatchNorm": "torch_modules",
+    "AutoDIAL": "torch_modules",
+    "ExportReport": "onnx_file",
+    "convert_batchnorm": "torch_modules",
+    "export_module": "torch_export",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)

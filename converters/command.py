@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from autodial.options import VariantOption
+from autodial.wording import counted
 
 if TYPE_CHECKING:
-    from autodial.converters.onnx_export import ExportReport
+    from autodial.converters.onnx_file import ExportReport
 
 
 def export(
@@ -46,12 +47,15 @@ def export(
         typer.Option("--set", metavar="LAYER.FIELD=VALUE", help="Change a field of the net; may be repeated."),
     ] = None,
     variants: VariantOption = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the report as one JSON object.")] = False,
 ) -> None:
     """Write a trained net as an ONNX file that labels images, for `autodial predict` and any ONNX runtime.
 
     The target domain's statistics are folded into the weights; crop, mean and scale are part of the graph. The file is
     compared with the net as it was, on images of its list where they are there, before it is written.
     """
+    import json
+
     from autodial import proto
     from autodial.converters.onnx_export import export as export_onnx
     from autodial.outputs import check_output, files_of
@@ -73,7 +77,7 @@ def export(
         raw_input=raw_input,
         base_dir=net.parent,
     )
-    typer.echo(describe(report))
+    typer.echo(json.dumps(report.record(), indent=2) if as_json else describe(report))
 
 
 def describe(report: ExportReport) -> str:
@@ -85,10 +89,11 @@ def describe(report: ExportReport) -> str:
     kept = f"; in the graph remain {', '.join(report.kept)}" if report.kept else ""
     return "\n".join(
         [
-            f"Wrote {report.output}: {taken} to {len(metadata['classes'])} classes{statistics}",
+            f"Wrote {report.output}: {taken} to {counted(len(metadata['classes']), 'class', 'classes')}{statistics}",
             f"Folded into other layers: {len(report.merged)}{kept}",
             f"Largest difference from the unfolded net: {report.max_difference:.2g}, {report.relative_difference:.1g} "
             f"of the logits' range {report.logits_range:.3g} (on {report.compared_on})",
+            f"{report.file_size / 2**20:.1f} MiB, opset {report.opset}, IR version {report.ir_version}",
             *report.notes,
         ]
     )

@@ -80,6 +80,7 @@ def fold(
     names = [node.param.name for node in graph.nodes]
     work: Blobs = {name: [np.asarray(blob, np.float64) for blob in blobs.get(name, ())] for name in names}
     for node in graph.nodes:
+        check_frozen(node.param)
         if node.param.type in ("Convolution", "InnerProduct") and not work[node.param.name]:
             raise InputError(f'layer "{node.param.name}" ({node.param.type}) has no blobs in the weights')
     for node in [node for node in graph.nodes if node.param.type == "Dropout"]:
@@ -115,18 +116,28 @@ def fold(
 
 
 def check_frozen(layer: Any) -> None:
-    """Raise InputError, naming the layer, for a Dial or BatchNorm that uses the batch's own statistics in TEST."""
+    """Raise InputError, naming the layer, for one that in TEST still does what only training is for.
+
+    That is a Dial or BatchNorm that uses the batch's own statistics, and a Dropout that drops.
+    """
     options = {"Dial": layer.dial_param, "BatchNorm": layer.batch_norm_param}.get(layer.type)
-    if options is not None and options.HasField("use_global_stats") and not options.use_global_stats:
-        raise InputError(
-            f'layer "{layer.name}" ({layer.type}) has use_global_stats: false, so its output depends on the other '
-            "images of the batch and it can't be folded: set it to true, or leave it out, for the TEST phase"
-        )
+    if options is not None and options.HasField("use_global_stats"):
+        if options.use_global_stats:
+            return
+        cause = "use_global_stats: false"
+    elif (options is not None or layer.type == "Dropout") and layer.HasField("phase") and layer.phase == pb.TRAIN:
+        cause = "phase: TRAIN"
+    else:
+        return
+    depends = "is drawn at random" if layer.type == "Dropout" else "depends on the other images of the batch"
+    raise InputError(
+        f'layer "{layer.name}" ({layer.type}) has {cause}, so its output {depends} and it can\'t be folded: '
+        "leave that out for the TEST phase"
+    )
 
 
 def _freeze(layer: Any, blobs: Blobs) -> str | None:
     """Turn a Dial or BatchNorm layer into a Scale layer with bias, in place; the domain of a Dial's statistics."""
-    check_frozen(layer)
     where = f'layer "{layer.name}" ({layer.type})'
     options = layer.dial_param if layer.type == "Dial" else layer.batch_norm_param
     stored = blobs[layer.name]

@@ -1,4 +1,4 @@
-"""What stands in front of an exported net: the images of its ImageData layer, all of one size, and their transform."""
+"""What stands in front of an exported net: images, all of one size, and how they become its input."""
 
 from __future__ import annotations
 
@@ -14,17 +14,20 @@ from autodial.data.image_data import ImageData
 from autodial.data.transforms import DataError, Transform, resize
 from autodial.errors import InputError
 from autodial.proto import messages as pb
+from autodial.wording import counted
 
 
 @dataclass(frozen=True, eq=False)
 class ImageInput:
-    """The images that a TEST-phase ImageData layer reads, before and after its transform.
+    """The images that a TEST-phase ImageData layer reads, or that a torch module is made for, and their transform.
 
     Attributes:
         height, width, channels: of the images before the transform.
         transform: of the TEST phase, without the random mirror.
         listed: the layer's list, None where it can't be read.
-        reason: why `listed` is None.
+        reason: why `listed` is None; empty where no list belongs to the net.
+        channel_scale: float32 (C, 1, 1), multiplied after the transform; None where its one scale is all.
+        rgb: whether the blob has the channels of a BGR image in the order RGB.
     """
 
     height: int
@@ -33,6 +36,8 @@ class ImageInput:
     transform: Transform
     listed: ImageData | None = None
     reason: str = ""
+    channel_scale: NDArray[np.float32] | None = None
+    rgb: bool = False
 
     @classmethod
     def from_caffe(cls, layer: Any, others: Iterable[Any] = (), base_dir: Path | None = None) -> ImageInput:
@@ -83,16 +88,19 @@ class ImageInput:
                     reason = str(error)
         if self.listed is not None and images:
             return np.stack([images[i % len(images)] for i in range(count)]), (
-                f"{len(images)} images of {self.listed.list_path}"
+                f"{counted(len(images), 'image')} of {self.listed.list_path}"
             )
         shape = (count, self.height, self.width, self.channels)
         noise = np.random.default_rng(seed).integers(0, 256, shape, dtype=np.uint8)
-        return noise, f"random images, as the list's can't be read: {reason}"
+        return noise, f"random images, as the list's can't be read: {reason}" if reason else "random images"
 
     def blob(self, images: NDArray[np.uint8]) -> NDArray[np.float32]:
-        """The blob that the layer makes of uint8 (N, height, width, channels) images, by its own transform."""
+        """The blob that the net gets for uint8 (N, height, width, channels) images, by the transform itself."""
         rng = np.random.default_rng(0)  # not drawn from: nothing is random without mirror and random crop
-        return np.stack([self.transform(image, rng) for image in images])
+        blob = np.stack([self.transform(image, rng) for image in images])
+        if self.channel_scale is not None:
+            blob *= self.channel_scale
+        return np.ascontiguousarray(blob[:, ::-1]) if self.rgb else blob
 
 
 def _read(layer: Any, base_dir: Path | None) -> tuple[ImageData | None, str]:

@@ -5,8 +5,8 @@
     predictor = Predictor("target_predictor.onnx")
     logits, probabilities = predictor.predict(["a.jpg", "b.jpg"])
 
-`predict_folder` does the same for any number of files and writes a CSV table. Names load when they are first used, so
-that importing this package brings neither ONNX Runtime nor OpenCV.
+`predict_folder` does the same for any number of files and writes a table: CSV, JSON Lines or Parquet. Names load when
+they are first used, so that importing this package brings neither ONNX Runtime nor OpenCV.
 """
 
 from __future__ import annotations

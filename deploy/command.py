@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 import os
+import re
+from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from autodial.errors import WorkError
+from autodial.errors import InputError, WorkError
+from autodial.wording import counted
 
 if TYPE_CHECKING:
     from autodial.deploy.runner import Summary
 
 CLASSES_SHOWN = 10
+
+
+class OnError(str, Enum):
+    """What an image that can't be read does to the run."""
+
+    skip = "skip"
+    fail = "fail"
 
 
 def predict(
@@ -28,9 +38,42 @@ def predict(
         ),
     ],
     output: Annotated[
-        str, typer.Option("--output", "-o", metavar="OUT.csv", help="The table to write; - for standard output.")
+        str,
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="OUT",
+            help="The table to write: OUT.csv, OUT.jsonl or OUT.parquet; - for CSV on standard output.",
+        ),
     ],
     top_k: Annotated[int, typer.Option(min=1, help="Labels per image, the most probable first.")] = 1,
+    logits: Annotated[bool, typer.Option("--logits", help="Write all classes' logits, too.")] = False,
+    entropy: Annotated[bool, typer.Option("--entropy", help="Write the probabilities' entropy, too, in nats.")] = False,
+    sort_into: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR", help="Make a folder per label in DIR, with links to its images.", show_default=False
+        ),
+    ] = None,
+    copy: Annotated[bool, typer.Option("--copy", help="With --sort-into: copies instead of links.")] = False,
+    on_error: Annotated[
+        OnError, typer.Option(help="What an image that can't be read does: skip leaves it a row, fail ends the run.")
+    ] = OnError.skip,
+    max_failures: Annotated[
+        int | None,
+        typer.Option(
+            min=0, metavar="N", help="End the run at more than N unreadable images.", show_default="any number"
+        ),
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with what an interrupted run left, if it left something.")
+    ] = False,
+    shard: Annotated[
+        str,
+        typer.Option(
+            metavar="I/N", help="Label every N-th image only, from the I-th on (1/N to N/N), into OUT-I-of-N.csv."
+        ),
+    ] = "1/1",
     batch_size: Annotated[int, typer.Option(min=1, help="Images that the model sees at once.")] = 32,
     device: Annotated[
         str, typer.Option(help="auto (a GPU where one works, else the CPU), cpu, cuda, or cuda:N.")
@@ -40,7 +83,7 @@ def predict(
         typer.Option(min=1, help="Threads that decode images.", show_default="one per CPU"),
     ] = None,
 ) -> None:
-    """Label images with an exported model and write a CSV table: one row per image, in a fixed order.
+    """Label images with an exported model and write a table: one row per image, in a fixed order.
 
     The columns are path, status, label_1, probability_1, ..., label_K,
     probability_K, error. An image that can't be read is a row with status
@@ -48,15 +91,25 @@ def predict(
 
     The exit status is 0 if at least one image got its labels, 1 if none did
     or the work failed, 2 if something given can't be used, and 130 after
-    Ctrl-C. The rows of a run that was cut short stay in OUT.csv.partial, and
-    an existing OUT.csv stays as it was.
+    Ctrl-C. The rows of a run that was cut short, even killed, stay in
+    OUT.partial for --resume, and an existing OUT stays as it was.
     """
     # OpenCV reports what it can't decode, and without the file's name: the table does it better.
     os.environ.setdefault("OPENCV_LOG_LEVEL", "SILENT")
+    # A small file may claim any size. The largest cameras make 200 million pixels.
+    os.environ.setdefault("OPENCV_IO_MAX_IMAGE_PIXELS", str(2**28))
 
     from autodial.deploy.progress import show_progress
     from autodial.deploy.runner import predict_folder
 
+    if copy and sort_into is None:
+        raise InputError("--copy says how --sort-into sorts: name a folder with --sort-into.")
+    if on_error is OnError.fail:
+        if max_failures:
+            raise InputError(
+                "--on-error fail ends at the first failure, so it allows no --max-failures: leave out one."
+            )
+        max_failures = 0
     try:
         with show_progress() as progress:
             summary = predict_folder(
@@ -64,31 +117,55 @@ def predict(
                 inputs,
                 output,
                 top_k=top_k,
+                logits=logits,
+                entropy=entropy,
                 batch_size=batch_size,
                 device=device,
                 workers=workers,
+                max_failures=max_failures,
+                sort_into=sort_into,
+                copy=copy,
+                shard=_shard(shard),
+                resume=resume,
                 progress=progress,
             )
     except KeyboardInterrupt as stop:
         typer.echo(f"Interrupted.{stop}", err=True)
         raise typer.Exit(130) from None
     typer.echo(describe(summary), err=True)
-    if summary.errors == summary.images:
-        raise WorkError(f"None of the {summary.images} images could be read: the table's column error says why.")
+    if summary.table != Path(output):
+        typer.echo(f"The table is {summary.table}", err=True)
+    if summary.images and summary.errors == summary.images:
+        what = "The only image" if summary.images == 1 else f"None of the {summary.images} images"
+        verb = "can't" if summary.images == 1 else "can"
+        raise WorkError(f"{what} {verb} be labelled: the table's column error says why.")
+
+
+def _shard(text: str) -> tuple[int, int]:
+    match = re.fullmatch(r"([0-9]+)/([0-9]+)", text)
+    if match is None:
+        raise InputError(f"--shard {text}: write I/N, as in 2/8.")
+    return int(match[1]), int(match[2])
 
 
 def describe(summary: Summary) -> str:
     """A Summary as a few lines of text."""
+    new = summary.images - summary.resumed
     lines = [
-        f"{summary.images} images in {summary.seconds:.1f} s ({summary.images_per_second:.0f} images/s) "
-        f"on {summary.provider}"
+        f"{counted(new, 'image')} in {summary.seconds:.1f} s ({summary.images_per_second:.0f} images/s) "
+        f"on {summary.provider} ({summary.reason})"
     ]
+    if summary.resumed:
+        lines.append(f"{counted(summary.resumed, 'more row')} from the interrupted run")
     if summary.cuda_failure is not None:
         lines.append(f"The GPU was not used: {summary.cuda_failure}.")
+    rates = [f"{stage.name} ({stage.images_per_second:.0f} images/s)" for stage in summary.stages if stage.seconds]
+    if rates:
+        lines.append(f"Slowest: {'; then '.join([rates[0], ', '.join(rates[1:])]) if rates[1:] else rates[0]}")
     if summary.errors:
-        lines.append(f"{summary.errors} could not be read: their rows have status error and the reason")
+        lines.append(f"{summary.errors} without labels: their rows have status error and the reason")
     shown = list(summary.counts.items())[:CLASSES_SHOWN]
     lines += [f"{count:>9}  {label}" for label, count in shown]
     if len(shown) < len(summary.counts):
-        lines.append(f"{'':>9}  and {len(summary.counts) - len(shown)} more classes")
+        lines.append(f"{'':>9}  and {counted(len(summary.counts) - len(shown), 'more class', 'more classes')}")
     return "\n".join(lines)

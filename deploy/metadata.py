@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from autodial.errors import InputError
+from autodial.wording import counted
 
 KEY = "autodial"
 SCHEMA = 1
@@ -16,9 +17,11 @@ SCHEMA = 1
 INPUT = "image"
 OUTPUTS = ("logits", "probabilities")
 
-# Stretching a file to the model's size and honouring its EXIF orientation are what this reader does to every image.
+# What this reader does to every image, as training does: a file is stretched to the model's size, turned as its EXIF
+# orientation says, and laid over white where it is transparent.
 _RESIZE = "bilinear"
 _EXIF = "apply"
+_ALPHA = "white"
 
 
 @dataclass(frozen=True)
@@ -39,8 +42,8 @@ class ModelInfo:
     """Height and width of the centre crop that the graph takes, if any."""
     mean: tuple[float, ...] | str
     """Subtracted by the graph: a value per channel (empty: none), or "mean_file" for a whole mean image."""
-    scale: float
-    """Multiplied by the graph, after the mean."""
+    scale: float | tuple[float, ...]
+    """Multiplied by the graph, after the mean: one factor, or one per channel."""
     statistics: str | None
     """Domain whose statistics are folded in: "target", "source", or None for a net without alignment layers."""
     weights_sha256: str
@@ -82,7 +85,7 @@ class ModelInfo:
         if any(given.get(name) != len(info.classes) and not isinstance(given.get(name), str) for name in OUTPUTS):
             raise InputError(
                 f"{path}: the graph gives {given}, and its metadata promises {' and '.join(OUTPUTS)} of "
-                f"{len(info.classes)} classes: export the model again."
+                f"{counted(len(info.classes), 'class', 'classes')}: export the model again."
             )
         return info
 
@@ -119,21 +122,27 @@ class ModelInfo:
 
     @classmethod
     def _from_record(cls, record: Mapping[str, Any], path: Path) -> ModelInfo:
-        for field, known in (("channel_order", ("BGR", "GRAY")), ("resize", (_RESIZE,)), ("exif", (_EXIF,))):
-            if record[field] not in known:
+        stated = {"alpha": _ALPHA} | dict(record)  # the first files did not say
+        for field, known in {
+            "channel_order": ("BGR", "GRAY"),
+            "resize": (_RESIZE,),
+            "exif": (_EXIF,),
+            "alpha": (_ALPHA,),
+        }.items():
+            if stated[field] not in known:
                 raise InputError(
-                    f"{path}: the metadata asks for {field} {record[field]!r}, and this AutoDIAL "
+                    f"{path}: the metadata asks for {field} {stated[field]!r}, and this AutoDIAL "
                     f"knows {' and '.join(map(repr, known))} only: upgrade autodial or export again."
                 )
         height, width = record["size"]
-        crop, mean = record["crop"], record["mean"]
+        crop, mean, scale = record["crop"], record["mean"], record["scale"]
         return cls(
             classes=tuple(str(name) for name in record["classes"]),
             size=(int(height), int(width)),
             channel_order=record["channel_order"],
             crop=None if crop is None else (int(crop[0]), int(crop[1])),
             mean=mean if isinstance(mean, str) else tuple(float(value) for value in mean),
-            scale=float(record["scale"]),
+            scale=tuple(float(value) for value in scale) if isinstance(scale, list) else float(scale),
             statistics=record["statistics"],
             weights_sha256=record["weights_sha256"],
             version=record["version"],

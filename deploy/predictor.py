@@ -10,9 +10,10 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from autodial.cpus import available_cpus
 from autodial.data.transforms import decode, resize
 from autodial.deploy.metadata import INPUT, OUTPUTS, ModelInfo
-from autodial.deploy.providers import open_model, reason
+from autodial.deploy.providers import CUDA, open_model, reason
 from autodial.errors import WorkError
 
 BATCH_SIZE = 32
@@ -27,6 +28,8 @@ class Predictor:
     Args:
         model_path: the file that `autodial export` wrote.
         device: "auto" (the first GPU where there is one that works, else the CPU), "cpu", "cuda" or "cuda:N".
+        threads: CPUs that a run on the CPU keeps busy; None for all that this process may use. The results are the
+            same for any number.
 
     Raises:
         InputError: the file can't be used, or `device` has another form.
@@ -35,13 +38,15 @@ class Predictor:
     The methods may be called from several threads at once.
     """
 
-    def __init__(self, model_path: str | Path, device: str = "auto") -> None:
+    def __init__(self, model_path: str | Path, device: str = "auto", threads: int | None = None) -> None:
         self._path = Path(model_path)
-        opened = open_model(self._path, device)
+        opened = open_model(self._path, device, threads or available_cpus())
         self._session = opened.session
         self.info: ModelInfo = opened.info
         self.provider: str = opened.provider
         """ONNX Runtime's name of what runs the model: "CUDAExecutionProvider" or "CPUExecutionProvider"."""
+        self.reason: str = opened.reason
+        """Why it runs there: "asked for", or what "auto" found."""
         self.cuda_failure: str | None = opened.cuda_failure
         """Why this machine's GPU isn't in use, where `device` was "auto" and the GPU failed; else None."""
 
@@ -55,9 +60,12 @@ class Predictor:
             Two float32 arrays of shape (len(images), len(info.classes)); the rows of the second sum to 1.
 
         Raises:
+            TypeError: `images` is one file's name.
             ValueError: an image can't be decoded or has the wrong form.
             WorkError: ONNX Runtime fails.
         """
+        if isinstance(images, (str, os.PathLike)):
+            raise TypeError(f"predict takes a sequence of images: write predict([{str(images)!r}])")
         logits = np.empty((len(images), len(self.info.classes)), np.float32)
         probabilities = np.empty_like(logits)
         for start in range(0, len(images), BATCH_SIZE):
@@ -65,6 +73,11 @@ class Predictor:
             batch = np.stack([self.prepare(image) for image in images[rows]])
             logits[rows], probabilities[rows] = self.run(batch)
         return logits, probabilities
+
+    @property
+    def fixed_batches(self) -> bool:
+        """Whether batches of one size are faster than some that are smaller: CUDA plans anew for every other size."""
+        return self.provider == CUDA
 
     def prepare(self, image: Pixels | str | Path) -> Pixels:
         """One image as the graph takes it: uint8, shape `info.image_shape`.

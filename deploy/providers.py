@@ -34,6 +34,8 @@ class OpenedModel:
     info: ModelInfo
     provider: str
     """`CPU` or `CUDA`."""
+    reason: str
+    """Why it runs there: what was asked for, or what "auto" found."""
     cuda_failure: str | None
     """Why a GPU that this machine has is not in use, where device "auto" had to go on without it."""
 
@@ -42,8 +44,10 @@ class _CudaError(Exception):
     """CUDA can't be used, and why, as the end of a sentence."""
 
 
-def open_model(path: Path, device: str) -> OpenedModel:
+def open_model(path: Path, device: str, threads: int) -> OpenedModel:
     """Load the ONNX file at `path` on `device`: "auto", "cpu", "cuda" or "cuda:N" (N counts from 0).
+
+    On the CPU `threads` of them compute.
 
     "auto" takes the first GPU if the machine has one and the model runs on it, and the CPU otherwise. Products are
     computed without TF32 on the GPU.
@@ -61,14 +65,16 @@ def open_model(path: Path, device: str) -> OpenedModel:
         raise InputError(f"{path}: no such file; MODEL is the .onnx file that `autodial export` wrote.")
 
     cuda_failure = None
+    why = "asked for" if kind != "auto" else "auto: this machine shows no NVIDIA GPU with a working driver"
     if kind == "cuda" or (kind == "auto" and cuda_device_count() > 0):
         try:
-            return OpenedModel(*_open_on_cuda(path, index), CUDA, None)
+            session, info = _open_on_cuda(path, index, threads)
+            return OpenedModel(session, info, CUDA, "auto: the first GPU" if kind == "auto" else why, None)
         except _CudaError as error:
             if kind == "cuda":
                 raise WorkError(f"device {device} can't be used: {error}.") from error
-            cuda_failure = str(error)
-    return OpenedModel(*_open(path, [CPU]), CPU, cuda_failure)
+            cuda_failure, why = str(error), "auto: the GPU can't be used"
+    return OpenedModel(*_open(path, [CPU], threads), CPU, why, cuda_failure)
 
 
 def cuda_device_count() -> int:
@@ -83,7 +89,7 @@ def cuda_device_count() -> int:
     return count.value
 
 
-def _open_on_cuda(path: Path, index: int) -> tuple[Any, ModelInfo]:
+def _open_on_cuda(path: Path, index: int, threads: int) -> tuple[Any, ModelInfo]:
     import onnxruntime as ort  # type: ignore[import-untyped]
 
     count = cuda_device_count()
@@ -100,10 +106,10 @@ def _open_on_cuda(path: Path, index: int) -> tuple[Any, ModelInfo]:
         # The default times every algorithm for each batch size it meets, and may choose others in the next run.
         "cudnn_conv_algo_search": "HEURISTIC",
     }
-    with _quiet(ort), contextlib.redirect_stdout(io.StringIO()) as printed:
+    with quiet(), contextlib.redirect_stdout(io.StringIO()) as printed:
         ort.preload_dlls()  # reports what it can't load by printing
         try:
-            session, info = _open(path, [(CUDA, options), CPU])
+            session, info = _open(path, [(CUDA, options), CPU], threads)
             if CUDA in session.get_providers():
                 # Some libraries, cuDNN for one, are only looked for when a kernel needs them: run something.
                 session.run(None, {INPUT: np.zeros((1, *info.image_shape), np.uint8)})
@@ -118,12 +124,14 @@ def _open_on_cuda(path: Path, index: int) -> tuple[Any, ModelInfo]:
     )
 
 
-def _open(path: Path, providers: list[Any]) -> tuple[Any, ModelInfo]:
+def _open(path: Path, providers: list[Any], threads: int) -> tuple[Any, ModelInfo]:
     import onnxruntime as ort
     from onnxruntime.capi import onnxruntime_pybind11_state as errors  # type: ignore[import-untyped]
 
     options = ort.SessionOptions()
     options.log_severity_level = _ERROR
+    # ONNX Runtime would count the host's CPUs, whatever a container's quota says.
+    options.intra_op_num_threads = threads
     # Threads that wait for the next batch would otherwise spin on the CPUs that are decoding it.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     try:
@@ -139,8 +147,10 @@ def _open(path: Path, providers: list[Any]) -> tuple[Any, ModelInfo]:
 
 
 @contextlib.contextmanager
-def _quiet(ort: Any) -> Iterator[None]:
-    """Keep ONNX Runtime's own report of a CUDA that fails off the terminal: open_model puts it into words."""
+def quiet() -> Iterator[None]:
+    """Keep ONNX Runtime's own report of a CUDA that fails off the terminal: the caller puts it into words."""
+    import onnxruntime as ort
+
     ort.set_default_logger_severity(_FATAL)
     try:
         yield

@@ -1,14 +1,17 @@
-"""Decodes images in threads, a bounded way ahead of whoever consumes the batches."""
+"""Decodes images in threads into a few buffers, a bounded way ahead of whoever consumes the batches."""
 
 from __future__ import annotations
 
 import math
+import os
+import time
 from collections import deque
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
 
+import cv2
 import numpy as np
 
 from autodial.data.paths import find
@@ -16,52 +19,109 @@ from autodial.deploy.inputs import Image
 from autodial.deploy.predictor import Pixels, Predictor
 from autodial.errors import InputError
 
+_TASKS = 2
+"""Tasks per thread that a batch is cut into: enough that the threads end together, and each worth its handing over."""
+
 
 @dataclass(frozen=True)
 class Batch:
-    """Consecutive images of the input."""
+    """Consecutive images of the input; it is good until the next one is asked for."""
 
     images: Sequence[Image]
     errors: Sequence[str | None]
     """Per image: why it can't be read, or None."""
-    pixels: Pixels
-    """Those that can be read, in order: uint8, shape (number of Nones in `errors`, height, width, channels)."""
+    buffer: Pixels
+    """uint8 (batch size, height, width, channels): those that can be read come first, in order."""
+    readable: int
+    """How many those are; what lies behind them is some other image's."""
+    seconds: float
+    """Time that the threads took to decode it, added up."""
 
 
 def read_batches(
-    predictor: Predictor, images: Sequence[Image], batch_size: int, workers: int
+    predictor: Predictor, images: Iterator[Image], batch_size: int, workers: int
 ) -> Generator[Batch, None, None]:
     """Yield all `images`, prepared for `predictor`, in batches of `batch_size` (the last may be smaller), in order.
 
-    `workers` threads decode; they are kept busy while the consumer works on a batch, and no more than the batches that
-    takes are in memory. What a batch holds doesn't depend on `workers`.
+    One thread lists and `workers` threads decode; they are kept busy while the consumer works on a batch, and no more
+    than the batches that takes are in memory. What a batch holds doesn't depend on `workers`. OpenCV's own threads are
+    switched off meanwhile.
     """
     # One batch to hand out next, and enough beyond it that no thread waits for work.
     ahead = 1 + math.ceil(workers / batch_size)
+    share = math.ceil(batch_size / (_TASKS * workers))
     pool = ThreadPoolExecutor(workers, thread_name_prefix="decode")
+    lister = ThreadPoolExecutor(1, thread_name_prefix="list")
+    free: list[Pixels] = []
 
-    def submit(start: int) -> tuple[Sequence[Image], Pixels, list[Future[str | None]]]:
-        part = images[start : start + batch_size]
-        pixels = np.empty((len(part), *predictor.info.image_shape), np.uint8)
-        return part, pixels, [pool.submit(_read_into, pixels[i], predictor, image) for i, image in enumerate(part)]
+    pending: deque[_Pending] = deque()
 
-    starts = iter(range(0, len(images), batch_size))
+    def list_next() -> Future[list[Image]]:
+        return lister.submit(lambda: list(islice(images, batch_size)))
+
+    def submit(part: list[Image]) -> _Pending:
+        buffer = free.pop() if free else np.zeros((batch_size, *predictor.info.image_shape), np.uint8)
+        cuts = [slice(start, start + share) for start in range(0, len(part), share)]
+        return _Pending(part, buffer, [pool.submit(_decode_into, buffer[cut], predictor, part[cut]) for cut in cuts])
+
+    own_threads = cv2.getNumThreads()
+    cv2.setNumThreads(1)
     try:
-        pending = deque(map(submit, islice(starts, ahead)))
+        listed = list_next()
+
+        def fill() -> None:
+            nonlocal listed
+            while len(pending) < ahead and (part := listed.result()):
+                pending.append(submit(part))
+                listed = list_next()
+
+        fill()
         while pending:
-            part, pixels, futures = pending.popleft()
-            errors = [future.result() for future in futures]
-            pending.extend(map(submit, islice(starts, 1)))
+            batch = pending.popleft()
+            decoded = [task.result() for task in batch.tasks]
+            fill()
+            errors = [error for task in decoded for error in task.errors]
             readable = [error is None for error in errors]
-            yield Batch(part, errors, pixels if all(readable) else pixels[readable])
+            count = sum(readable)
+            if count < len(readable):
+                batch.buffer[:count] = batch.buffer[: len(readable)][readable]
+            yield Batch(batch.images, errors, batch.buffer, count, sum(task.seconds for task in decoded))
+            free.append(batch.buffer)
+            fill()
     finally:
-        pool.shutdown(wait=False, cancel_futures=True)
+        for threads in (lister, pool):
+            threads.shutdown(wait=False, cancel_futures=True)
+        cv2.setNumThreads(own_threads)
+
+
+@dataclass(frozen=True)
+class _Pending:
+    images: list[Image]
+    buffer: Pixels
+    tasks: list[Future[_Decoded]]
+
+
+@dataclass(frozen=True)
+class _Decoded:
+    errors: list[str | None]
+    seconds: float
+
+
+def _decode_into(slots: Pixels, predictor: Predictor, images: Sequence[Image]) -> _Decoded:
+    """Decode `images` into their places in a batch, or say why that can't be done."""
+    started = time.perf_counter()
+    errors = [_read_into(slot, predictor, image) for slot, image in zip(slots, images, strict=False)]
+    return _Decoded(errors, time.perf_counter() - started)
 
 
 def _read_into(slot: Pixels, predictor: Predictor, image: Image) -> str | None:
-    """Decode `image` into its place in a batch, or say why that can't be done."""
+    if image.error is not None:
+        return image.error
     try:
-        slot[...] = predictor.prepare(find(image.path, image.base_dir))
+        settled = image.base_dir is None or os.path.isabs(image.path)  # noqa: PTH117 - a str, and there are millions
+        slot[...] = predictor.prepare(image.path if settled else find(image.path, image.base_dir))
     except (InputError, ValueError, OSError) as error:
         return " ".join(str(error).split())
+    except MemoryError:
+        return "there is not enough memory to decode it"
     return None

@@ -3,44 +3,79 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from autodial.deploy.inputs import expand
-from autodial.deploy.predictor import BATCH_SIZE, Pixels, Predictor
-from autodial.deploy.reader import read_batches
-from autodial.deploy.writer import STANDARD_OUTPUT, open_table
-from autodial.errors import InputError
+import autodial
+from autodial.cpus import available_cpus
+from autodial.data.paths import find
+from autodial.deploy.inputs import Image, expand
+from autodial.deploy.predictor import BATCH_SIZE, Predictor, Scores
+from autodial.deploy.reader import Batch, read_batches
+from autodial.deploy.rows import Columns, Row, format_of, score
+from autodial.deploy.sorting import Sorter
+from autodial.deploy.writer import STANDARD_OUTPUT, Table, open_table
+from autodial.errors import InputError, WorkError
 from autodial.outputs import check_output
+from autodial.wording import counted
+
+WHOLE = (1, 1)
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One of the three things that are done to every image."""
+
+    name: str
+    """"decode" (reading and resizing included), "run" or "write"."""
+    images: int
+    seconds: float
+    """Time spent on them; divided by the number of threads, where several do it."""
+
+    @property
+    def images_per_second(self) -> float:
+        """What the stage would reach if nothing else kept it waiting; while stages share CPUs, they slow each other."""
+        return self.images / self.seconds if self.seconds else float("inf")
 
 
 @dataclass(frozen=True)
 class Summary:
     """What `predict_folder` did."""
 
+    table: Path
+    """The file that was written: with `shard`, not quite `output`."""
     images: int
     """Rows of the table."""
     errors: int
-    """Rows whose image couldn't be read."""
+    """Rows without labels."""
+    resumed: int
+    """Rows that an interrupted run had written before."""
     seconds: float
     """From the first image read to the last row written; loading the model isn't in it."""
     provider: str
     """ONNX Runtime's name of what ran the model."""
+    reason: str
+    """Why it ran there: "asked for", or what device "auto" found."""
     cuda_failure: str | None
     """Why this machine's GPU wasn't used, if it has one and device "auto" had to go on without it."""
     counts: Mapping[str, int]
     """Images by their first label, for the classes that occur, most frequent first."""
+    stages: Sequence[Stage]
+    """The stages, the slowest first."""
 
     @property
     def images_per_second(self) -> float:
-        """Rows per second."""
-        return self.images / self.seconds
+        """Rows per second that this run made."""
+        return (self.images - self.resumed) / self.seconds
 
 
 def predict_folder(
@@ -49,80 +84,233 @@ def predict_folder(
     output: str | Path,
     *,
     top_k: int = 1,
+    logits: bool = False,
+    entropy: bool = False,
     batch_size: int = BATCH_SIZE,
     device: str = "auto",
     workers: int | None = None,
-    progress: Callable[[int, int], None] | None = None,
+    max_failures: int | None = None,
+    sort_into: str | Path | None = None,
+    copy: bool = False,
+    shard: tuple[int, int] = WHOLE,
+    resume: bool = False,
+    progress: Callable[[int], None] | None = None,
 ) -> Summary:
     """Label the images that `inputs` name with `model` and write the table `output`.
 
     The table has a row per image in the order of `autodial.deploy.inputs.expand`: path, status, label_1,
-    probability_1, ..., label_K, probability_K, error. An image that can't be read is a row with status "error" and the
-    reason; it stops nothing.
+    probability_1, ..., label_K, probability_K, error (see `autodial.deploy.rows`). An image that can't be read is a row
+    with status "error" and the reason.
+
+    A run that is cut short, even killed, leaves its rows in `output`.partial; one with `resume` and the same arguments
+    goes on from there and, on the CPU, ends with the same table byte for byte. Batches are the same, too: rows from
+    `batch_size` times n on.
 
     Args:
         model: the file that `autodial export` wrote.
         inputs: files, folders, lists (.txt) and glob patterns.
-        output: a CSV file, replaced only when the whole table is written (see `open_table`); "-" for standard output.
+        output: a file whose suffix says what it is, .csv, .jsonl or .parquet, replaced only when the whole table is
+            written (see `open_table`); "-" is CSV on standard output.
         top_k: labels per image, from 1 to the model's number of classes.
+        logits: a column, or in CSV a column per class, of logits.
+        entropy: a column of the probabilities' entropy, in nats.
         batch_size: images that the model sees at once.
         device: "auto", "cpu", "cuda" or "cuda:N".
-        workers: threads that decode images; None for one per CPU. The table is the same for any number.
-        progress: called with (images done, images in all) after every batch.
+        workers: threads that decode images; None for one per CPU that this process may use. The table is the same for
+            any number.
+        max_failures: the number of unreadable images up to which the run goes on; None for any number.
+        sort_into: a folder that gets a folder per label, with links to the images that got it (see `Sorter`).
+        copy: copies in there, not links.
+        shard: (i, n), 1 <= i <= n: only every n-th image, starting with the i-th; the table's name gets "-i-of-n" in
+            front of its suffix.
+        resume: go on with what an interrupted run left, if it left something.
+        progress: called with the number of rows after every batch.
 
     Raises:
-        InputError: something that was given can't be used; found before the first image is read.
-        WorkError: the device that was asked for, the model's run, or writing fails.
+        InputError: something that was given can't be used; found before the first image is read, but for inputs that
+            have changed since the run that is resumed.
+        WorkError: a GPU that was asked for, the model's run, or writing fails, or more images than `max_failures`.
         KeyboardInterrupt: with a message that says where the rows done so far are.
     """
-    images = expand(inputs)
-    if str(output) != STANDARD_OUTPUT:
+    index, count = shard
+    if not 1 <= index <= count:
+        raise InputError(
+            f"shard {index}/{count}: shards count from 1, so of {count} there are 1/{count} to {count}/{count}."
+        )
+    streamed = str(output) == STANDARD_OUTPUT
+    if streamed and resume:
+        raise InputError("Standard output can't be resumed: write to a file.")
+    if not streamed:
+        if shard != WHOLE:
+            output = Path(output).with_stem(f"{Path(output).stem}-{index}-of-{count}")
         check_output(output, (model, *inputs))
-    predictor = Predictor(model, device)
-    classes = predictor.info.classes
-    if not 1 <= top_k <= len(classes):
-        raise InputError(f"top-k is {top_k}, and {model} has {len(classes)} classes: choose from 1 to {len(classes)}.")
+    form = format_of(output)
+    images = islice(expand(inputs), index - 1, None, count)
 
-    done = errors = 0
-    counts: Counter[str] = Counter()
-    batches = read_batches(predictor, images, batch_size, workers or _usable_cpus())
-    started = time.perf_counter()
-    with open_table(output, top_k) as table, contextlib.closing(batches):
-        for batch in batches:
-            ranked = iter(_rank(predictor, batch.pixels, top_k))
-            for image, error in zip(batch.images, batch.errors, strict=True):
-                if error is not None:
-                    table.unreadable(image.path, error)
-                    errors += 1
-                    continue
-                labels, probabilities = next(ranked)
-                table.labelled(image.path, labels, probabilities)
-                counts[labels[0]] += 1
-            table.flush()
-            done += len(batch.images)
-            if progress is not None:
-                progress(done, len(images))
+    threads = available_cpus()
+    with ThreadPoolExecutor(1, "hash") as hashing:
+        digest = None if streamed else hashing.submit(_sha256, Path(model))
+        predictor = Predictor(model, device, threads)
+        classes = predictor.info.classes
+        if not 1 <= top_k <= len(classes):
+            held = counted(len(classes), "class", "classes")
+            raise InputError(f"top-k is {top_k}, and {model} has {held}: choose from 1 to {len(classes)}.")
+        columns = Columns(classes, top_k, entropy, logits)
+        sorter = None
+        if sort_into is not None:
+            taken = resume or shard != WHOLE
+            sorter = Sorter(Path(sort_into), classes, copy=copy, inputs=inputs, resume=taken)
+        settings = (
+            None
+            if digest is None
+            else {
+                "model_sha256": digest.result(),
+                "inputs": [os.path.abspath(used) for used in inputs],  # noqa: PTH100 - links stay links
+                "top_k": top_k,
+                "logits": logits,
+                "entropy": entropy,
+                "batch_size": batch_size,
+                "shard": list(shard),
+                "sort_into": None if sort_into is None else os.path.abspath(sort_into),  # noqa: PTH100
+                "copy": copy,
+                "provider": predictor.provider,
+                "versions": _versions(),
+            }
+        )
+
+    workers = workers or threads
+    with open_table(output, form(columns), settings or {}, resume=resume) as table:
+        done = table.tally.rows
+        table.skip_done(images)
+        run = _Run(predictor, columns, table, sorter, shard, max_failures, progress)
+        started = time.perf_counter()
+        run.do(read_batches(predictor, images, batch_size, workers))
+        seconds = time.perf_counter() - started
+    tally = table.tally
+    stages = [
+        Stage("decode", tally.rows - done, run.decoding / workers),
+        Stage("run", tally.rows - done, run.running),
+        Stage("write", tally.rows - done, run.writing),
+    ]
     return Summary(
-        images=done,
-        errors=errors,
-        seconds=time.perf_counter() - started,
+        table=Path(output),
+        images=tally.rows,
+        errors=tally.errors,
+        resumed=done,
+        seconds=seconds,
         provider=predictor.provider,
+        reason=predictor.reason,
         cuda_failure=predictor.cuda_failure,
-        counts=dict(counts.most_common()),
+        counts={classes[i]: n for i, n in tally.counts.most_common()},
+        stages=sorted(stages, key=lambda stage: stage.images_per_second),
     )
 
 
-def _rank(predictor: Predictor, pixels: Pixels, top_k: int) -> list[tuple[list[str], list[float]]]:
-    """Per image its `top_k` classes and their probabilities; equal ones in the order of the classes."""
-    if len(pixels) == 0:
-        return []
-    _, probabilities = predictor.run(pixels)
-    best = np.argsort(-probabilities, axis=1, kind="stable")[:, :top_k]
-    names = predictor.info.classes
-    values = np.take_along_axis(probabilities, best, axis=1).tolist()
-    return [([names[i] for i in row], value) for row, value in zip(best.tolist(), values, strict=True)]
+class _Run:
+    """The loop over batches: while one runs, the next are decoded, and the rows of the one before are written."""
+
+    def __init__(
+        self,
+        predictor: Predictor,
+        columns: Columns,
+        table: Table,
+        sorter: Sorter | None,
+        shard: tuple[int, int],
+        max_failures: int | None,
+        progress: Callable[[int], None] | None,
+    ) -> None:
+        self._predictor = predictor
+        self._columns = columns
+        self._table = table
+        self._sorter = sorter
+        self._shard = shard
+        self._max_failures = max_failures
+        self._progress = progress
+        # Seconds spent in each stage.
+        self.decoding = self.running = self.writing = 0.0
+
+    def do(self, reader: Any) -> None:
+        written: Future[None] | None = None
+        with ThreadPoolExecutor(1, "write") as writer, contextlib.closing(reader) as batches:
+            for batch in batches:
+                scores = self._run(batch)
+                if written is not None:
+                    self._wait(written)
+                written = writer.submit(self._write, batch.images, batch.errors, *scores)
+            if written is not None:
+                self._wait(written)
+
+    def _run(self, batch: Batch) -> tuple[Scores, Scores]:
+        self.decoding += batch.seconds
+        count = batch.readable
+        if count == 0:
+            nothing = np.empty((0, len(self._columns.classes)), np.float32)
+            return nothing, nothing
+        started = time.perf_counter()
+        fed = batch.buffer if self._predictor.fixed_batches else batch.buffer[:count]
+        logits, probabilities = self._predictor.run(fed)
+        self.running += time.perf_counter() - started
+        return logits[:count], probabilities[:count]
+
+    def _wait(self, written: Future[None]) -> None:
+        written.result()
+        if self._progress is not None:
+            self._progress(self._table.tally.rows)
+
+    def _write(
+        self, images: Sequence[Image], errors: Sequence[str | None], logits: Scores, probabilities: Scores
+    ) -> None:
+        started = time.perf_counter()
+        readable = [image.path for image, error in zip(images, errors, strict=True) if error is None]
+        scored = iter(score(readable, logits, probabilities, self._columns))
+        rows = [
+            next(scored) if error is None else Row(image.path, error)
+            for image, error in zip(images, errors, strict=True)
+        ]
+        if self._sorter is not None:
+            rows = [self._sorted(i, image, row) for i, (image, row) in enumerate(zip(images, rows, strict=True))]
+        self._check_failures(rows)
+        self._table.write(rows)
+        self.writing += time.perf_counter() - started
+
+    def _sorted(self, i: int, image: Image, row: Row) -> Row:
+        """Put the image into its label's folder; the row says so if it is gone."""
+        assert self._sorter is not None
+        if row.error is not None:
+            return row
+        index, count = self._shard
+        try:
+            self._sorter.place(
+                find(image.path, image.base_dir), row.classes[0], (self._table.tally.rows + i) * count + index
+            )
+        except (InputError, FileNotFoundError):
+            return Row(row.path, "it was removed before it could be sorted")
+        return row
+
+    def _check_failures(self, rows: Sequence[Row]) -> None:
+        """Raise WorkError if, with `rows`, there are too many errors; they aren't written, so as to be done again."""
+        if self._max_failures is None:
+            return
+        failed = [row for row in rows if row.error is not None]
+        left = self._max_failures - self._table.tally.errors
+        if len(failed) > left:
+            row = failed[max(0, left)]
+            what = row.error if str(row.error).startswith(row.path) else f"{row.path}: {row.error}"
+            raise WorkError(f"{what}. That is more than {counted(self._max_failures, 'failure')}, so the run stops.")
 
 
-def _usable_cpus() -> int:
-    # Fewer than os.cpu_count() where a container or taskset binds the process to some.
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+def _sha256(path: Path) -> str:
+    """The digest of a file; of nothing, if it can't be read: whoever loads the model says so."""
+    digest = hashlib.sha256()
+    with contextlib.suppress(OSError), path.open("rb") as file:
+        while block := file.read(2**20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def _versions() -> dict[str, str]:
+    """Of all that has a part in the numbers."""
+    import cv2
+    import onnxruntime  # type: ignore[import-untyped]
+
+    return {"autodial": autodial.__version__, "onnxruntime": onnxruntime.__version__, "opencv": cv2.__version__}

@@ -1,111 +1,256 @@
-"""Writes the table of predictions row by row, without ever showing half a table under its final name."""
+"""Writes the table batch by batch: a run that is killed can be resumed, and half a table never has its final name."""
 
 from __future__ import annotations
 
 import contextlib
-import csv
-import io
-import itertools
+import hashlib
+import json
+import os
 import sys
-from collections.abc import Iterator, Sequence
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from io import FileIO
+from itertools import islice
 from pathlib import Path
-from typing import TextIO
+from typing import Any, BinaryIO
 
+from autodial.deploy.inputs import Image
+from autodial.deploy.rows import Format, Row
 from autodial.errors import AutodialError, InputError, WorkError
 from autodial.outputs import check_output
 
 STANDARD_OUTPUT = "-"
 
+_SECONDS_BETWEEN_COMMITS = 1.0
+
+
+@dataclass
+class Tally:
+    """What a table holds, counted while it is written."""
+
+    rows: int = 0
+    errors: int = 0
+    """Rows without labels."""
+    counts: Counter[int] = field(default_factory=Counter)
+    """Rows by their first class."""
+    paths: Any = field(default_factory=hashlib.sha256)
+    """A digest of all paths so far."""
+
+    def add(self, rows: Sequence[Row]) -> None:
+        """Count `rows`, which come next."""
+        self.rows += len(rows)
+        self.paths.update(b"".join(os.fsencode(row.path) + b"\0" for row in rows))
+        for row in rows:
+            if row.error is not None:
+                self.errors += 1
+            else:
+                self.counts[row.classes[0]] += 1
+
 
 class Table:
-    """A CSV table that is being written: columns path, status, label_1, probability_1, ..., error.
+    """A table that is being written; `open_table` makes one."""
 
-    Rows end in a line feed, fields with a comma, a quote or a line feed in them are quoted, and the encoding is UTF-8
-    (a file name that isn't UTF-8 keeps its bytes).
+    def __init__(self, file: BinaryIO | FileIO, form: Format, tally: Tally) -> None:
+        self.tally = tally
+        self._file = file
+        self._form = form
+
+    def write(self, rows: Sequence[Row]) -> None:
+        """Append rows, all of which or none outlive this process."""
+        self._append(self._form.encode(rows))
+        self.tally.add(rows)
+
+    def skip_done(self, images: Iterator[Image]) -> None:
+        """Move `images` on, past those whose rows an earlier run wrote; InputError if they are others."""
+
+    def _append(self, data: bytes) -> None:
+        self._file.write(data)
+        self._file.flush()
+
+
+class _ResumableTable(Table):
+    """A Table in a file, with a record beside it of how much of the file counts.
+
+    The record, a small JSON file, is replaced about once a second, after what it vouches for is on disk; what lies
+    behind that is cut off when the run is resumed.
     """
 
-    def __init__(self, file: TextIO, top_k: int) -> None:
-        self._file = file
-        self._top_k = top_k
-        self._csv = csv.writer(file, lineterminator="\n")
-        ranks = [f"{column}_{rank}" for rank in range(1, top_k + 1) for column in ("label", "probability")]
-        self._csv.writerow(["path", "status", *ranks, "error"])
-        self._rows = 0
-        self.flushed_rows = 0
-        """Rows that are sure to outlive this process."""
+    def __init__(
+        self, file: FileIO, form: Format, record: Path, settings: Mapping[str, Any], kept: dict[str, Any] | None
+    ) -> None:
+        counts = Counter({int(index): count for index, count in kept["counts"].items()} if kept else {})
+        super().__init__(file, form, Tally(kept["rows"], kept["errors"], counts) if kept else Tally())
+        self._record = record
+        self._settings = settings
+        self._size: int = kept["bytes"] if kept else 0
+        self._unskipped: str | None = kept["paths_sha256"] if kept else None
+        """The digest of the paths that an earlier run did, until they are skipped."""
+        file.truncate(self._size)
+        file.seek(self._size)
+        if kept is None:
+            self.commit()
+        if self._size == 0:
+            self._append(form.header())
+        self._committed = time.monotonic()
 
-    def labelled(self, path: str, labels: Sequence[str], probabilities: Sequence[float]) -> None:
-        """A row of an image and its best classes, the best one first."""
-        fields = [field for pair in zip(labels, probabilities, strict=True) for field in (pair[0], f"{pair[1]:.6g}")]
-        self._row([path, "ok", *fields, ""])
+    def write(self, rows: Sequence[Row]) -> None:
+        super().write(rows)
+        if time.monotonic() - self._committed >= _SECONDS_BETWEEN_COMMITS:
+            self.commit()
 
-    def unreadable(self, path: str, error: str) -> None:
-        """A row of an image without labels, and why it has none."""
-        self._row([path, "error", *[""] * (2 * self._top_k), error])
+    def skip_done(self, images: Iterator[Image]) -> None:
+        if self._unskipped is None:
+            return
+        for image in islice(images, self.tally.rows):
+            self.tally.paths.update(os.fsencode(image.path) + b"\0")
+        if self.tally.paths.hexdigest() != self._unskipped:
+            raise InputError(
+                "The inputs are no longer those of the interrupted run: images were added, removed or renamed among "
+                f"the first {self.tally.rows}. Delete what it left to start afresh."
+            )
+        self._unskipped = None
 
-    def flush(self) -> None:
-        """Hand the rows so far to the operating system."""
-        self._file.flush()
-        self.flushed_rows = self._rows
+    def commit(self) -> None:
+        """Make sure that a resumed run goes on from here."""
+        os.fsync(self._file.fileno())
+        tally = self.tally
+        record = {
+            "settings": self._settings,
+            "rows": tally.rows,
+            "bytes": self._size,
+            "errors": tally.errors,
+            "counts": tally.counts,
+            "paths_sha256": self._unskipped or tally.paths.hexdigest(),
+        }
+        aside = self._record.with_name(f"{self._record.name}.tmp")
+        with aside.open("w", encoding="utf-8") as file:
+            json.dump(record, file)
+            file.flush()
+            os.fsync(file.fileno())
+        aside.replace(self._record)
+        self._committed = time.monotonic()
 
-    def _row(self, fields: Sequence[str]) -> None:
-        self._csv.writerow(fields)
-        self._rows += 1
+    def _append(self, data: bytes) -> None:
+        rest = memoryview(data)
+        while rest:  # unbuffered: a full disk may take a part
+            rest = rest[self._file.write(rest) :]
+        self._size += len(data)
 
 
 @contextlib.contextmanager
-def open_table(output: str | Path, top_k: int) -> Iterator[Table]:
+def open_table(
+    output: str | Path, form: Format, settings: Mapping[str, Any], *, resume: bool = False
+) -> Iterator[Table]:
     """A Table that becomes the file `output` when the block ends well; "-" is standard output.
 
-    Until then it is `output`.partial (.partial-2, ... where an earlier run left one). When the block is left by an
-    exception, Ctrl-C included, the rows written so far stay there, the exception's message says so, and `output` is as
-    it was before.
+    Until then its rows are in `output`.partial, and what is needed to go on with them in `output`.partial.json. When
+    the block is left by an exception, Ctrl-C included, both stay there, the exception's message says so, and `output`
+    is as it was before; if there are no rows yet, nothing stays.
+
+    Args:
+        output: the file to write.
+        form: how.
+        settings: all that the rows depend on, as JSON has it; a run with others is not resumed.
+        resume: go on with what an interrupted run left, if it left something. The table's `tally` says how much.
 
     Raises:
-        InputError: `output` can't be a file.
+        InputError: `output` can't be a file, an interrupted run's rows are there and `resume` is not set, or they can't
+            be gone on with: they have other settings, or another process is writing them.
         WorkError: writing fails, on a full disk say.
     """
     if str(output) == STANDARD_OUTPUT:
-        yield Table(_standard_output(), top_k)
         sys.stdout.flush()
+        table = Table(sys.stdout.buffer, form, Tally())
+        table._append(form.header())
+        yield table
         return
     final = check_output(output)
-    file = _create_beside(final)
-    partial = Path(file.name)
-    rows = 0
-    try:
-        with file:
-            table = Table(file, top_k)
-            try:
-                yield table
-            finally:
-                rows = table.flushed_rows
-        partial.replace(final)
-    except BaseException as error:
-        if rows == 0:
-            partial.unlink()
-        kept = f" The rows of the first {rows} images are in {partial}." if rows else ""
-        if isinstance(error, OSError):
-            raise WorkError(f"{output}: can't write: {error.strerror}.{kept}") from error
-        if isinstance(error, (AutodialError, KeyboardInterrupt)):
-            raise type(error)(f"{error}{kept}") from error
-        raise
-
-
-def _create_beside(final: Path) -> TextIO:
-    for attempt in itertools.count(1):
-        partial = final.with_name(f"{final.name}.partial{f'-{attempt}' if attempt > 1 else ''}")
-        # "x": what an earlier run could not finish is worth keeping, and another run may be writing right now.
+    partial = final.with_name(f"{final.name}.partial")
+    record = final.with_name(f"{final.name}.partial.json")
+    with contextlib.ExitStack() as stack:
         try:
-            return partial.open("x", encoding="utf-8", errors="surrogateescape", newline="")
-        except FileExistsError:
-            continue
+            if not partial.exists():
+                record.unlink(missing_ok=True)  # a run was killed between its last two steps
+            file = stack.enter_context(_open_partial(partial, resume))
+            kept = _kept(partial, file, _read_record(record), settings)
+            table = _ResumableTable(file, form, record, settings, kept)
         except OSError as error:
-            raise InputError(f"{final}: can't write here: {error.strerror}.") from error
-    raise AssertionError("unreachable")
+            raise InputError(f"{output}: can't write here: {error.strerror}.") from error
+        try:
+            yield table
+            table.commit()
+            file.close()
+            form.finish(partial, final)
+            record.unlink()
+        except BaseException as error:
+            _leave(error, table, partial, record, output)
+            raise
 
 
-def _standard_output() -> TextIO:
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(encoding="utf-8", errors="surrogateescape", newline="")
-    return sys.stdout
+def _read_record(path: Path) -> dict[str, Any] | None:
+    try:
+        record: dict[str, Any] = json.loads(path.read_text("utf-8"))
+        return record
+    except FileNotFoundError:
+        return None
+    except ValueError as error:
+        raise InputError(f"{path} is damaged ({error}): delete it and the .partial beside it.") from error
+
+
+def _open_partial(path: Path, resume: bool) -> FileIO:
+    flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0) | (0 if resume else os.O_EXCL)
+    try:
+        file = FileIO(os.open(path, flags, 0o666), "rb+")
+    except FileExistsError:
+        raise InputError(
+            f"{path} holds what an interrupted run has done, or one that still runs: go on with --resume, or delete it "
+            "to start afresh."
+        ) from None
+    if sys.platform != "win32":
+        import fcntl
+
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.close()
+            raise InputError(f"{path}: another run is writing it.") from None
+        except OSError:  # a file system without locks
+            pass
+    return file
+
+
+def _kept(
+    partial: Path, file: FileIO, record: dict[str, Any] | None, settings: Mapping[str, Any]
+) -> dict[str, Any] | None:
+    """The record of what can be gone on with, or None to start afresh; InputError if neither is right."""
+    size = os.fstat(file.fileno()).st_size
+    if record is None:
+        if size == 0:
+            return None
+        raise InputError(f"{partial} can't be resumed: {partial.name}.json is missing. Delete it to start afresh.")
+    now = json.loads(json.dumps(settings))
+    changed = [key for key in now if now[key] != record["settings"].get(key)]
+    if changed:
+        was = "; ".join(f"{key} was {record['settings'].get(key)!r} and is {now[key]!r}" for key in changed)
+        raise InputError(f"{partial} can't be resumed with other settings ({was}): repeat them, or delete the file.")
+    if record["bytes"] > size:
+        raise InputError(f"{partial} can't be resumed: it has lost rows. Delete it to start afresh.")
+    return record
+
+
+def _leave(error: BaseException, table: _ResumableTable, partial: Path, record: Path, output: str | Path) -> None:
+    """Tidy up after `error`, and raise it again with what is kept in its message, where it has one."""
+    rows = table.tally.rows
+    with contextlib.suppress(OSError, ValueError):  # a full disk, a file that is closed
+        table.commit()
+    if rows == 0:
+        for path in (partial, record):
+            path.unlink(missing_ok=True)
+    first = "The row of the first image is" if rows == 1 else f"The rows of the first {rows} images are"
+    kept = f" {first} in {partial}; --resume goes on from there." if rows else ""
+    if isinstance(error, OSError):
+        raise WorkError(f"{output}: can't write: {error.strerror}.{kept}") from error
+    if isinstance(error, (AutodialError, KeyboardInterrupt)):
+        raise type(error)(f"{error}{kept}") from error

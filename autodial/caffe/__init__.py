@@ -5,6 +5,7 @@ autodial.errors, or ValueError for arguments that do not fit; what a layer writt
 is.
 """
 
+import autodial._torch  # noqa: F401
 from autodial.caffe import classifier, coord_map, draw, io, net_spec, proto
 from autodial.caffe.classifier import Classifier, Detector
 from autodial.caffe.layer import Layer

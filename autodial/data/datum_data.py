@@ -98,7 +98,7 @@ class DatumData:
                     )
                 self.transform(image, rng, images[i])
             except DataError as error:
-                raise self._at(key, error) from None
+                raise InputError(f'layer "{self.name}" (Data): {self._at(key, error)}') from None
             labels[i] = datum.label
         return (images, labels)[: len(self.top_shapes)]
 

@@ -15,8 +15,12 @@ from numpy.typing import NDArray
 from autodial.data.epochs import Epochs, Streams
 from autodial.data.paths import find
 from autodial.errors import InputError
+from autodial.proto.hdf5 import check_shape, reading
+from autodial.wording import counted
 
 _SIGNATURE = b"\x89HDF\r\n\x1a\n"
+_SEARCHED = 2**16
+"""Bytes of a file in which heaps are checked whenever it is opened: the root group's, and what lies near it."""
 
 
 class HDF5Data:
@@ -123,7 +127,8 @@ class HDF5Data:
         shapes: list[tuple[int, ...]] = []
         with _opened(path) as file:
             for name in self._datasets:
-                dataset = file.get(name)
+                # not get(), for which a dataset that can't be opened is one that isn't there
+                dataset = file[name] if name in file else None  # noqa: SIM401
                 if not isinstance(dataset, h5py.Dataset):
                     held = ", ".join(file) or "nothing"
                     raise InputError(f'{path} has no dataset "{name}", as a top is named; it holds {held}')
@@ -131,10 +136,11 @@ class HDF5Data:
                     raise InputError(f'{path}: dataset "{name}" holds {dataset.dtype}, neither floats nor integers')
                 if not dataset.shape:
                     raise InputError(f'{path}: dataset "{name}" has no axes; its first must count the rows')
+                check_shape(dataset)
                 if shapes and dataset.shape[0] != shapes[0][0]:
                     raise InputError(
-                        f'{path}: dataset "{name}" has {dataset.shape[0]} rows and "{self._datasets[0]}" has '
-                        f"{shapes[0][0]}"
+                        f'{path}: dataset "{name}" has {counted(dataset.shape[0], "row")} and '
+                        f'"{self._datasets[0]}" has {shapes[0][0]}'
                     )
                 shapes.append(dataset.shape)
         return shapes
@@ -161,13 +167,8 @@ class HDF5Data:
 @contextmanager
 def _opened(path: Path) -> Iterator[Any]:
     """An HDF5 file, for reading, for a moment: open ones must not be carried into another process."""
-    import h5py
-
-    try:
-        with h5py.File(path, "r") as file:
-            yield file
-    except (OSError, RuntimeError) as error:
-        raise InputError(f"{path} can't be read as HDF5: {error}") from None
+    with reading(path, "HDF5", searched=_SEARCHED) as file:
+        yield file
 
 
 def _listed(path: Path) -> list[Path]:

@@ -17,6 +17,7 @@ from autodial.data.image_list import Entry, ImageList
 from autodial.data.paths import find
 from autodial.data.transforms import DataError, Transform, decode, resize
 from autodial.errors import InputError
+from autodial.wording import counted
 
 _CHECK_CHUNK = 256
 """Images per task of `check`: enough that handing out the tasks costs nothing."""
@@ -60,7 +61,9 @@ class ImageData:
             self.list_path = find(options.source, base_dir)
             self.entries = ImageList.read(self.list_path).entries
             if options.rand_skip > len(self.entries):
-                raise DataError(f"rand_skip {options.rand_skip} is beyond the {len(self.entries)} images of the list")
+                raise DataError(
+                    f"rand_skip {options.rand_skip} is beyond the {counted(len(self.entries), 'image')} of the list"
+                )
             self.batch_size: int = options.batch_size
             self._new_size: tuple[int, int] = (options.new_height, options.new_width)
             self._color: bool = options.is_color
@@ -123,7 +126,7 @@ class ImageData:
                     )
                 self.transform(image, rng, out)
             except DataError as error:
-                raise self._at(entry, error) from None
+                raise InputError(f'layer "{self.name}" (ImageData): {self._at(entry, error)}') from None
         return images, np.array([entry.label for entry in rows], dtype=np.float32)
 
     def image(self, entry: Entry) -> NDArray[np.uint8]:
@@ -133,7 +136,7 @@ class ImageData:
             InputError: the image is missing or damaged; it names the list and the line.
         """
         try:
-            image = decode(self._find(entry), self._color)
+            image = decode(self.path(entry), self._color)
         except InputError as error:
             raise self._at(entry, error) from None
         return resize(image, *self._new_size) if any(self._new_size) else image
@@ -153,8 +156,8 @@ class ImageData:
             named = "; ".join(problems[:_NAMED])
             more = f"; and {len(problems) - _NAMED} more" if len(problems) > _NAMED else ""
             raise InputError(
-                f'layer "{self.name}" (ImageData): {len(problems)} of {len(self.entries)} images can\'t be used: '
-                f"{named}{more}"
+                f'layer "{self.name}" (ImageData): {len(problems)} of {counted(len(self.entries), "image")} '
+                f"can't be used: {named}{more}"
             )
 
     def _problems(self, entries: Sequence[Entry]) -> list[str]:
@@ -162,7 +165,7 @@ class ImageData:
         problems = []
         for entry in entries:
             try:
-                path = self._find(entry)
+                path = self.path(entry)
                 # Where OpenCV sees no image, decoding says why - or succeeds after all, on Windows, where
                 # haveImageReader opens no path outside the system's code page.
                 if not cv2.haveImageReader(str(path)):
@@ -171,8 +174,8 @@ class ImageData:
                 problems.append(str(self._at(entry, error)))
         return problems
 
-    def _find(self, entry: Entry) -> Path:
-        """The file of an image; raises InputError without the line."""
+    def path(self, entry: Entry) -> Path:
+        """The file of an image of the list; InputError, without the line, if it is not there."""
         # Caffe puts root_folder before the path as it stands, without a separator.
         return find(self._root + entry.path, self._image_dir)
 

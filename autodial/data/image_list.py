@@ -12,6 +12,7 @@ from typing import NamedTuple
 from autodial.errors import InputError
 
 _LABEL = re.compile(r"[+-]?[0-9]{1,9}")
+_INTEGER = re.compile(r"[+-]?[0-9]+")
 _LABEL_LIMIT = 2**24  # labels travel as float32, which holds every integer up to here
 _FORM = "a line is a path, one space and an integer label"
 
@@ -63,6 +64,34 @@ class ImageList:
         if not entries:
             raise InputError(f"{path} lists no images: {_FORM}")
         return cls(path, tuple(entries))
+
+
+def read_paths(path: Path) -> Iterator[str]:
+    """The paths that a list states, whether its lines have labels or not, in its order, a line at a time.
+
+    What follows a line's last space is a label, and dropped, if it is an integer. Names in another encoding than UTF-8
+    are carried through to the file system byte by byte. Blank lines are skipped.
+
+    Raises:
+        InputError: while iterating: the file can't be read, or is not text.
+    """
+    try:
+        with path.open("rb") as file:
+            for number, line in enumerate(file):
+                if b"\0" in line:
+                    raise InputError(
+                        f"{path}: this is not a list: it is binary, or text in UTF-16; save it as text in UTF-8."
+                    )
+                text = line.decode("utf-8" if number else "utf-8-sig", "surrogateescape").rstrip(" \t\r\n")
+                if text:
+                    yield _without_label(text)
+    except OSError as error:
+        raise InputError(f"{path}: can't read this list: {error.strerror}.") from error
+
+
+def _without_label(line: str) -> str:
+    name, _, last = line.rpartition(" ")
+    return name if name and _INTEGER.fullmatch(last) else line
 
 
 def _text(path: Path) -> str:

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from autodial.errors import InputError
+from autodial.wording import counted
 
 _FIELDS = ("batch_size", "channels", "height", "width")
 
@@ -57,7 +58,7 @@ class MemoryData:
                 "rows"
             )
         if labels.size != len(data):
-            raise self._error(f"{len(data)} rows of data came with {labels.size} labels")
+            raise self._error(f"{counted(len(data), 'row')} of data came with {counted(labels.size, 'label')}")
         self._arrays = data, labels.reshape(-1)
         self._first = None
 

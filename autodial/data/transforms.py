@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import stat
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
@@ -11,8 +13,15 @@ import cv2
 import numpy as np
 from numpy.typing import NDArray
 
+from autodial.data.alpha import may_have_alpha, over_white
 from autodial.data.paths import find
 from autodial.errors import InputError
+from autodial.wording import counted
+
+# A pipe that nobody writes to would be waited for without end.
+_FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+_LARGEST = 2**31 - 1
+"""Bytes of a file that OpenCV can take from memory."""
 
 
 class DataError(InputError, ValueError):
@@ -20,9 +29,10 @@ class DataError(InputError, ValueError):
 
 
 def decode(path: str | PathLike[str], color: bool) -> NDArray[np.uint8]:
-    """Read an image file as cv2.imread does: turned as its EXIF orientation says, alpha dropped, 16 bits cut to 8.
+    """Read an image file as cv2.imread does: turned as its EXIF orientation says, 16 bits cut to 8, the first frame.
 
-    The pixels are those of cv2.imread, with two differences: a truncated or damaged file is an error (imread paints
+    The pixels are those of cv2.imread, with three differences: transparent pixels are laid over white (imread drops
+    the alpha channel, and shows whatever colour lies below), a truncated or damaged file is an error (imread paints
     the missing part of a JPEG grey), and a path in any alphabet opens on Windows too.
 
     Args:
@@ -36,19 +46,47 @@ def decode(path: str | PathLike[str], color: bool) -> NDArray[np.uint8]:
         DataError: the file can't be read, is empty, or is not a whole image; it names the path.
     """
     try:
-        data = np.fromfile(path, dtype=np.uint8)
+        data = np.frombuffer(_read(path), dtype=np.uint8)
     except OSError as error:
         raise DataError(f"{path} can't be read: {error.strerror}") from None
     if not data.size:
         raise DataError(f"{path} is empty")
+    if may_have_alpha(data):
+        image = over_white(data, color)
+        if image is not None:
+            return image
     try:
         return decode_bytes(data, color)
     except DataError as error:
         raise DataError(f"{path} {error}") from None
 
 
+def _read(path: str | PathLike[str]) -> bytes:
+    """The whole file, by as few calls as there are: threads queue for each, and small images are read in no time.
+
+    Raises:
+        DataError: it is not a regular file, or too large; it names the path.
+        OSError: it can't be read.
+    """
+    file = os.open(path, _FLAGS)
+    try:
+        status = os.fstat(file)
+        if not stat.S_ISREG(status.st_mode):
+            raise DataError(f"{path} is {'a folder' if stat.S_ISDIR(status.st_mode) else 'not a regular file'}")
+        if status.st_size > _LARGEST:
+            raise DataError(f"{path} is larger than 2 GiB, OpenCV's limit")
+        data = os.read(file, status.st_size)
+        while len(data) < status.st_size and (rest := os.read(file, status.st_size - len(data))):
+            data += rest
+        return data
+    finally:
+        os.close(file)
+
+
 def decode_bytes(data: NDArray[np.uint8], color: bool | None) -> NDArray[np.uint8]:
-    """Decode an image file that lies in memory, as `decode` does.
+    """Decode an image file that lies in memory, as cv2.imdecode, and Caffe for an encoded datum, do.
+
+    A damaged file is an error as in `decode`; an alpha channel is dropped, and not laid over white.
 
     Args:
         data: uint8 (bytes,), at least one.
@@ -66,6 +104,8 @@ def decode_bytes(data: NDArray[np.uint8], color: bool | None) -> NDArray[np.uint
         # From OpenCV 4.11 on, decoding from memory refuses a JPEG that ends early; before, it left rows unset.
         image = cv2.imdecode(data, flags)
     except cv2.error as error:
+        if "IO_MAX_IMAGE_PIXELS" in error.err:
+            raise DataError("has more pixels than OpenCV allows (OPENCV_IO_MAX_IMAGE_PIXELS)") from None
         raise DataError(f"can't be decoded: {error.err}") from None
     if image is None:
         raise DataError("is not an image that OpenCV can read, or it is damaged or cut short")
@@ -199,13 +239,13 @@ def _mean(param: Any, channels: int, base_dir: Path | None) -> NDArray[np.float3
             raise DataError(f"{path} holds a blob of shape {mean.shape}, not one mean image")
         mean = mean.reshape(mean.shape[-3:])
         if len(mean) != channels:
-            raise DataError(f"{path} has {len(mean)} channels, the images have {channels}")
+            raise DataError(f"{path} has {counted(len(mean), 'channel')}, the images have {channels}")
         return mean
     if not param.mean_value:
         return None
     if len(param.mean_value) not in (1, channels):
         raise DataError(
             f"transform_param states {len(param.mean_value)} mean_values; state one, or {channels}, as the images "
-            f"have {channels} channels"
+            f"have {counted(channels, 'channel')}"
         )
     return np.broadcast_to(np.array(param.mean_value, dtype=np.float32), channels).reshape(channels, 1, 1)

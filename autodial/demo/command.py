@@ -7,6 +7,9 @@ from typing import Annotated
 
 import typer
 
+INTERRUPTED = 130
+"""Exit status after Ctrl-C, as shells have it: 128 + SIGINT."""
+
 
 def demo(
     output: Annotated[
@@ -22,6 +25,16 @@ def demo(
     is exported to ONNX and labels the target's images; their true labels serve for the printed score alone. Every
     step is a command that you could have typed, and is shown.
     """
-    from autodial.demo.story import run_demo
+    from autodial.demo.story import LOG, run_demo
 
-    run_demo(output, seed=seed, device=device)
+    try:
+        run_demo(output, seed=seed, device=device)
+    except (KeyboardInterrupt, typer.Abort, typer.Exit):
+        log = output / LOG
+        printed = f", and {log} what the commands printed" if log.exists() else ""
+        typer.echo(
+            f"Interrupted. {output} holds what was done so far{printed}. The demo starts anew each time: delete that "
+            "folder, or name another one with -o.",
+            err=True,
+        )
+        raise typer.Exit(INTERRUPTED) from None

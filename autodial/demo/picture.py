@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import cv2
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure, SubFigure
+from matplotlib.figure import SubFigure
 
 from autodial.proto.files import replacing
+from autodial.report.figures import plot_alphas
+from autodial.report.run import Curve
+from autodial.report.style import figure_style, new_figure
 
 _ROWS, _COLUMNS = 4, 8
-# Okabe and Ito's colours stay apart in every common kind of colour blindness, line styles in grey too
-_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#000000", "#56B4E9")
-_STYLES = ("-", "--", "-.", ":")
 _RIGHT, _WRONG = "\N{CHECK MARK}", "\N{BALLOT X}"
 
 
 def draw(
     path: Path,
     *,
-    alphas: Mapping[int, Mapping[str, float]],
+    alphas: Sequence[Curve],
     images: Mapping[str, Path],
     truth: Mapping[str, str],
     guesses: Mapping[str, Mapping[str, str]],
@@ -30,7 +29,7 @@ def draw(
 
     Args:
         path: the file.
-        alphas: by iteration, then by layer, layers from the bottom of the net to its top; in [0.5, 1].
+        alphas: by iteration, of each layer from the bottom of the net to its top; in [0.5, 1].
         images: image files by name; some, evenly spaced, are shown.
         truth: their classes, by name.
         guesses: by variant, the classes that it gave, by name. Under an image stands a line per variant.
@@ -38,33 +37,14 @@ def draw(
     Raises:
         WorkError: the file can't be written.
     """
-    figure = Figure(figsize=(13, 5.5), layout="constrained", dpi=120)
-    FigureCanvasAgg(figure)
-    left, right = figure.subfigures(1, 2, width_ratios=(1, 1.4), squeeze=False)[0]
-    _draw_alphas(left, alphas)
-    _draw_predictions(right, images, truth, guesses)
-    with replacing(path) as file:
-        figure.savefig(file, format="png")
-
-
-def _draw_alphas(figure: SubFigure, alphas: Mapping[int, Mapping[str, float]]) -> None:
-    axes = figure.subplots()
-    layers = list(next(iter(alphas.values())))
-    for i, layer in enumerate(layers):
-        axes.plot(
-            list(alphas),
-            [row[layer] for row in alphas.values()],
-            color=_COLOURS[i % len(_COLOURS)],
-            linestyle=_STYLES[i % len(_STYLES)],
-            linewidth=2,
-            label=layer,
-        )
-    axes.set_ylim(0.48, 1.02)
-    axes.set_xlabel("iteration")
-    axes.set_ylabel("alpha (1: own statistics, 0.5: joint statistics)")
-    axes.set_title("Alpha of each Dial layer")
-    axes.legend(loc="lower left")
-    axes.grid(alpha=0.3)
+    with figure_style(), replacing(path) as file:
+        figure = new_figure(13, 5.5)
+        left, right = figure.subfigures(1, 2, width_ratios=(1, 1.4), squeeze=False)[0]
+        axes = left.subplots()
+        plot_alphas(axes, alphas)
+        axes.set_title("Alpha of each Dial layer: 1, own statistics, to 0.5, joint statistics")
+        _draw_predictions(right, images, truth, guesses)
+        figure.savefig(file, format="png", dpi=120)
 
 
 def _draw_predictions(
@@ -79,6 +59,7 @@ def _draw_predictions(
         axes.imshow(cv2.imread(str(images[name]), cv2.IMREAD_GRAYSCALE), cmap="gray_r")
         axes.set_xticks([])
         axes.set_yticks([])
+        axes.spines[:].set_visible(True)
         lines = [
             f"{variant} {labels[name]} {_RIGHT if labels[name] == truth[name] else _WRONG}"
             for variant, labels in guesses.items()

@@ -24,13 +24,16 @@ from autodial.demo.picture import draw
 from autodial.deploy.command import predict
 from autodial.devices import choose_device
 from autodial.errors import InputError
+from autodial.outputs import check_folder
 from autodial.proto.files import replacing
-from autodial.run_log import read_log
+from autodial.report.run import Run
 from autodial.shipped import shipped_net, shipped_solver
 from autodial.train_command import train
 
 _NET, _SOLVER = "train_val.prototxt", "solver.prototxt"
 _MODEL = "target_predictor.onnx"
+LOG = "log.txt"
+"""Of the output folder: what the commands print."""
 _PREFIX = "digits"
 """Of a variant's snapshots."""
 
@@ -104,13 +107,13 @@ def run_demo(output: Path, *, seed: int = 1, device: str = "auto", console: Cons
     console.print(
         f"{output} holds {len(ImageList.read(files.source_list))} labelled digits rendered from fonts, the source, and "
         f"{len(truth)} unlabelled ones written by hand, the target.\n"
-        f"Each step is a command that you can type. What the commands print goes to {output / 'log.txt'}."
+        f"Each step is a command that you can type. What the commands print goes to {output / LOG}."
     )
 
     scores: list[Score] = []
     guesses: dict[str, dict[str, str]] = {}
     solver = output / _SOLVER
-    with (output / "log.txt").open("w", encoding="utf-8", buffering=1) as log:
+    with (output / LOG).open("w", encoding="utf-8", buffering=1) as log:
         steps = _Steps(console, log)
         for variant in variants:
             seconds = _train(steps, variant, solver, seed, device)
@@ -122,10 +125,9 @@ def run_demo(output: Path, *, seed: int = 1, device: str = "auto", console: Cons
 
     source_only, autodial = variants[0], variants[-1]
     picture = output / "autodial.png"
-    rows = [row for row in read_log(autodial.folder / "run") if row["event"] == "train"]
     draw(
         picture,
-        alphas={row["iteration"]: row["alphas"] for row in rows},
+        alphas=Run.read(autodial.folder / "run").alphas(),
         images={name: files.target_folder / name for name in truth},
         truth=truth,
         guesses={variant.title: guesses[variant.title] for variant in (autodial, source_only)},
@@ -143,6 +145,7 @@ def run_demo(output: Path, *, seed: int = 1, device: str = "auto", console: Cons
 
 def _check_folders(output: Path) -> None:
     """Refuse an output folder that is not empty, and a working directory whose files would be read in its stead."""
+    check_folder(output)
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
         raise InputError(f"{output} exists and is not empty: delete it, or name another folder with -o")
     if output.exists() and output.samefile(Path.cwd()):

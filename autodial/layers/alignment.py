@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -10,7 +11,16 @@ from torch import Tensor
 _aten = torch.ops.aten
 
 
-def align(x: Tensor, alpha: Tensor, slice_point: int, eps: float) -> tuple[Tensor, Tensor, Tensor]:
+def align(
+    x: Tensor,
+    alpha: Tensor,
+    slice_point: int,
+    eps: float,
+    scale: Tensor | None = None,
+    bias: Tensor | None = None,
+    *,
+    relu: bool = False,
+) -> tuple[Tensor, Tensor, Tensor]:
     """Normalize the two domains of a batch with their mixed statistics.
 
     With biased moments m_d and v_d of domain d per channel, the predictor of domain p, whose other domain is q, has
@@ -20,8 +30,10 @@ def align(x: Tensor, alpha: Tensor, slice_point: int, eps: float) -> tuple[Tenso
 
     The latter is the appendix's variance around the mixed mean, in a form that stays exact for large offsets.
 
-    Gradients reach `x` and `alpha`. They are computed from the output alone, so that no copy of the input is kept
-    (appendix A). There are no second derivatives.
+    A scale and a bias per channel and a ReLU, which follow batch normalization in most nets, can be done in the same
+    passes. Gradients reach `x`, `alpha`, `scale` and `bias`. Alone, alignment computes them from its output, so that no
+    copy of the input is kept (appendix A); with any of the others it keeps its input and a ReLU's output, and nothing
+    between. There are no second derivatives.
 
     Args:
         x: (N, C, ...), the source's samples first; float32, float64, or bfloat16 and float16, whose statistics are
@@ -29,114 +41,142 @@ def align(x: Tensor, alpha: Tensor, slice_point: int, eps: float) -> tuple[Tenso
         alpha: one element, in [0.5, 1].
         slice_point: the number of source samples, from 1 to N - 1.
         eps: added to variances.
+        scale, bias: (C,), what the normalized values are multiplied by, and what is added to that.
+        relu: whether negative results become 0.
 
     Returns:
         the output, of x's shape and dtype; the mixed means and the biased mixed variances, (2, C), row 0 the source's
         predictor and row 1 the target's, without gradients.
     """
-    y, mean, var = _Align.apply(x, alpha, slice_point, eps)
+    y, mean, var = _Align.apply(x, alpha, slice_point, eps, scale, bias, relu)
     return y, mean, var
 
 
 class _Align(torch.autograd.Function):
     """What works on whole blobs are torch's own batch normalization kernels, several times faster on the CPU than
-    reductions and broadcasts; the rest are rows of C numbers."""
+    reductions and broadcasts; the rest are rows of C numbers, in as few operations as there can be."""
 
     @staticmethod
     @torch.no_grad()  # given for torch.export, which traces through the function
-    def forward(ctx: Any, x: Tensor, alpha: Tensor, slice_point: int, eps: float) -> tuple[Tensor, Tensor, Tensor]:
-        halves = x[:slice_point], x[slice_point:]
-        alpha = alpha.reshape(()).clone()  # the layer clips it in place at its next pass
-        moments = [_moments(half) for half in halves]
-        means, variances = (torch.stack(rows) for rows in zip(*moments, strict=True))
-        gap = means[0] - means[1]
-        mean = torch.lerp(means.flip(0), means, alpha)
-        var = torch.lerp(variances.flip(0), variances, alpha)
-        var.addcmul_(gap * gap, alpha - alpha * alpha)
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        alpha: Tensor,
+        slice_point: int,
+        eps: float,
+        scale: Tensor | None,
+        bias: Tensor | None,
+        relu: bool,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        n = slice_point
+        halves = x[:n], x[n:]
+        # (domain, mean and variance, C)
+        moments = torch.stack([*_moments(halves[0]), *_moments(halves[1])]).view(2, 2, -1)
+        alpha = alpha.reshape(()).to(moments.dtype, copy=True)  # the layer clips it in place at its next pass
+        source, target = moments
+        gaps = source - target
+        mixed = torch.lerp(moments.flip(0), moments, alpha)
+        mean, var = mixed.unbind(1)
+        gap_squared = gaps[0].square()
+        var.addcmul_(gap_squared, alpha - alpha * alpha)
+        if scale is not None:
+            scale = scale.to(mean.dtype)
+        if bias is not None:
+            bias = bias.to(mean.dtype)
         y = torch.empty_like(x)
-        for half, out, m, v in zip(halves, (y[:slice_point], y[slice_point:]), mean, var, strict=True):
-            _normalize(half, m, v, None, None, eps, out)
-        ctx.save_for_backward(y, alpha, gap, variances, (var + eps).rsqrt_())
-        ctx.slice_point = slice_point
+        _normalize(halves[0], mean[0], var[0], scale, bias, eps, y[:n])
+        _normalize(halves[1], mean[1], var[1], scale, bias, eps, y[n:])
+        if relu:
+            y.relu_()
+        inv_std = (var + eps).rsqrt_()
+        if scale is None and bias is None and not relu:
+            ctx.save_for_backward(y, None, None, None, alpha, gaps, gap_squared, inv_std)
+        else:
+            ctx.save_for_backward(x, mean, scale, y if relu else None, alpha, gaps, gap_squared, inv_std)
+        ctx.slice_point = n
         ctx.mark_non_differentiable(mean, var)
         ctx.set_materialize_grads(False)
         return y, mean, var
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, Tensor | None, None, None]:
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         grad = grads[0]
         if grad is None:
-            return None, None, None, None
-        y, alpha, gap, variances, inv_std = ctx.saved_tensors
+            return (None,) * 7
+        # the normalized values are (saved - shift) * inv_std, or `saved` itself where there is no shift
+        saved, shift, scale, positive, alpha, gaps, gap_squared, inv_std = ctx.saved_tensors
         n = ctx.slice_point
-        zero, one = torch.zeros_like(gap), torch.ones_like(gap)
-        halves = [(grad[:n], y[:n]), (grad[n:], y[n:])]
-        # sums over a half of grad * y and of grad
-        sums = [_grad_sums(g, half, zero, one) for g, half in halves]
-        sum_grad_y, sum_grad = (torch.stack(rows) for rows in zip(*sums, strict=True))
-        # derivatives of the loss by each predictor's mean and variance; the variance is stationary in the mixed mean
-        d_mean = -inv_std * sum_grad
-        d_var = inv_std * inv_std * sum_grad_y * -0.5
+        if positive is not None:
+            grad = _aten.threshold_backward(grad, positive, 0)
+        halves = (grad[:n], saved[:n]), (grad[n:], saved[n:])
+        zero, one = torch.zeros_like(inv_std[0]), torch.ones_like(inv_std[0])
+        centres = (zero, zero) if shift is None else shift
+        # sums over a half of the gradient and of its product with the normalized values: (domain, 2, C)
+        sums = torch.stack(
+            [
+                *_grad_sums(*halves[0], centres[0], one if shift is None else inv_std[0]),
+                *_grad_sums(*halves[1], centres[1], one if shift is None else inv_std[1]),
+            ]
+        ).view(2, 2, -1)
+        slope = inv_std if scale is None else inv_std * scale
+        # the loss's derivatives, times -1 and -2, by each predictor's mean, in which its variance is stationary, and by
+        # its variance
+        derivatives = sums * slope.unsqueeze(1)
+        derivatives[:, 1].mul_(inv_std)
 
-        grad_alpha = None
+        grad_alpha = grad_x = grad_bias = grad_scale = None
         if ctx.needs_input_grad[1]:
-            by_mean = (d_mean[0] - d_mean[1]) * gap
-            by_var = (d_var[0] - d_var[1]) * (variances[0] - variances[1])
-            by_gap = (d_var[0] + d_var[1]) * (gap * gap) * (1 - 2 * alpha)
-            grad_alpha = (by_mean + by_var + by_gap).sum().reshape(1)
-
-        grad_x = None
+            apart = (derivatives[0] - derivatives[1]).mul_(gaps).sum(1)
+            by_gap = torch.dot(derivatives[0, 1] + derivatives[1, 1], gap_squared)
+            grad_alpha = (apart[1] + by_gap * (1 - 2 * alpha)).mul_(-0.5).sub_(apart[0]).reshape(1)
+        if ctx.needs_input_grad[4]:
+            grad_scale = sums[0, 1] + sums[1, 1]
+        if ctx.needs_input_grad[5]:
+            grad_bias = sums[0, 0] + sums[1, 0]
         if ctx.needs_input_grad[0]:
-            # Of domain d's samples, x - (mean of d's predictor) = y / inv_std[d], and the predictors' means differ by
-            # (2 * alpha - 1) * gap: the gradient is inv_std * (grad + slope * y) + constant.
-            positions = y.numel() // (y.shape[0] * gap.shape[0])
-            share = inv_std.new_tensor([[1 / (n * positions)], [1 / ((y.shape[0] - n) * positions)]])
-            slope = torch.lerp(d_var.flip(0), d_var, alpha) * (2 * share) / (inv_std * inv_std)
-            between = gap * (2 * alpha - 1)
-            other = torch.stack([between, -between]) * d_var.flip(0) * (2 - 2 * alpha)
-            constant = (torch.lerp(d_mean.flip(0), d_mean, alpha) + other) * share
-            grad_x = torch.empty_like(y)
-            outs = grad_x[:n], grad_x[n:]
-            for (g, half), out, a, b, c in zip(halves, outs, slope, inv_std, constant, strict=True):
-                _affine_sum(g, half, a, b, c, zero, one, out)
-        return grad_x, grad_alpha, None, None
+            # Of domain d's samples, x - (mean of d's predictor) = normalized / inv_std[d], and the predictors' means
+            # differ by (2 * alpha - 1) * gap: the gradient is slope * grad - (constant + factor * normalized) / count.
+            rows = torch.lerp(derivatives.flip(0), derivatives, alpha)
+            between = gaps[0] * ((2 * alpha - 1) * (1 - alpha))
+            grad_x = torch.empty_like(saved) if positive is None else grad
+            for d, ((g, half), out) in enumerate(zip(halves, (grad_x[:n], grad_x[n:]), strict=True)):
+                constant, factor = rows[d]
+                constant.addcmul_(between, derivatives[1 - d, 1], value=-1 if d else 1)
+                if shift is None:
+                    factor.div_(inv_std[d])
+                rows[d].mul_(-gap_squared.numel() / half.numel())  # by the domain's samples per channel
+                factor = factor.to(half.dtype)
+                if shift is not None:
+                    constant.addcmul_(factor, shift[d], value=-1)
+                _normalize(g, zero, one, slope[d], constant, 0.0, out)
+                out.addcmul_(half, factor.view(-1, *[1] * (half.dim() - 2)))
+        return grad_x, grad_alpha, None, None, grad_scale, grad_bias, None
 
 
-def _moments(x: Tensor) -> tuple[Tensor, Tensor]:
+def _moments(x: Tensor) -> Iterable[Tensor]:
     """Mean and biased variance per channel, in at least float32, each pass stable for large offsets."""
     if x.dtype not in (torch.bfloat16, torch.float16):
-        mean, var = _aten.batch_norm_update_stats(x, None, None, 0.0)
-        return mean, var
+        return _aten.batch_norm_update_stats(x, None, None, 0.0)
     # running statistics of float32, which momentum 0 leaves alone, make the kernel's sums float32
     unused = torch.zeros(2, x.shape[1], dtype=torch.float32, device=x.device)
-    mean, var = _aten.batch_norm_update_stats(x, unused[0], unused[1], 0.0)
-    return mean, var
+    return _aten.batch_norm_update_stats(x, unused[0], unused[1], 0.0)
 
 
 def _normalize(
     x: Tensor, mean: Tensor, var: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, out: Tensor
 ) -> None:
     """(x - mean) / sqrt(var + eps) * weight + bias into `out`, which may be x."""
-    unused = mean.new_empty(0)
+    # two tensors, as the CUDA kernel keeps its statistics there
+    unused = mean.new_empty(0), mean.new_empty(0)
     _aten.native_batch_norm.out(
-        x, weight, bias, mean, var, False, 0.0, eps, out=out, save_mean=unused, save_invstd=unused
+        x, weight, bias, mean, var, False, 0.0, eps, out=out, save_mean=unused[0], save_invstd=unused[1]
     )
 
 
-def _grad_sums(grad: Tensor, y: Tensor, zero: Tensor, one: Tensor) -> tuple[Tensor, Tensor]:
-    """The sums of grad * y and of grad per channel."""
-    _, by_y, plain = _aten.native_batch_norm_backward(
-        grad, y, None, None, None, zero, one, True, 0.0, [False, True, True]
+def _grad_sums(grad: Tensor, x: Tensor, shift: Tensor, factor: Tensor) -> tuple[Tensor, Tensor]:
+    """The sums of grad and of grad * (x - shift) * factor per channel."""
+    # the CUDA kernel takes its outputs' dtype from the weight, which they do not depend on
+    _, by_x, plain = _aten.native_batch_norm_backward(
+        grad, x, factor, None, None, shift, factor, True, 0.0, [False, True, True]
     )
-    return by_y, plain
-
-
-def _affine_sum(
-    grad: Tensor, y: Tensor, slope: Tensor, scale: Tensor, constant: Tensor, zero: Tensor, one: Tensor, out: Tensor
-) -> None:
-    """scale * (grad + slope * y) + constant per channel into `out`."""
-    if y.dim() == 2:
-        torch.addcmul(constant, y, slope * scale, out=out).addcmul_(grad, scale)
-    else:
-        torch.mul(y, slope.view(1, -1, *[1] * (y.dim() - 2)), out=out).add_(grad)
-        _normalize(out, zero, one, scale, constant, 0.0, out)
+    return plain, by_x

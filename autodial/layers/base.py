@@ -68,11 +68,26 @@ class Layer(nn.Module):
     """Indices of the blobs that hold statistics: lr_mult 0 unless stated, and an error if stated non-zero."""
     no_gradient: ClassVar[tuple[int, ...]] = ()
     """Indices of the bottoms through which no gradient flows (labels)."""
+    options: ClassVar[tuple[str, ...]] = ()
+    """The LayerParameter's `*_param` messages that the layer reads, besides the one that is called like its type."""
 
     @classmethod
     def from_caffe(cls, context: LayerContext) -> Layer:
         """Build the layer from its prototxt; raises LayerError for what can't be honoured."""
         raise NotImplementedError
+
+    @classmethod
+    def unread_options(cls, param: Any) -> list[str]:
+        """The `*_param` messages of a LayerParameter that say nothing to this type of layer."""
+        return [
+            field.name
+            for field, value in param.ListFields()
+            if field.name.endswith("_param")
+            and field.name not in cls.options
+            and value.ListFields()
+            # "inner_product_param" for InnerProduct, "elu_param" for ELU
+            and field.name.replace("_", "") != f"{cls.type_name.lower()}param"
+        ]
 
     @property
     def blobs(self) -> tuple[Tensor, ...]:

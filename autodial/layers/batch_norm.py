@@ -42,6 +42,8 @@ class BatchNorm(Layer):
         use_global_stats: bool | None = None,
     ) -> None:
         super().__init__()
+        if not eps >= 0:
+            raise LayerError(f"eps must not be negative, and is {eps:g}")
         self.channels, self.eps, self.moving_average_fraction = channels, eps, moving_average_fraction
         self.use_global_stats = use_global_stats
         self.register_buffer("mean", torch.zeros(channels))

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from autodial.layers.base import Layer, LayerContext, LayerError, Shape, register
 from autodial.layers.fillers import fill
+from autodial.wording import counted
 
 Pair = tuple[int, int]
 C = TypeVar("C", bound="BaseConvolution")
@@ -33,6 +34,7 @@ class BaseConvolution(Layer):
 
     bottoms = (1, None)
     tops = (1, None)
+    options = ("convolution_param",)
 
     def __init__(
         self,
@@ -66,7 +68,9 @@ class BaseConvolution(Layer):
         if param.axis not in (1, -3):
             raise LayerError(f"convolution_param.axis {param.axis} is not supported, only 1 (channels) is")
         if context.num_tops != len(context.bottom_shapes):
-            raise LayerError(f"{len(context.bottom_shapes)} bottoms need as many tops, not {context.num_tops}")
+            raise LayerError(
+                f"{counted(len(context.bottom_shapes), 'bottom')} must have as many tops, not {context.num_tops}"
+            )
         layer = cls(
             shape[1],
             param.num_output,

@@ -11,6 +11,7 @@ from torch import Tensor
 from autodial.layers.base import Layer, LayerContext, LayerError, Shape, register
 from autodial.layers.fillers import fill
 from autodial.proto import messages as pb
+from autodial.wording import counted
 
 
 @register("Input")
@@ -32,6 +33,9 @@ class Input(Layer):
     @classmethod
     def from_caffe(cls, context: LayerContext) -> Input:
         shapes = [tuple(shape.dim) for shape in context.param.input_param.shape]
+        for shape in shapes:
+            if min(shape, default=1) < 1:
+                raise LayerError(f"input_param.shape must be positive, not {shape}")
         return cls(_one_per_top(shapes, "input_param.shape", context.num_tops))
 
     def top_shapes(self, bottom_shapes: Sequence[Shape]) -> list[Shape]:
@@ -100,5 +104,6 @@ class DummyData(Layer):
 def _one_per_top(values: list[Any], field: str, num_tops: int) -> list[Any]:
     """Caffe's rule for repeated fields of a data layer: one value for all tops, or one each."""
     if len(values) not in (1, num_tops):
-        raise LayerError(f"{num_tops} tops need 1 or {num_tops} of {field}, not {len(values)}")
+        wanted = "1" if num_tops == 1 else f"1 or {num_tops}"
+        raise LayerError(f"{counted(num_tops, 'top')} must have {wanted} of {field}, not {len(values)}")
     return values * num_tops if len(values) == 1 else values

@@ -18,6 +18,7 @@ class SourceLayer(Layer):
 
     bottoms = (0, 0)
     is_data = True
+    options = ("transform_param",)
     reader: ClassVar[Any]
     """Class of the source."""
 
@@ -64,6 +65,7 @@ class MemoryDataLayer(Layer):
     bottoms = (0, 0)
     tops = (2, 2)
     is_data = True
+    options = ("transform_param",)
 
     def __init__(self, source: MemoryData) -> None:
         super().__init__()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, get_args
 
 from torch import Tensor
 from torch.nn import functional as F
@@ -31,9 +31,13 @@ class EntropyLoss(Layer):
     """
 
     is_loss = True
+    options = ("loss_param", "softmax_param")
 
     def __init__(self, *, axis: int = 1, normalization: Normalization = "valid") -> None:
         super().__init__()
+        known = get_args(Normalization)
+        if normalization not in known:
+            raise LayerError(f'normalization must be one of {", ".join(known)}, not "{normalization}"')
         self.axis = axis
         self.normalization = normalization
 
@@ -48,13 +52,16 @@ class EntropyLoss(Layer):
             name = "VALID" if loss.normalize else "BATCH_SIZE"
         return cls(axis=context.param.softmax_param.axis, normalization=name.lower())
 
+    def extra_repr(self) -> str:
+        return f"axis={self.axis}, normalization={self.normalization}"
+
     def top_shapes(self, bottom_shapes: Sequence[Shape]) -> list[Shape]:
         canonical_axis(self.axis, len(bottom_shapes[0]))
         return [()]
 
     def forward(self, x: Tensor) -> Tensor:
         log_p = F.log_softmax(x, self.axis)
-        total = -(log_p.exp() * log_p.clamp_min(LOG_FLT_MIN)).sum()
+        total = 0 - (log_p.exp() * log_p.clamp_min(LOG_FLT_MIN)).sum()
         if self.normalization == "none":
             return total
         if self.normalization == "batch_size":

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from autodial.layers.base import Layer, LayerContext, LayerError, Shape, canonical_axis, register
 from autodial.layers.fillers import fill
+from autodial.wording import counted
 
 
 @register("InnerProduct")
@@ -60,7 +61,7 @@ class InnerProduct(Layer):
         axis = canonical_axis(self.axis, len(shape))
         if math.prod(shape[axis:]) != self.in_features:
             raise LayerError(
-                f"bottom {shape} has {math.prod(shape[axis:])} elements from axis {axis} on, "
+                f"bottom {shape} has {counted(math.prod(shape[axis:]), 'element')} from axis {axis} on, "
                 f"the weights expect {self.in_features}"
             )
         return [(*shape[:axis], self.num_output)]

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from autodial.layers.base import LayerError, Shape, canonical_axis
+from autodial.wording import counted
 
 
 def check_label_shape(scores: Shape, labels: Shape, axis: int) -> None:
@@ -16,7 +17,8 @@ def check_label_shape(scores: Shape, labels: Shape, axis: int) -> None:
     wanted = math.prod(scores) // scores[axis]
     if math.prod(labels) != wanted:
         raise LayerError(
-            f"scores {scores} with classes along axis {axis} need {wanted} labels, the label blob has shape {labels}"
+            f"scores {scores} with classes along axis {axis} need {counted(wanted, 'label')}, "
+            f"the label blob has shape {labels}"
         )
 
 

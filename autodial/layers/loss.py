@@ -45,6 +45,7 @@ class SoftmaxWithLoss(Layer):
     tops = (1, 2)
     is_loss = True
     no_gradient = (1,)
+    options = ("loss_param", "softmax_param")
 
     def __init__(
         self,
@@ -77,7 +78,7 @@ class SoftmaxWithLoss(Layer):
         target, valid = class_labels(labels, scores, self.axis, self.ignore_label)
         log_softmax = F.log_softmax(scores, self.axis)
         log_p = log_softmax.gather(self.axis, target.unsqueeze(self.axis)).squeeze(self.axis)
-        loss = -_floored(log_p, LOG_FLT_MIN).where(valid, 0).sum()
+        loss = 0 - _floored(log_p, LOG_FLT_MIN).where(valid, 0).sum()  # like Caffe's, never -0
         loss = loss / normalizer(self.normalization, valid, _outer_size(scores, self.axis))
         return (loss, log_softmax.detach().exp()) if self.probabilities else loss
 
@@ -101,6 +102,7 @@ class InfogainLoss(Layer):
     tops = (1, 2)
     is_loss = True
     no_gradient = (1, 2)
+    options = ("loss_param", "softmax_param")
     infogain: Tensor | None
 
     def __init__(
@@ -151,7 +153,7 @@ class InfogainLoss(Layer):
         log_softmax = F.log_softmax(scores, self.axis)
         weights = infogain.reshape(classes, classes)[target].movedim(-1, self.axis)
         log_p = _floored(log_softmax, math.log(LOG_THRESHOLD))
-        loss = -(weights * log_p).sum(self.axis).where(valid, 0).sum()
+        loss = 0 - (weights * log_p).sum(self.axis).where(valid, 0).sum()
         loss = loss / normalizer(self.normalization, valid, _outer_size(scores, self.axis))
         return (loss, log_softmax.detach().exp()) if self.probabilities else loss
 
@@ -183,7 +185,7 @@ class MultinomialLogisticLoss(Layer):
         p = rows.gather(1, target.unsqueeze(1))
         floored = p.detach().clamp(min=LOG_THRESHOLD)
         # The last term is 0, and has the gradient.
-        return -(floored.log() + (p - p.detach()) / floored).sum() / rows.shape[0]
+        return (0 - (floored.log() + (p - p.detach()) / floored).sum()) / rows.shape[0]
 
 
 @register("HingeLoss")

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from autodial.layers.base import Layer, LayerContext, LayerError, Shape, register
 from autodial.layers.loss_normalization import normalization_mode, normalizer, refuse_loss_param
+from autodial.wording import counted
 
 
 @register("EuclideanLoss")
@@ -52,6 +53,7 @@ class SigmoidCrossEntropyLoss(Layer):
     bottoms = (2, 2)
     is_loss = True
     no_gradient = (1,)
+    options = ("loss_param",)
 
     def __init__(self, *, ignore_label: int | None = None, normalization: str = "BATCH_SIZE") -> None:
         super().__init__()
@@ -111,7 +113,9 @@ class ContrastiveLoss(Layer):
             raise LayerError(f"bottoms {a} and {b} must be rows of features (N, C)")
         _check_same_size(a, b)
         if math.prod(similar) != a[0]:
-            raise LayerError(f"{a[0]} pairs need as many similarities, the third bottom has shape {similar}")
+            raise LayerError(
+                f"{counted(a[0], 'pair')} must have as many similarities, the third bottom has shape {similar}"
+            )
         return [()]
 
     def forward(self, a: Tensor, b: Tensor, similar: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from autodial.layers.base import Layer, LayerContext, LayerError, Shape, canonical_axis, register
 from autodial.proto import messages as pb
+from autodial.wording import counted
 
 
 @register("Reduction")
@@ -81,7 +82,9 @@ class ArgMax(Layer):
         axis = None if self.axis is None else canonical_axis(self.axis, len(shape))
         count = math.prod(shape[1:]) if axis is None else shape[axis]
         if self.top_k > count:
-            raise LayerError(f"top_k {self.top_k} is more than the {count} values that bottom {shape} has to compare")
+            raise LayerError(
+                f"top_k {self.top_k} is more than the {counted(count, 'value')} that bottom {shape} has to compare"
+            )
         if axis is None:
             return [(shape[0], 1 + self.values, self.top_k, *(1,) * (len(shape) - 3))]
         return [(*shape[:axis], self.top_k, *shape[axis + 1 :])]

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from autodial.layers.base import Layer, LayerContext, LayerError, Shape, canonical_axis, register
+from autodial.wording import counted
 
 
 @register("Concat")
@@ -54,7 +55,9 @@ class Slice(Layer):
     def __init__(self, num_tops: int, slice_point: Sequence[int] = (), axis: int = 1) -> None:
         super().__init__()
         if slice_point and len(slice_point) != num_tops - 1:
-            raise LayerError(f"{num_tops} tops need {num_tops - 1} slice points, not {len(slice_point)}")
+            raise LayerError(
+                f"{counted(num_tops, 'top')} must have {counted(num_tops - 1, 'slice point')}, not {len(slice_point)}"
+            )
         if any(start >= end for start, end in pairwise((0, *slice_point))):
             raise LayerError(f"slice points {list(slice_point)} must be positive and increase")
         self.num_tops, self.slice_point, self.axis = num_tops, tuple(slice_point), axis
@@ -109,7 +112,8 @@ class Crop(Layer):
             raise LayerError(f"bottom {shape} and reference {reference} must have as many axes")
         axis = canonical_axis(self.axis, len(shape))
         if len(self.offset) not in (1, len(shape) - axis):
-            raise LayerError(f"{len(self.offset)} offsets don't fit the {len(shape) - axis} axes from axis {axis} on")
+            axes = counted(len(shape) - axis, "axis", "axes")
+            raise LayerError(f"{len(self.offset)} offsets don't fit the {axes} from axis {axis} on")
         for i, offset in self._offsets(len(shape)):
             if offset + reference[i] > shape[i]:
                 raise LayerError(f"reference {reference} at offset {offset} exceeds axis {i} of bottom {shape}")
@@ -185,7 +189,7 @@ class Reshape(Layer):
         top = self._shape(bottom)
         count, given = math.prod(bottom), math.prod(length for length in top if length != -1)
         if count % given or (-1 not in top and count != given):
-            raise LayerError(f"bottom {bottom} has {count} elements, which don't make {tuple(top)}")
+            raise LayerError(f"bottom {bottom} has {counted(count, 'element')}, which don't make {tuple(top)}")
         return [tuple(count // given if length == -1 else length for length in top)]
 
     def forward(self, bottom: Tensor) -> Tensor:

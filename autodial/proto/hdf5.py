@@ -48,7 +48,7 @@ def read_weights(path: str | os.PathLike[str]) -> Weights:
 
     InputError if the file is cut short, damaged or something else, or if h5py is missing.
     """
-    with _reading(path, "caffemodel") as file:
+    with reading(path, "caffemodel") as file:
         if "data" not in file:
             problem = " is a solverstate: name a caffemodel" if "history" in file else ': it has no group "data"'
             raise InputError(f"{path}{problem}")
@@ -98,7 +98,7 @@ def write_weights(weights: Weights, path: str | os.PathLike[str]) -> None:
 
 def read_state(path: str | os.PathLike[str]) -> State:
     """The state in an HDF5 solverstate; InputError as in read_weights."""
-    with _reading(path, "solverstate") as file:
+    with reading(path, "solverstate") as file:
         if "history" not in file:
             problem = " is a caffemodel: name a solverstate" if "data" in file else ': it has no group "history"'
             raise InputError(f"{path}{problem}")
@@ -132,12 +132,21 @@ def _h5py(path: str | os.PathLike[str]) -> Any:
 
 
 @contextmanager
-def _reading(path: str | os.PathLike[str], kind: str) -> Iterator[Any]:
-    """The open h5py.File; what goes wrong in it is one InputError."""
+def reading(path: str | os.PathLike[str], kind: str, *, searched: int | None = None) -> Iterator[Any]:
+    """An h5py.File, open for reading until the block ends.
+
+    Args:
+        kind: what the file should be, for messages.
+        searched: bytes from the file's start in which heaps are looked for and checked; None for all. The heap of the
+            root group lies within the first few hundred.
+
+    Raises:
+        InputError: h5py is missing, or the file can't be read; what damage makes go wrong inside of the block, too.
+    """
     h5py = _h5py(path)
     path = existing_file(path, kind)
     try:
-        _check_heaps(path)
+        _check_heaps(path, searched)
         with h5py.File(path, "r") as file:
             yield file
     except _DAMAGE as error:
@@ -145,13 +154,13 @@ def _reading(path: str | os.PathLike[str], kind: str) -> Iterator[Any]:
         raise InputError(f"{path} {problem}") from error
 
 
-def _check_heaps(path: Path) -> None:
+def _check_heaps(path: Path, searched: int | None) -> None:
     """ValueError if a heap's list of free blocks is a ring, along which the HDF5 library would fill all memory.
 
     Caffe's files hold the names in a group in such heaps, and no checksum.
     """
     with path.open("rb") as file, mmap(file.fileno(), 0, access=ACCESS_READ) as data:
-        for match in re.finditer(rb"HEAP\0", data):
+        for match in re.compile(rb"HEAP\0").finditer(data, 0, len(data) if searched is None else searched):
             size, block, start = struct.unpack_from("<QQQ", data, match.start() + 8)
             if start + size > len(data):
                 continue  # no heap, or one that the library refuses
@@ -175,11 +184,16 @@ def _writing(path: str | os.PathLike[str]) -> Iterator[Any]:
             raise WorkError(f"{path} can't be written: {error}") from error
 
 
-def _values(dataset: Any) -> NDArray[Any]:
-    """What is in a dataset; ValueError if its shape can't be true, which is found out before memory is taken."""
+def check_shape(dataset: Any) -> None:
+    """ValueError if a dataset's shape can't be true, which is so found out before memory is taken."""
     stored = dataset.id.get_storage_size()
     if dataset.nbytes > stored * (1 if dataset.chunks is None else _MOST_COMPRESSED):
         raise ValueError(f"{dataset.name} has the shape {dataset.shape} and {stored} bytes")
+
+
+def _values(dataset: Any) -> NDArray[Any]:
+    """What is in a dataset; ValueError as check_shape."""
+    check_shape(dataset)
     return np.asarray(dataset[()])
 
 

@@ -65,3 +65,14 @@ def test_a_missing_extra_is_named() -> None:
     result = run(f"__file__ = 'x'\n{code}\nfrom autodial.cli import main; main()")
     assert result.returncode == 1
     assert result.stderr.startswith('autodial: error: this needs torch, which is not installed: pip install ".[train]"')
+
+
+@pytest.mark.parametrize("module", ["autodial.caffe", "autodial.layers"])
+def test_import_without_torch_says_what_to_install(module: str) -> None:
+    hidden = "import sys; sys.modules['torch'] = None"
+    result = run(f"{hidden}\nimport {module}")
+    last = result.stderr.splitlines()[-1]
+    assert last == (
+        "ModuleNotFoundError: training, autodial.caffe and autodial.layers need PyTorch, which is not installed: "
+        "pip install '.[train]' in AutoDIAL's checkout brings it"
+    )

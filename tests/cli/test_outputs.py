@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from autodial.errors import InputError
-from autodial.outputs import check_output, files_of
+from autodial.outputs import check_folder, check_output, files_of
 from autodial.proto import parse_net
 
 
@@ -38,3 +38,22 @@ def test_the_files_that_a_net_names(tmp_path: Path) -> None:
         layer { name: "b" type: "HDF5Data" hdf5_data_param { source: "h.txt" } }
     """)
     assert set(files_of(net, tmp_path)) == {f / n for f in (Path(), tmp_path) for n in ("list.txt", "m", "h.txt")}
+
+
+def test_a_dash_is_no_file_where_nothing_goes_to_standard_output() -> None:
+    with pytest.raises(InputError, match="-: this command writes a file and not to standard output"):
+        check_output("-")
+
+
+def test_a_folder_to_write_to(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    check_folder(tmp_path)
+    check_folder(tmp_path / "new" / "inside")
+    assert not (tmp_path / "new").exists()
+    for name, message in (
+        (tmp_path / "file", "file is not a folder"),
+        (tmp_path / "file" / "inside", "file is not a folder"),
+        ("-", "-: this command writes a folder"),
+    ):
+        with pytest.raises(InputError, match=message):
+            check_folder(name)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
+import onnx
 import onnxruntime
 import pytest
 import typer
@@ -51,6 +53,19 @@ def test_writes_a_file_and_says_how_far_off_it_is(project: Path) -> None:
     session = onnxruntime.InferenceSession(str(project / "out.onnx"), providers=["CPUExecutionProvider"])
     assert session.get_inputs()[0].shape == ["batch", 4, 4, 3]
     assert '"classes": ["cat", "dog"]' in session.get_modelmeta().custom_metadata_map["autodial"]
+
+
+def test_json_is_the_whole_report(project: Path) -> None:
+    size = ["--set", "images.image_data_param.new_height=4", "--set", "images.image_data_param.new_width=4"]
+    result = CliRunner().invoke(app, arguments(project, *size, "--json"), catch_exceptions=False)
+    report = json.loads(result.stdout)
+    output = project / "out.onnx"
+    assert (report["output"], report["file_size"]) == (str(output), output.stat().st_size)
+    model = onnx.load(output)
+    assert (report["opset"], report["ir_version"]) == (model.opset_import[0].version, model.ir_version)
+    assert report["metadata"] == json.loads(model.metadata_props[0].value)
+    assert 0 <= report["relative_difference"] <= report["tolerance"]
+    assert report["batches"] == [1, 2, 7] and "ONNX Runtime" in report["runtime"]
 
 
 def test_errors_reach_the_command_line(project: Path) -> None:

@@ -10,8 +10,9 @@ import torch.nn.functional as F
 
 from autodial.converters.fold import Folded, fold
 from autodial.errors import InputError
+from autodial.net import Net
+from autodial.proto import LayerWeights, Weights, parse_net
 from autodial.proto import messages as pb
-from autodial.proto import parse_net
 
 EPS = float(np.float32(1e-5))
 INPUT = 'layer { name: "in" type: "Input" top: "x" input_param { shape { dim: 2 dim: 4 dim: 5 dim: 5 } } }\n'
@@ -321,6 +322,55 @@ def test_refused_by_layer_name(options: str, dial: list[Any], message: str) -> N
     blobs = {"conv": [normal(0, 6, 4, 3, 3), normal(1, 6)], "dial": dial}
     with pytest.raises(InputError, match=rf'layer "dial" \(Dial\).*{message}'):
         fold(parse_net(text), blobs, logits="y")
+
+
+@pytest.mark.parametrize(
+    ("layer", "what"),
+    [("Dial", "depends on the other images"), ("BatchNorm", "depends on the other images"), ("Dropout", "at random")],
+)
+def test_layer_that_trains_in_test_is_refused(layer: str, what: str) -> None:
+    net = parse_net(INPUT + f'layer {{ name: "l" type: "{layer}" bottom: "x" top: "y" phase: TRAIN }}')
+    with pytest.raises(InputError, match=rf'layer "l" \({layer}\) has phase: TRAIN, so its output .*{what}'):
+        fold(net, {"l": statistics(2, 4)}, logits="y")
+
+
+def test_convolution_of_several_bottoms_keeps_the_affines_behind_it() -> None:
+    """Its tops share the weights, and each has statistics of its own."""
+    net = parse_net(
+        INPUT
+        + """
+        layer { name: "negative" type: "Scale" bottom: "x" top: "n" }
+        layer { name: "conv" type: "Convolution" bottom: "x" bottom: "n" top: "y" top: "z"
+          convolution_param { num_output: 6 kernel_size: 3 } }
+        layer { name: "dial-y" type: "Dial" bottom: "y" top: "y" }
+        layer { name: "dial-z" type: "Dial" bottom: "z" top: "z" }
+        layer { name: "sum" type: "Eltwise" bottom: "y" bottom: "z" top: "sum" }
+        layer { name: "ip" type: "InnerProduct" bottom: "z" top: "ip" inner_product_param { num_output: 2 } }
+        """
+    )
+    blobs = {
+        "negative": [-np.ones(4, np.float32)],
+        "conv": [normal(0, 6, 4, 3, 3), normal(1, 6)],
+        "dial-y": statistics(2, 6),
+        "dial-z": statistics(4, 6),
+        "ip": [normal(6, 2, 54), normal(7, 2)],
+    }
+    x = torch.tensor(normal(8, 2, 4, 5, 5)).double()
+    weight, bias = (torch.tensor(blob).double() for blob in blobs["conv"])
+    y, z = (F.conv2d(bottom, weight, bias) for bottom in (x, -x))
+    for logits, expected in (
+        ("sum", align(y, blobs["dial-y"]) + align(z, blobs["dial-z"])),
+        ("ip", F.linear(align(z, blobs["dial-z"]).flatten(1), *(torch.tensor(b).double() for b in blobs["ip"]))),
+    ):
+        folded = fold(net, blobs, logits=logits)
+        assert "conv" not in folded.merged.values()
+        built = Net(folded.net, pb.TEST)
+        built.load_weights(
+            Weights("", [LayerWeights(layer, folded.blobs.get(layer.name, [])) for layer in folded.net.layer])
+        )
+        with torch.no_grad():
+            actual = built.blobs({"x": x.float()}, [folded.logits])[folded.logits]
+        np.testing.assert_allclose(actual.numpy(), expected.numpy(), rtol=1e-4, atol=1e-5)
 
 
 def test_batch_norm_never_stored_is_refused() -> None:

@@ -16,7 +16,8 @@ import torch
 import torch.nn.functional as F
 
 from autodial.converters import onnx_export
-from autodial.converters.onnx_export import ExportReport, export
+from autodial.converters.onnx_export import export
+from autodial.converters.onnx_file import ExportReport
 from autodial.deploy.metadata import ModelInfo
 from autodial.errors import InputError, WorkError
 from autodial.net import Net
@@ -77,6 +78,8 @@ def with_inputs(net: Any, height: int, width: int) -> Any:
             side = layer.transform_param.crop_size
             channels = 3 if layer.image_data_param.is_color else 1
             layer.type = "Input"
+            layer.ClearField("transform_param")
+            layer.ClearField("image_data_param")
             layer.input_param.shape.add(dim=[2, channels, side or height, side or width])
             layer.input_param.shape.add(dim=[2])
     return param
@@ -199,6 +202,7 @@ def test_interface_and_metadata(alex: Any) -> None:
         "resize": "bilinear",
         "crop": [21, 19],
         "exif": "apply",
+        "alpha": "white",
         "mean": [104, 117, 123],
         "scale": 1,
         "channel_order": "BGR",
@@ -402,6 +406,7 @@ def test_weights_that_are_not_finite_are_refused(deploy: tuple[Any, Weights], tm
     ("names", "beside", "classes", "note"),
     [
         (None, "a\nb\nc\n", ["a", "b", "c"], "the classes' names are those of .*labels.txt"),
+        (None, "a\nb\na\n", ["a", "b", "a"], 'labels.txt names several classes alike: "a"'),
         (None, "a\nb\n", ["0", "1", "2"], "labels.txt has 2 names for 3 classes"),
         (None, None, ["0", "1", "2"], "--labels FILE gives names"),
         ("x y\n\u00e9\nz\n\n", "a\nb\nc\n", ["x y", "\u00e9", "z"], None),
@@ -421,7 +426,7 @@ def test_class_names(
     if note is None:
         assert not notes
     else:
-        assert re.search(note, notes[0])
+        assert re.search(note, "; ".join(notes))
 
 
 @pytest.mark.parametrize(
@@ -501,6 +506,57 @@ def test_refused(make: Callable[[], tuple[Any, Weights]], message: str, tmp_path
     with pytest.raises(InputError, match=message):
         export(net, weights, tmp_path / "model.onnx", base_dir=tmp_path)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("layer", "message"),
+    [
+        (
+            'name: "mine" type: "Python" bottom: "x" top: "y" python_param { module: "not_there" layer: "Mine" }',
+            r'layer "mine" \(Python\) can.t be exported',
+        ),
+        ('name: "best" type: "ArgMax" bottom: "x" top: "y"', r'layer "best" \(ArgMax\) can.t be exported'),
+        (
+            'name: "noise" type: "DummyData" top: "y" dummy_data_param { shape {} data_filler { type: "uniform" } }',
+            r'layer "noise" \(DummyData\) can.t be exported.*data_filler',
+        ),
+        (
+            'name: "drop" type: "Dropout" bottom: "x" top: "y" phase: TRAIN',
+            r'layer "drop" \(Dropout\) has phase: TRAIN',
+        ),
+    ],
+)
+def test_layer_that_no_file_can_hold_is_refused_before_the_net_is_built(
+    layer: str, message: str, tmp_path: Path
+) -> None:
+    net = parse_net(DEPLOY.replace('bottom: "x" top: "fc"', 'bottom: "y" top: "fc"'))
+    net.layer.insert(1, parse_net(f"layer {{ {layer} }}").layer[0])
+    with pytest.raises(InputError, match=message):
+        export(net, Weights(""), tmp_path / "model.onnx", raw_input=True)
+
+
+def test_layer_that_no_file_can_hold_does_no_harm_where_the_logits_need_it_not(tmp_path: Path) -> None:
+    net = parse_net(DEPLOY + 'layer { name: "best" type: "ArgMax" bottom: "prob" top: "best" }')
+    weights = random_weights(net)
+    assert export(net, weights, tmp_path / "model.onnx", raw_input=True).relative_difference < 1e-5
+
+
+def test_learned_blob_of_a_parameter_layer_is_exported(tmp_path: Path) -> None:
+    net = parse_net(DEPLOY.replace('bottom: "x" top: "fc"', 'bottom: "y" top: "fc"'))
+    more = parse_net(
+        'layer { name: "weight" type: "Parameter" top: "w" parameter_param { shape { dim: 3 } } }'
+        'layer { name: "weighted" type: "Scale" bottom: "x" bottom: "w" top: "y" }'
+    )
+    for i, layer in enumerate(more.layer):
+        net.layer.insert(1 + i, layer)
+    weights = random_weights(net)
+    path = tmp_path / "model.onnx"
+    export(net, weights, path, raw_input=True)
+    (factors,), (matrix, bias) = blobs_of(weights, "weight"), blobs_of(weights, "fc")
+    x = np.random.default_rng(1).standard_normal((4, 3, 8, 8)).astype(np.float32)
+    (logits,) = session(path).run(["logits"], {"x": x})
+    expected = (x * factors[:, None, None]).reshape(4, -1) @ matrix.T + bias
+    np.testing.assert_allclose(logits, expected, rtol=1e-4, atol=1e-4)
 
 
 def test_a_blob_that_is_no_row_of_scores_is_refused(tmp_path: Path) -> None:

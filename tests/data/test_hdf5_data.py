@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import random
 from itertools import chain, permutations
 from pathlib import Path
 from typing import Any
@@ -174,13 +175,69 @@ def test_files_without_rows_are_refused(files: Path) -> None:
 def test_a_file_cut_short_is_refused(files: Path, length: int) -> None:
     path = files / "1.h5"
     path.write_bytes(path.read_bytes()[:length])
-    with pytest.raises(InputError, match=r"1\.h5 can't be read as HDF5: ") as error:
+    with pytest.raises(InputError, match=r"1\.h5 is cut short or damaged") as error:
         layer(files)
     assert "\n" not in str(error.value)
     source = layer(write_whole(files))
     path.write_bytes(path.read_bytes()[:length])
-    with pytest.raises(InputError, match=r"1\.h5 can't be read as HDF5: "):
+    with pytest.raises(InputError, match=r"1\.h5 is cut short or damaged"):
         source.batch(1)
+
+
+@pytest.mark.parametrize("libver", ["earliest", "latest"])
+def test_flipped_bits_give_other_numbers_or_one_error(tmp_path: Path, libver: str) -> None:
+    path = tmp_path / "1.h5"
+    with h5py.File(path, "w", libver=(libver, "v108" if libver == "earliest" else "latest")) as file:
+        file["data"], file["label"] = np.arange(24.0).reshape(4, 6), np.arange(4)
+    (tmp_path / "list.txt").write_text("1.h5")
+    original = path.read_bytes()
+    rng = random.Random(0)
+    refused = 0
+    for _ in range(250):
+        damaged = bytearray(original)
+        # where the library keeps its own records
+        damaged[rng.randrange(min(1600, len(original)))] ^= 1 << rng.randrange(8)
+        path.write_bytes(damaged)
+        try:
+            source = layer(tmp_path)
+            for index in range(2):
+                source.batch(index)
+        except InputError as error:
+            assert "\n" not in str(error)
+            refused += 1
+    assert refused > 20
+
+
+def test_ring_in_a_heap_is_refused_at_once(tmp_path: Path) -> None:
+    # A flipped bit that makes the HDF5 library itself take memory until there is none.
+    path = tmp_path / "1.h5"
+    with h5py.File(path, "w", libver=("earliest", "v108")) as file:
+        file["data"], file["label"] = np.zeros((4, 6)), np.zeros(4)
+    (tmp_path / "list.txt").write_text("1.h5")
+    assert len(layer(tmp_path)) == 4
+    data = bytearray(path.read_bytes())
+    heap = data.index(b"HEAP")
+    data[heap + 16] = 8  # the first free block lies where the first name does
+    start = int.from_bytes(data[heap + 24 : heap + 32], "little")
+    assert data[start + 8 : start + 12] == b"data"
+    data[start + 8 : start + 16] = (8).to_bytes(8, "little")
+    path.write_bytes(data)
+    with pytest.raises(InputError, match=r"1\.h5 is cut short or damaged"):
+        layer(tmp_path)
+
+
+@pytest.mark.parametrize("chunks", [None, (2, 6)])
+def test_a_shape_that_can_t_be_true_takes_no_memory(tmp_path: Path, chunks: tuple[int, int] | None) -> None:
+    path = tmp_path / "1.h5"
+    with h5py.File(path, "w") as file:
+        file.create_dataset("data", data=np.zeros((4, 6)), chunks=chunks)
+        file["label"] = np.zeros(4)
+    (tmp_path / "list.txt").write_text("1.h5")
+    data = path.read_bytes()
+    shape = (4).to_bytes(8, "little") + (6).to_bytes(8, "little")
+    path.write_bytes(data.replace(shape, (4).to_bytes(8, "little") + (2**40).to_bytes(8, "little")))
+    with pytest.raises(InputError, match=r"1\.h5 is cut short or damaged"):
+        layer(tmp_path)
 
 
 def write_whole(files: Path) -> Path:

@@ -9,10 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 from rich.console import Console
 
 from autodial.data.image_list import ImageList
+from autodial.demo.command import demo
 from autodial.errors import InputError
+from autodial.run_log import read_log
 
 story = pytest.importorskip("autodial.demo.story", reason="needs the packages of autodial[train]")
 images = pytest.importorskip("autodial.demo.images")
@@ -81,8 +84,8 @@ def test_demo_trains_exports_and_predicts_four_variants(short: None) -> None:
     assert tested == exported
 
 
-def log_of(folder: Path) -> list[Any]:
-    return [json.loads(line) for line in (folder / "run" / "log.jsonl").read_text().splitlines()]
+def log_of(folder: Path) -> list[dict[str, Any]]:
+    return read_log(folder / "run")
 
 
 def test_a_folder_with_something_in_it_is_refused_and_left_alone(short: None) -> None:
@@ -98,3 +101,20 @@ def test_a_working_directory_whose_list_would_be_read_instead_is_refused(short: 
     with pytest.raises(InputError, match=r"working directory holds target\.txt"):
         story.run_demo(Path("demo"))
     assert not Path("demo").exists()
+
+
+@pytest.mark.parametrize("stop", [KeyboardInterrupt(), typer.Exit(130), typer.Abort()])
+def test_interrupted_demo_says_where_its_results_are(
+    stop: BaseException, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    def run_demo(output: Path, **options: Any) -> None:
+        output.mkdir()
+        (output / "log.txt").touch()
+        raise stop
+
+    monkeypatch.setattr(story, "run_demo", run_demo)
+    output = tmp_path / "d"
+    with pytest.raises(typer.Exit) as exit_:
+        demo(output)
+    assert exit_.value.exit_code == 130
+    assert f"Interrupted. {output} holds what was done so far, and {output / 'log.txt'} what" in capsys.readouterr().err

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +14,8 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
+
+sys.path.append(str(Path(__file__).parent))  # for hostile_files, which pytest's importlib mode would not find
 
 SIZE = (6, 9)
 CLASSES = ("cat", "dog, big", 'the "other"', "Ødegård 猫")
@@ -30,6 +33,7 @@ def _metadata(**changes: Any) -> dict[str, Any]:
         "scale": 1.0,
         "channel_order": "BGR",
         "exif": "apply",
+        "alpha": "white",
         "statistics": "target",
         "weights_sha256": "0" * 64,
         "version": "0.1.0",

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,11 +24,16 @@ def test_importing_the_package_and_the_command_is_light() -> None:
 def test_predicting_loads_neither_torch_nor_onnx(model: Any, photos: Any, tmp_path: Any) -> None:
     program = f"""
 from autodial.deploy import predict_folder
-predict_folder({str(model.path)!r}, [{str(photos)!r}], {str(tmp_path / "out.csv")!r})
+predict_folder({str(model.path)!r}, [{str(photos)!r}], {str(tmp_path / "out.csv")!r}, sort_into={str(tmp_path / "s")!r})
 """
     loaded = loaded_after(program)
     assert {"onnxruntime", "cv2", "numpy"} <= loaded
-    assert not loaded & {"torch", "onnx", "onnxscript", "matplotlib", "sklearn"}
+    assert not loaded & {"torch", "onnx", "onnxscript", "matplotlib", "sklearn", "pyarrow", "google"}
+
+
+@pytest.mark.parametrize("module", [path.stem for path in Path(autodial.deploy.__file__).parent.glob("[!_]*.py")])
+def test_no_module_brings_torch(module: str) -> None:
+    assert not loaded_after(f"import autodial.deploy.{module}") & {"torch", "onnx", "matplotlib", "pyarrow"}
 
 
 def test_the_package_names_what_it_offers() -> None:

@@ -1,10 +1,14 @@
 from __future__ import annotations
 
+import errno
 import os
+import tracemalloc
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from autodial.data.folders import in_order
 from autodial.deploy.inputs import Image, expand
 from autodial.errors import InputError
 
@@ -81,7 +85,7 @@ def test_lists(tree: Path) -> None:
         encoding="utf-8-sig",
     )
     folder = Path("photos")
-    assert expand(["photos/list.txt"]) == [
+    assert list(expand(["photos/list.txt"])) == [
         Image(name, folder)
         for name in [
             "z/2.tiff",
@@ -130,11 +134,70 @@ def test_refuses_inputs_without_images(argument: str, message: str) -> None:
         expand(["photos", argument])
 
 
-@pytest.mark.skipif(not hasattr(os, "getuid") or os.getuid() == 0, reason="nothing is closed to root")
-def test_refuses_a_folder_that_is_closed() -> None:
-    Path("photos/z").chmod(0)
+def close(monkeypatch: pytest.MonkeyPatch, folder: str) -> None:
+    """Let a folder be one that can't be listed: chmod would not keep root out."""
+    scandir = os.scandir
+
+    def refuse(path: str) -> Any:
+        if str(path).replace(os.sep, "/") == folder:
+            raise PermissionError(errno.EACCES, "Permission denied", path)
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+
+
+def test_a_closed_folder_has_its_place_in_the_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    Path("photos/z.png").touch()
+    Path("photos/zz.png").touch()
+    close(monkeypatch, "photos/z")
+    images = list(expand(["photos"]))
+    assert [image.path for image in images] == [
+        *FOUND[:2],
+        "photos/z.png",
+        "photos/z".replace("/", os.sep),
+        "photos/zz.png",
+    ]
+    assert [image.error for image in images] == [None, None, None, "can't list this folder: Permission denied", None]
+
+
+def test_refuses_a_folder_that_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    close(monkeypatch, "photos")
+    with pytest.raises(InputError, match="photos: can't list this folder: Permission denied"):
+        expand(["photos"])
+
+
+def test_names_that_only_bytes_can_spell(tree: Path) -> None:
+    names = [b"photos/a\nb.png", b"photos/caf\xe9.png", b'photos/c,"d.png']
     try:
-        with pytest.raises(InputError, match="can't list this folder: Permission denied"):
-            expand(["photos"])
+        for name in names:
+            (tree / os.fsdecode(name)).touch()
+    except OSError:
+        pytest.skip("this file system takes other names only")
+    found = [os.fsencode(path) for path in paths("photos")]
+    assert set(names) < set(found) and len(found) == len(FOUND) + 3
+    assert [os.fsdecode(name) for name in found] == sorted(map(os.fsdecode, found))
+
+
+def test_links_to_themselves_are_images_that_cannot_be_read() -> None:
+    link("photos/loop.png", "loop.png")
+    link("photos/gone.png", "nowhere.png")
+    assert paths("photos") == [*FOUND[:2], "photos/gone.png", "photos/loop.png", *FOUND[2:]]
+
+
+def test_large_folders_are_sorted_piece_by_piece() -> None:
+    names = [f"{(i * 7919) % 1000}.png" for i in range(1000)] + ["caf\udce9.png", "a\nb.png"]
+    for held in (1, 3, 501, 1001, 1002, 1003):
+        assert list(in_order(iter(names), held)) == sorted(names)
+    assert list(in_order([])) == []
+
+
+def test_memory_does_not_grow_with_the_number_of_files(tmp_path: Path) -> None:
+    """100,000 paths of a list go by, and a thousandth of their bytes is ever held."""
+    Path("long.txt").write_text("".join(f"photos/{i:090}.png\n" for i in range(100_000)))
+    images = expand(["long.txt"])
+    tracemalloc.start()
+    try:
+        assert sum(1 for _ in images) == 100_000
+        assert tracemalloc.get_traced_memory()[1] < 100_000
     finally:
-        Path("photos/z").chmod(0o700)
+        tracemalloc.stop()

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import onnx
 import pytest
 
 from autodial.deploy import Predictor
@@ -25,6 +27,12 @@ def test_reads_grey_and_mean_file(write_model: WriteModel) -> None:
     assert (info.color, info.image_shape, info.mean) == (False, (6, 9, 1), "mean_file")
 
 
+def test_the_first_files_said_nothing_about_alpha(write_model: WriteModel, model: Any) -> None:
+    record = json.loads(onnx.load(model.path).metadata_props[0].value)
+    del record["alpha"]
+    assert Predictor(write_model(record=record)).info.size == (6, 9)
+
+
 def test_fields_of_later_versions_are_ignored(write_model: WriteModel) -> None:
     assert Predictor(write_model(precision="float32")).info.size == (6, 9)
 
@@ -41,6 +49,7 @@ def test_fields_of_later_versions_are_ignored(write_model: WriteModel) -> None:
         ({"channel_order": "RGB"}, "channel_order 'RGB'"),
         ({"resize": "area"}, "resize 'area'"),
         ({"exif": "ignore"}, "exif 'ignore'"),
+        ({"alpha": "black"}, "alpha 'black'"),
         ({"size": [9, 6]}, r"promises a uint8 batch 'image' of \(9, 6, 3\)"),
         ({"channel_order": "GRAY"}, r"\(6, 9, 1\)"),
         ({"classes": ["a", "b"]}, "of 2 classes"),

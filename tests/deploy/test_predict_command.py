@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import csv
-import os
 import signal
 import subprocess
 import sys
@@ -15,6 +14,7 @@ from typer.testing import CliRunner
 
 from autodial.deploy import Summary
 from autodial.deploy.command import describe, predict
+from autodial.deploy.runner import Stage
 from autodial.errors import InputError, WorkError
 
 app = typer.Typer()
@@ -36,7 +36,7 @@ def test_writes_a_table_and_says_what_it_did(
     stdout, stderr = capsys.readouterr()
     assert stdout == ""
     assert "11 images in" in stderr and "on CPUExecutionProvider" in stderr
-    assert "1 could not be read" in stderr
+    assert "1 without labels" in stderr and "Slowest: " in stderr
 
 
 def test_standard_output_holds_the_table_alone(model: Any, photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -47,7 +47,7 @@ def test_standard_output_holds_the_table_alone(model: Any, photos: Path, capsys:
 
 def test_fails_if_every_image_failed_and_keeps_the_table(model: Any, tmp_path: Path) -> None:
     (tmp_path / "a.png").touch()
-    with pytest.raises(WorkError, match="None of the 1 images could be read"):
+    with pytest.raises(WorkError, match="The only image can't be labelled"):
         run(model.path, tmp_path / "a.png", "-o", tmp_path / "out.csv")
     assert "a.png" in (tmp_path / "out.csv").read_text()
 
@@ -55,41 +55,80 @@ def test_fails_if_every_image_failed_and_keeps_the_table(model: Any, tmp_path: P
 def test_bad_input_is_an_input_error(model: Any, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="nowhere"):
         run(model.path, tmp_path / "nowhere", "-o", tmp_path / "out.csv")
+    for options in (["--copy"], ["--shard", "1"], ["--on-error", "fail", "--max-failures", "1"]):
+        with pytest.raises(InputError, match=options[0]):
+            run(model.path, tmp_path, "-o", tmp_path / "out.csv", *options)
     for arguments in (["m", "i"], ["m", "-o", "o.csv"], ["m", "i", "-o", "o.csv", "--batch-size", "0"]):
         assert CliRunner().invoke(app, arguments).exit_code == 2
 
 
+def test_unreadable_images_end_the_run_where_asked(model: Any, photos: Path, tmp_path: Path) -> None:
+    whole = {name: (photos / name).read_bytes() for name in ("b.JPG", "sub/x.png")}
+    for name in whole:
+        (photos / name).write_bytes(b"broken")
+    out = tmp_path / "out.csv"
+    run(model.path, photos, "-o", out, "--max-failures", 2)
+    with pytest.raises(WorkError, match=r"sub.x.png is not.* 1 failure, so the run stops\. The rows of the first 8 im"):
+        run(model.path, photos, "-o", out, "--max-failures", 1, "--batch-size", 4)
+    (photos / "sub/x.png").write_bytes(whole["sub/x.png"])
+    run(model.path, photos, "-o", out, "--max-failures", 1, "--batch-size", 4, "--resume")
+    with pytest.raises(WorkError, match=r"b.JPG .*more than 0 failures, so the run stops\.$"):
+        run(model.path, photos, "-o", out, "--on-error", "fail")
+    assert [row[1] for row in csv.reader(out.open(encoding="utf-8", newline=""))][1:3] == ["ok", "error"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out.csv", "photos"]
+
+
+def test_a_shard_says_what_it_wrote(
+    model: Any, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(model.path, photos, "-o", tmp_path / "out.csv", "--shard", "2/5")
+    assert f"The table is {tmp_path / 'out-2-of-5.csv'}" in capsys.readouterr().err
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="no SIGINT for one process there")
 def test_ctrl_c_keeps_the_rows(model: Any, photos: Path, tmp_path: Path) -> None:
-    """The list's last file is a pipe that nobody writes to: decoding hangs there until the signal comes."""
-    os.mkfifo(tmp_path / "pipe")
-    (tmp_path / "list.txt").write_text(f"{photos / 'a.png'}\n" * 40 + f"{tmp_path / 'pipe'}\n")
+    """After 40 images the model takes forever."""
+    (tmp_path / "list.txt").write_text(f"{photos / 'a.png'}\n" * 60)
     # a shell's background job, as a test run may be, ignores the signal, and so do its children unless they ask for it
-    program = (
-        "import signal, typer; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
-        "from autodial.deploy.command import predict; typer.run(predict)"
-    )
+    program = """
+import signal, time, typer
+signal.signal(signal.SIGINT, signal.default_int_handler)
+from autodial.deploy import predictor
+from autodial.deploy.command import predict
+run, batches = predictor.Predictor.run, iter(range(6))
+def slow(*arguments):
+    if next(batches) == 4:
+        time.sleep(60)
+    return run(*arguments)
+predictor.Predictor.run = slow
+typer.run(predict)
+"""
     command = [sys.executable, "-c", program, str(model.path), "list.txt", "-o", "out.csv", "--batch-size", "10"]
     process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
     partial = tmp_path / "out.csv.partial"
     while process.poll() is None and not (partial.exists() and partial.read_text().count("\n") == 41):
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)
-    os.close(os.open(tmp_path / "pipe", os.O_RDWR))  # lets the thread that opens it for reading go on, and end
     _, stderr = process.communicate(timeout=30)
     assert process.returncode == 130
-    assert stderr.strip().endswith(f"Interrupted. The rows of the first 40 images are in {partial}.")
+    kept = f"The rows of the first 40 images are in {partial}; --resume goes on from there."
+    assert stderr.strip().endswith(f"Interrupted. {kept}")
     assert partial.read_text().count("\n") == 41
     assert not (tmp_path / "out.csv").exists()
 
 
 def test_summary_in_words() -> None:
     counts = {f"class {i}": 20 - i for i in range(12)}
-    text = describe(Summary(1000, 3, 4.0, "CPUExecutionProvider", "no cuDNN", counts))
-    assert text.split("\n")[:4] == [
-        "1000 images in 4.0 s (250 images/s) on CPUExecutionProvider",
+    stages = [Stage("run", 800, 3.2), Stage("decode", 800, 2.0), Stage("write", 800, 0.5)]
+    text = describe(
+        Summary(Path("o.csv"), 1000, 3, 200, 4.0, "CPUExecutionProvider", "auto: no GPU", "no cuDNN", counts, stages)
+    )
+    assert text.split("\n")[:6] == [
+        "800 images in 4.0 s (200 images/s) on CPUExecutionProvider (auto: no GPU)",
+        "200 more rows from the interrupted run",
         "The GPU was not used: no cuDNN.",
-        "3 could not be read: their rows have status error and the reason",
+        "Slowest: run (250 images/s); then decode (400 images/s), write (1600 images/s)",
+        "3 without labels: their rows have status error and the reason",
         "       20  class 0",
     ]
     assert text.endswith("       11  class 9\n           and 2 more classes")

@@ -74,3 +74,8 @@ def test_threads_may_share_a_predictor(model: Any) -> None:
     with ThreadPoolExecutor(4) as pool:
         logits = np.concatenate([result[0] for result in pool.map(lambda image: predictor.predict([image]), images)])
     np.testing.assert_allclose(logits, model.logits(*images), rtol=1e-4, atol=1e-4)
+
+
+def test_one_file_s_name_is_no_sequence_of_images(model: Any) -> None:
+    with pytest.raises(TypeError, match=r"predict takes a sequence of images: write predict\(\['x.png'\]\)"):
+        Predictor(model.path).predict("x.png")

@@ -15,7 +15,7 @@ NEEDS_NO_GPU = pytest.mark.skipif(providers.cuda_device_count() > 0, reason="thi
 def test_cpu(model: Any) -> None:
     predictor = Predictor(model.path, "cpu")
     assert predictor.provider == "CPUExecutionProvider"
-    assert predictor.cuda_failure is None
+    assert (predictor.reason, predictor.cuda_failure) == ("asked for", None)
 
 
 @pytest.mark.parametrize("device", ["gpu", "cuda:", "cuda:x", "cuda:-1", "cpu:0", "auto:1", "CPU", ""])
@@ -28,6 +28,7 @@ def test_refuses_other_devices(model: Any, device: str) -> None:
 def test_auto_without_a_gpu_takes_the_cpu_in_silence(model: Any, capfd: pytest.CaptureFixture[str]) -> None:
     predictor = Predictor(model.path)
     assert (predictor.provider, predictor.cuda_failure) == ("CPUExecutionProvider", None)
+    assert predictor.reason == "auto: this machine shows no NVIDIA GPU with a working driver"
     assert capfd.readouterr() == ("", "")
 
 
@@ -69,8 +70,8 @@ def test_cuda_that_fails_in_its_first_run(model: Any, monkeypatch: pytest.Monkey
     monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: [providers.CUDA, providers.CPU])
     opened = providers._open
 
-    def with_cuda(path: Any, wanted: Any) -> Any:
-        session, info = opened(path, ["CPUExecutionProvider"])
+    def with_cuda(path: Any, wanted: Any, threads: int) -> Any:
+        session, info = opened(path, ["CPUExecutionProvider"], threads)
         if wanted == ["CPUExecutionProvider"]:
             return session, info
 

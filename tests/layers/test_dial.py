@@ -7,7 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from autodial.layers import DomainAlignment, LayerError
+from autodial.layers import DomainAlignment, EntropyLoss, LayerError
+from autodial.layers.base import TEST
 
 
 def batch(*shape: int, seed: int = 0) -> Tensor:
@@ -201,10 +202,37 @@ def test_alpha_is_clipped_in_place_and_its_gradient_is_not_masked() -> None:
     torch.testing.assert_close(layer.alpha.grad, inside.alpha.grad)
 
 
-@pytest.mark.parametrize("slice_point", [0, 5, 7, -3])
+@pytest.mark.parametrize("slice_point", [5, 7])
 def test_a_slice_without_both_domains_is_refused_in_training_only(slice_point: int) -> None:
     layer = DomainAlignment(2, slice_point=slice_point)
     with pytest.raises(LayerError, match=f"slice_point {slice_point} "):
         layer(batch(5, 2).float())
     layer.eval()
     assert layer(batch(5, 2).float()).shape == (5, 2)
+
+
+def test_prototxt_s_slice_point_may_be_any_in_test(build) -> None:
+    for text in ("", "dial_param { slice_point: 0 }", "dial_param { slice_point: -3 }"):
+        assert build(f'type: "Dial" {text}', (1, 2), phase=TEST)(torch.ones(1, 2)).shape == (1, 2)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: DomainAlignment(2, slice_point=0), "slice_point must be at least 1, or None for half .*, not 0"),
+        (lambda: DomainAlignment(2, slice_point=-3), "slice_point must be at least 1"),
+        (lambda: DomainAlignment(2, test_stats="SOURCE"), 'test_stats must be "source" or "target", not "SOURCE"'),
+        (lambda: DomainAlignment(2)(torch.ones(4, 3)), r"was built for 2 channels and gets a blob of shape \(4, 3\)"),
+        (lambda: DomainAlignment(2).eval()(torch.ones(4, 3, 5)), "was built for 2 channels and gets"),
+        (lambda: DomainAlignment(2)(torch.ones(1, 2)), "a batch of 1 can't hold samples of both domains"),
+        (lambda: EntropyLoss(normalization="VALID"), 'one of full, valid, batch_size, none, not "VALID"'),
+    ],
+)
+def test_what_torch_users_get_wrong(make, message: str) -> None:
+    with pytest.raises(LayerError, match=message):
+        make()
+
+
+def test_repr_says_what_the_layers_are() -> None:
+    assert repr(DomainAlignment(3, slice_point=2)).startswith("DomainAlignment(3, slice_point=2, eps=1e-05, ")
+    assert repr(EntropyLoss()) == "EntropyLoss(axis=1, normalization=valid)"

@@ -71,7 +71,7 @@ def test_places_of_the_maxima_are_an_output() -> None:
 
 
 def test_too_few_tops_for_a_convolution() -> None:
-    with pytest.raises(InputError, match=r'layer "conv" \(Convolution\): 1 bottoms need as many tops, not 2'):
+    with pytest.raises(InputError, match=r'layer "conv" \(Convolution\): 1 bottom must have as many tops, not 2'):
         net("""
             layer { name: "in" type: "Input" top: "x" input_param { shape { dim: 1 dim: 1 dim: 4 dim: 4 } } }
             layer { name: "conv" type: "Convolution" bottom: "x" top: "y" top: "z"

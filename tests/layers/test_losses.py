@@ -9,7 +9,15 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from autodial.layers import Accuracy, HingeLoss, InfogainLoss, LayerError, MultinomialLogisticLoss, SoftmaxWithLoss
+from autodial.layers import (
+    Accuracy,
+    EntropyLoss,
+    HingeLoss,
+    InfogainLoss,
+    LayerError,
+    MultinomialLogisticLoss,
+    SoftmaxWithLoss,
+)
 from autodial.proto import messages as pb
 
 
@@ -276,3 +284,17 @@ def test_row_labels(build, cls) -> None:
 def test_gradcheck(layer) -> None:
     x = scores(3, 4).double().softmax(1).requires_grad_()
     assert torch.autograd.gradcheck(lambda x: layer(x, torch.tensor([1, 0, 3.0])), x)
+
+
+@pytest.mark.parametrize(
+    ("loss", "x", "labels"),
+    [
+        (SoftmaxWithLoss(), [[200.0, 0.0]], [0.0]),
+        (InfogainLoss(torch.eye(2)), [[200.0, 0.0]], [0.0]),
+        (MultinomialLogisticLoss(), [[1.0, 0.0]], [0.0]),
+        (EntropyLoss(), [[200.0, 0.0]], None),
+    ],
+)
+def test_a_loss_of_nothing_is_not_minus_zero(loss, x: list, labels: list | None) -> None:
+    value = loss(*(torch.tensor(blob) for blob in (x, labels) if blob is not None))
+    assert value == 0 and not torch.signbit(value)

@@ -122,7 +122,7 @@ def test_contrastive_gradcheck() -> None:
     [
         ([(4, 3), (4, 2), (4,)], "as many rows and elements"),
         ([(4, 3, 2), (4, 6), (4,)], "must be rows of features"),
-        ([(4, 3), (4, 3), (4, 3)], r"4 pairs need as many similarities, the third bottom has shape \(4, 3\)"),
+        ([(4, 3), (4, 3), (4, 3)], r"4 pairs must have as many similarities, the third bottom has shape \(4, 3\)"),
     ],
 )
 def test_contrastive_refuses(build, shapes, message: str) -> None:

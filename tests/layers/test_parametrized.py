@@ -118,7 +118,7 @@ def test_convolutions_share_their_weights_between_bottoms(build, name: str) -> N
     assert layer.top_shapes([IMAGES, IMAGES]) == [tuple(top.shape) for top in tops]
     for bottom, top in zip(bottoms, tops, strict=True):
         torch.testing.assert_close(layer(bottom), top)
-    with pytest.raises(LayerError, match="2 bottoms need as many tops, not 1"):
+    with pytest.raises(LayerError, match="2 bottoms must have as many tops, not 1"):
         build(text, IMAGES, IMAGES)
     with pytest.raises(LayerError, match=r"\(2, 4, 9, 8\) and \(2, 4, 9, 9\) must have the same shape"):
         build(text, IMAGES, (2, 4, 9, 9), tops=2)

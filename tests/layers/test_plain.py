@@ -115,7 +115,7 @@ def test_slice(build, fields: str, tops: int, sizes: list[int]) -> None:
 @pytest.mark.parametrize(
     ("fields", "tops", "message"),
     [
-        ("slice_point: 1", 3, "3 tops need 2 slice points, not 1"),
+        ("slice_point: 1", 3, "3 tops must have 2 slice points, not 1"),
         ("slice_point: 4 slice_point: 4", 3, r"slice points \[4, 4\] must be positive and increase"),
         ("slice_point: 0", 2, r"slice points \[0\] must be positive"),
         ("slice_point: 6", 2, r"slice point 6 leaves nothing of axis 1 of bottom \(2, 6\)"),
@@ -295,9 +295,9 @@ def test_input(build) -> None:
     assert layer.is_data
     assert layer.top_shapes([]) == [(2, 3), (2,)]
     assert build('type: "Input" input_param { shape { dim: 2 } }', tops=3).top_shapes([]) == [(2,)] * 3
-    with pytest.raises(LayerError, match=r"3 tops need 1 or 3 of input_param.shape, not 2"):
+    with pytest.raises(LayerError, match=r"3 tops must have 1 or 3 of input_param.shape, not 2"):
         build('type: "Input" input_param { shape { dim: 2 } shape { dim: 2 } }', tops=3)
-    with pytest.raises(LayerError, match=r"1 or 1 of input_param.shape, not 0"):
+    with pytest.raises(LayerError, match=r"1 top must have 1 of input_param.shape, not 0"):
         build('type: "Input"')
 
 
@@ -325,7 +325,7 @@ def test_dummy_data_defaults_and_old_fields(build) -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ("", r"2 tops need 1 or 2 of dummy_data_param.shape, not 0"),
+        ("", r"2 tops must have 1 or 2 of dummy_data_param.shape, not 0"),
         ("shape { dim: 1 } num: 2", "both shape and num"),
         ("num: 2 channels: 3 height: 4", r"dummy_data_param.width, not 0"),
         ("shape { dim: 1 } data_filler { } data_filler { } data_filler { }", r"data_filler, not 3"),

@@ -60,7 +60,7 @@ def test_no_candidate_and_no_such_blob() -> None:
     with pytest.raises(InputError, match="no SoftmaxWithLoss, Accuracy or Softmax layer"):
         graph().logits()
     assert graph().names[graph().logits("b")] == "b"
-    with pytest.raises(InputError, match=r'no blob "c".*its blobs are x, label, a, b'):
+    with pytest.raises(InputError, match=r'no blob "c".*there are x, label, a, b'):
         graph().logits("c")
 
 

@@ -84,8 +84,12 @@ def test_phase_rules_choose_layers_before_blobs_are_checked() -> None:
         (data(1, 2) + ip("a", "data", 2) + ip("b", "data", 2, top="a"), r'layer "b" .*"a" is already produced'),
         (data(1, 2) + ip("a", "data", 2) + ip("a", "data", 2, top="b"), r'layer "a" .*another layer has the same name'),
         (
+            data(1, 2) + data(1, 2).replace('top: "data"', 'top: "label"'),
+            r'layer "data" \(Input\): another layer has the same name',
+        ),
+        (
             data(1, 2) + 'layer { name: "r" type: "ReLU" bottom: "data" bottom: "data" top: "r" }',
-            r'layer "r" \(ReLU\): takes 1 bottom blobs and the prototxt names 2',
+            r'layer "r" \(ReLU\): takes 1 bottom blob and the prototxt names 2',
         ),
         (data(1, 2) + 'layer { name: "x" type: "Warp" bottom: "data" top: "x" }', r'"x": .*"Warp".*Accuracy, .*Split'),
         (data(1, 2) + ip("a", "data", 2, extra="param { } param { } param { }"), r'"a" .*given 3 times .* 2 blobs'),
@@ -237,6 +241,61 @@ def test_dropout_depends_on_seed_iteration_and_pass_alone() -> None:
         results.append(module.blobs(inputs(), ["fc"])["fc"])
     assert torch.equal(results[0], results[3])
     assert not torch.equal(results[0], results[1]) and not torch.equal(results[0], results[2])
+
+
+def test_random_layers_of_one_name_have_streams_of_their_own() -> None:
+    def drop(name: str, top: str) -> str:
+        return f'layer {{ name: "{name}" type: "Dropout" bottom: "data" top: "{top}" }}\n'
+
+    x, blobs = {"data": torch.ones(4, 100)}, ["first", "second"]
+    net = build(data(4, 100) + drop("drop", "first") + drop("drop", "second"))
+    draws = []
+    for iteration in (3, 4, 3):
+        net.seed_pass(iteration)
+        draws.append(net.blobs(x, blobs))
+    assert not torch.equal(draws[0]["first"], draws[0]["second"])
+    for blob in blobs:
+        assert torch.equal(draws[0][blob], draws[2][blob])
+        assert not torch.equal(draws[0][blob], draws[1][blob])
+
+    alone = build(data(4, 100) + drop("drop", "first") + drop("other", "second"))
+    alone.seed_pass(3)
+    assert torch.equal(alone.blobs(x, blobs)["first"], draws[0]["first"])
+
+
+def test_layer_s_own_phase_goes_before_the_net_s() -> None:
+    drop = 'layer { name: "drop" type: "Dropout" bottom: "data" top: "drop" phase: PHASE }'
+    x = torch.ones(4, 100)
+    assert torch.equal(build(data(4, 100) + drop.replace("PHASE", "TEST"), pb.TRAIN)({"data": x})["drop"], x)
+    assert not torch.equal(build(data(4, 100) + drop.replace("PHASE", "TRAIN"), pb.TEST)({"data": x})["drop"], x)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (data(4, 0), r'layer "data" \(Input\): input_param.shape must be positive, not \(4, 0\)'),
+        (data(4, -1), r"must be positive, not \(4, -1\)"),
+        (data(2**20, 2**11), r'top blob "data" would have the shape \(1048576, 2048\)'),
+        (data(2**20, 2) + ip("a", "data", 2**11), r'layer "a" .*: top blob "a" would have the shape'),
+        (
+            'layer { name: "d" type: "DummyData" top: "d" dummy_data_param { shape { dim: 0 } data_filler '
+            '{ type: "xavier" } } }',
+            r'layer "d" \(DummyData\): can\'t be made: .*division',
+        ),
+        (
+            data(4) + 'layer { name: "e" type: "Exp" bottom: "data" top: "e" exp_param { shift: 1e38 } }',
+            r'layer "e" \(Exp\): can\'t be made on bottoms of the shapes \(4,\): math range error',
+        ),
+        (
+            data(4, 3) + 'layer { name: "n" type: "Dial" bottom: "data" top: "n" dial_param { eps: -1 } }',
+            "eps must not",
+        ),
+    ],
+)
+def test_impossible_numbers_are_one_sentence(text: str, message: str) -> None:
+    with pytest.raises(InputError, match=message) as error:
+        build(text)
+    assert "\n" not in str(error.value)
 
 
 def test_blobs_runs_only_what_is_needed() -> None:

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 
+from autodial.converters.dialize import dialize
 from autodial.net import Net
 from autodial.proto import messages as pb
 from autodial.proto import read_net, read_weights
@@ -54,3 +55,29 @@ def test_outputs_are_those_of_opencv(package: Path) -> None:
             outputs = net.blobs({"data": torch.from_numpy(image.astype(np.float32))}, blobs)
         for blob in blobs:
             np.testing.assert_allclose(outputs[blob].numpy().ravel(), record[blob][seed], rtol=0, atol=1e-4)
+
+
+def test_the_dialized_net_gives_the_same(package: Path) -> None:
+    made = dialize(read_net(package / "deploy.prototxt"), read_weights(package / "resnet_50_1by2_nsfw.caffemodel"))
+    assert len(made.report.replaced) == 53 and made.report.missing == ()
+    assert made.weights is not None
+    normalizers = [layer.blobs[3] for layer in made.weights.layers if layer.type == "Dial"]
+    assert len(normalizers) == 53 and all(normalizer == 1 for normalizer in normalizers)
+
+    for layer in made.net.layer:
+        if layer.type == "ImageData":
+            size = layer.image_data_param.batch_size
+            shapes = [pb.BlobShape(dim=[size, 3, 224, 224]), pb.BlobShape(dim=[size])]
+            fed = pb.LayerParameter(name=layer.name, type="Input", top=layer.top, include=layer.include)
+            fed.input_param.shape.extend(shapes)
+            layer.CopyFrom(fed)
+    net = Net(made.net, pb.TEST)
+    assert net.load_weights(made.weights) == []
+    record = np.load(RECORD)
+    for seed in range(4):
+        image = np.random.default_rng(seed).standard_normal((1, 3, 224, 224)) * 20 * (seed + 1)
+        inputs = {"data": torch.from_numpy(image.astype(np.float32)), "label": torch.zeros(1)}
+        with torch.no_grad():
+            outputs = net.blobs(inputs, ("fc_nsfw", "prob"))
+        for blob, values in outputs.items():
+            np.testing.assert_allclose(values.numpy().ravel(), record[blob][seed], rtol=0, atol=1e-4)

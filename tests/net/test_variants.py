@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from autodial import proto
+from autodial.converters.dialize import dialize
 from autodial.errors import InputError
 from autodial.net import Net
 from autodial.proto import LayerWeights, Weights, parse_net
@@ -265,3 +266,20 @@ def test_source_only_of_the_released_nets() -> None:
         "adabn": [69, 0, 69],
         "fixed-alpha": [69, 0, 69],
     }
+
+
+def test_dialized_batch_norms_come_back_also_behind_convolutions_with_a_bias() -> None:
+    net = proto.parse_net(
+        """
+        layer { name: "data" type: "Input" top: "data" input_param { shape { dim: 2 dim: 3 dim: 8 dim: 8 } } }
+        layer { name: "conv1" type: "Convolution" bottom: "data" top: "conv1"
+                convolution_param { num_output: 4 kernel_size: 3 } }
+        layer { name: "bn1" type: "BatchNorm" bottom: "conv1" top: "conv1" }
+        layer { name: "scale1" type: "Scale" bottom: "conv1" top: "conv1" scale_param { bias_term: true } }
+        layer { name: "fc" type: "InnerProduct" bottom: "conv1" top: "fc" inner_product_param { num_output: 2 } }
+        layer { name: "prob" type: "Softmax" bottom: "fc" top: "prob" }
+        """
+    )
+    plain = apply_variant(dialize(net, source_batch=2, target_batch=2).net, "source-only")
+    assert [name for name, _, _ in layers_of(plain, ("BatchNorm", "Dial", "Scale"))] == ["bn1-dial", "scale1"]
+    assert [kind for _, kind, _ in layers_of(plain, ("BatchNorm", "Dial"))] == ["BatchNorm"]

@@ -100,7 +100,7 @@ def test_the_file_itself_is_not_overwritten(tmp_path: Path) -> None:
     path.write_text("# comment\ninput: 'x' input_shape { dim: 1 }")
     (tmp_path / "link.prototxt").symlink_to(path)
     for output in (path, tmp_path / "link.prototxt"):
-        with pytest.raises(InputError, match="is the file to upgrade: name another one to write"):
+        with pytest.raises(InputError, match="the same command reads this file"):
             run(path, output)
     assert path.read_text().startswith("# comment")
 
@@ -119,3 +119,5 @@ def test_errors_write_nothing(tmp_path: Path) -> None:
         with pytest.raises(InputError, match=error):
             run(tmp_path / name, tmp_path / "out")
     assert not (tmp_path / "out").exists()
+    with pytest.raises(InputError, match=r"there is no folder .*missing; make it first"):
+        run(tmp_path / "w.caffemodel", tmp_path / "missing" / "out")

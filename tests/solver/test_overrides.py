@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from autodial.errors import InputError
-from autodial.overrides import apply_to_nets, apply_to_solver
+from autodial.overrides import apply_to_nets, apply_to_solver, for_nets
 from autodial.proto import messages as pb
 from autodial.proto import parse_net, parse_solver
 
@@ -79,7 +79,7 @@ def test_solver_settings_are_apart() -> None:
     solver, net = parse_solver("base_lr: 1"), parse_net(TEXT)
     settings = ["solver.base_lr=0.01", "solver.stepvalue=3,5", "solver.solver_mode=CPU", "fc6.type=Convolution"]
     apply_to_solver(settings, solver)
-    apply_to_nets(settings, [net])
+    apply_to_nets(for_nets(settings), [net])
     assert solver == parse_solver("base_lr: 0.01 stepvalue: 3 stepvalue: 5 solver_mode: CPU")
     assert net.layer[2].type == "Convolution"
 
@@ -96,11 +96,13 @@ def test_a_layer_need_be_in_one_net_only() -> None:
     [
         ("fc6", "must be LAYER.FIELD=VALUE"),
         ("fc6=3", "must be LAYER.FIELD=VALUE"),
-        ("fc7.type=x", r'no layer "fc7"; did you mean "fc6"\? \(data, fc6, fc6.a/b, pool, loss\)'),
+        ("fc7.type=x", r'no layer "fc7"; did you mean "fc6"\?$'),
+        ("entropy.type=x", r'no layer "entropy" \(there are data, fc6, fc6.a/b, pool, loss\)$'),
+        ("solver.base_lr=1", "reads a net and no solver, whose settings `autodial train` takes"),
         ("fc7*.type=x", r'no layer "fc7\*"'),
         ("fc6.parm[0].lr_mult=1", r'layer "fc6" has no field "parm\[0\]"; did you mean "param"\?'),
         ("fc6.param[0].lr_mul=1", r'param\[0\] has no field "lr_mul"; did you mean "lr_mult"\?'),
-        ("fc6.param[2].lr_mult=1", r"param has 1 elements; the next is param\[1\]"),
+        ("fc6.param[2].lr_mult=1", r"param has 1 element; the next is param\[1\]"),
         ("fc6.param.lr_mult=1", r"param is a list; write param\[0\]"),
         ("fc6.inner_product_param=3", "inner_product_param is a message; name one of its fields: num_output"),
         ("fc6.inner_product_param.num_output=-1", 'num_output is a whole number from 0, not "-1"'),

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
 import pytest
@@ -12,7 +14,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from autodial.console import Lines, describe_output
 from autodial.errors import InputError, WorkError
 from autodial.monitor import TestRow, TrainRow
-from autodial.run_log import RunLog, read_log
+from autodial.run_log import RunLog, read_events, read_log
 
 
 def train_row(iteration: int, loss: float = 0.5) -> TrainRow:
@@ -28,11 +30,14 @@ def test_rows_are_on_disk_at_once_and_valid_json(tmp_path: Path) -> None:
         raise AssertionError(constant)
 
     lines = (tmp_path / "a/run/log.jsonl").read_text().splitlines()
-    assert [json.loads(line, parse_constant=refuse) for line in lines] == [
+    rows = [json.loads(line, parse_constant=refuse) for line in lines]
+    now = datetime.now(timezone.utc)
+    assert all(now - timedelta(minutes=1) < datetime.fromisoformat(row.pop("time")) <= now for row in rows)
+    assert rows == [
         {"event": "start", "iteration": 0},
         {
             **{"event": "train", "iteration": 0, "lr": 0.1, "loss": None, "outputs": {"a": None, "b": [1.0, None]}},
-            **{"loss_weights": {"a": 1.0}, "alphas": {"x/dial": 0.75}, "images_per_s": None},
+            **{"loss_weights": {"a": 1.0}, "alphas": {"x/dial": 0.75}, "images_per_s": None, "diversity": {}},
         },
         {"event": "test", "iteration": 5, "net": 0, "outputs": {"accuracy": 0.25}, "loss_weights": {}},
     ]
@@ -72,6 +77,46 @@ def test_resumed_run_appends_and_reads_as_one(tmp_path: Path) -> None:
     ]
     assert len((tmp_path / "log.jsonl").read_text().splitlines()) == 2 + 5 + 3
     assert json.loads((tmp_path / "run.json").read_text()) == {"schema": 1, "starts": [{"start": 1}, {"start": 2}]}
+
+
+def test_snapshots_are_logged_with_their_contents_hash(tmp_path: Path) -> None:
+    model, state = tmp_path / "x_iter_0.caffemodel", tmp_path / "x_iter_0.solverstate"
+    model.write_bytes(b"weights")
+    log = RunLog(tmp_path / "run", {}, iteration=0, resumed=False)
+    log.displayed(train_row(0))
+    log.saved(model, state)
+    log.close()
+    RunLog(tmp_path / "run", {}, iteration=0, resumed=True).close()
+    # the snapshot that the run went on from stands, the row that is logged anew does not
+    start, snapshot, again = read_events(tmp_path / "run")
+    assert (start["event"], again["event"]) == ("start", "start")
+    del snapshot["time"]
+    assert snapshot == {
+        **{"event": "snapshot", "iteration": 0, "model": str(model), "state": str(state)},
+        "sha256": hashlib.sha256(b"weights").hexdigest(),
+    }
+    assert read_log(tmp_path / "run") == []
+
+
+def test_a_line_that_was_never_finished_is_left_out_and_not_written_to(tmp_path: Path) -> None:
+    log = RunLog(tmp_path, {}, iteration=0, resumed=False)
+    log.displayed(train_row(0))
+    log.close()
+    with (tmp_path / "log.jsonl").open("a") as file:
+        file.write('{"event": "train", "iterat')
+    assert [row["iteration"] for row in read_log(tmp_path)] == [0]
+    log = RunLog(tmp_path, {}, iteration=1, resumed=True)
+    log.displayed(train_row(1))
+    log.close()
+    assert [row["iteration"] for row in read_log(tmp_path)] == [0, 1]
+
+
+def test_a_damaged_line_is_named(tmp_path: Path) -> None:
+    RunLog(tmp_path, {}, iteration=0, resumed=False).close()
+    with (tmp_path / "log.jsonl").open("a") as file:
+        file.write("oops\n")
+    with pytest.raises(InputError, match=r"log\.jsonl:2: the line is damaged"):
+        read_log(tmp_path)
 
 
 def test_a_new_run_does_not_overwrite_another(tmp_path: Path) -> None:

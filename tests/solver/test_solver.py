@@ -186,7 +186,7 @@ def test_snapshots_default_to_the_solvers_name(project: Path, edit: Edit) -> Non
 def test_unwritable_snapshot_folder_is_found_before_training(project: Path) -> None:
     (project / "file").touch()
     solver = Solver.from_file("solver.prototxt", overrides=["solver.snapshot_prefix=file/x"])
-    with pytest.raises(WorkError, match="snapshots can't be written to file"):
+    with pytest.raises(InputError, match="snapshots can't be written to file"):
         solver.check()
 
 
@@ -228,9 +228,9 @@ BASE = 'base_lr: 1 lr_policy: "fixed" '
         (BASE + 'net: "a" test_iter: 0 test_interval: 1', "test_iter must be at least 1, and is 0"),
         (
             BASE + 'train_net: "net.prototxt" test_iter: 1 test_interval: 1',
-            "test_iter is given for 1 test nets, and there are 0",
+            "test_iter is given for 1 test net, and there are 0",
         ),
-        (BASE + 'net: "net.prototxt" test_state {}', "test_state is given for 1 test nets, and there are 0"),
+        (BASE + 'net: "net.prototxt" test_state {}', "test_state is given for 1 test net, and there are 0"),
         (BASE + 'net: "a" snapshot: 5', "snapshot is given, and snapshot_prefix, where snapshots go, is missing"),
         (BASE + 'net: "a" regularization_type: "L3"', 'regularization_type "L3" does not exist; it is L1 or L2'),
         (BASE + 'net: "a" type: "Lion"', 'type "Lion" is not supported; supported solver types: SGD'),

@@ -47,7 +47,7 @@ def test_train_shows_logs_and_records(autodial: Run) -> None:
     status, out, _ = autodial(*TRAIN, "--set", "loss-target.loss_weight=0.25", "--set", "solver.display=4")
     assert status == 0
     lines = out.splitlines()
-    assert lines[0] == "Training on cpu from iteration 0 to 8, logs: snapshots/stripes_run"
+    assert lines[0] == "Training net.prototxt on cpu from iteration 0 to 8, logs: snapshots/stripes_run"
     assert any(line.startswith("Iteration 4, lr = 0.025, loss = ") and line.endswith("images/s)") for line in lines)
     assert lines[-1] == "Training done."
     rows = read_log(Path("snapshots/stripes_run"))
@@ -88,8 +88,11 @@ def test_runs_get_folders_of_their_own_and_resumed_ones_go_on(autodial: Run) -> 
         (("--device", "cuda:"), 2, 'device "cuda:" does not exist'),
         (("--set", "fcc.type=x"), 2, 'no layer "fcc"; did you mean "fc"?'),
         (("--set", "target.image_data_param.source=none.txt"), 2, '"none.txt" does not exist'),
-        (("--set", "solver.snapshot_prefix=net.prototxt/x"), 1, "snapshots can't be written to net.prototxt"),
-        (("-o", "net.prototxt/x"), 1, "the run's folder net.prototxt/x can't be written"),
+        (("--set", "solver.snapshot_prefix=net.prototxt/x"), 2, "snapshots can't be written to net.prototxt"),
+        (("--set", "solver.base_lr=nan"), 2, "solver.prototxt: base_lr must be a finite number, and is nan"),
+        (("--set", "solver.max_iter=-1"), 2, "solver.prototxt: max_iter must be at least 0, and is -1"),
+        (("-o", "net.prototxt/x"), 2, "net.prototxt is not a folder; name another one to write to"),
+        (("-o", "-"), 2, "-: this command writes a folder and not to standard output"),
     ],
 )
 def test_what_train_refuses(autodial: Run, arguments: tuple[str, ...], status: int, message: str) -> None:
@@ -98,6 +101,36 @@ def test_what_train_refuses(autodial: Run, arguments: tuple[str, ...], status: i
     assert message in err
     assert err.startswith("autodial: error: ")
     assert err.count("\n") == 1
+
+
+def test_resuming_what_is_done_says_so(autodial: Run) -> None:
+    assert autodial(*TRAIN)[0] == 0
+    before = Path("snapshots/stripes_run/run.json").read_bytes()
+    status, out, _ = autodial(*TRAIN, "--snapshot", "snapshots/stripes_iter_8.solverstate")
+    assert status == 0
+    assert out == (
+        "Nothing is left to do: snapshots/stripes_iter_8.solverstate is of iteration 8, and max_iter is 8. "
+        "A larger one trains on: --set solver.max_iter=N\n"
+    )
+    assert Path("snapshots/stripes_run/run.json").read_bytes() == before
+
+
+def test_net_of_the_working_directory_that_hides_the_solver_s_own_is_pointed_out(
+    autodial: Run, project: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    elsewhere = project / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
+    arguments = ("train", "--solver", "../solver.prototxt", "--workers", "0", "--set", "solver.max_iter=1")
+    status, out, _ = autodial(*arguments)
+    assert status == 0 and "Training ../net.prototxt on cpu" in out and not caplog.messages
+    text = (project / "net.prototxt").read_text()
+    (elsewhere / "net.prototxt").write_text(text.replace('source: "', 'source: "../'))
+    status, out, _ = autodial(*arguments)
+    assert status == 0 and "Training net.prototxt on cpu" in out
+    assert (
+        "net: net.prototxt in the working directory is taken, as in Caffe, and not ../net.prototxt." in caplog.messages
+    )
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
@@ -109,7 +142,7 @@ def test_gpu_that_is_not_there(autodial: Run, edit: Edit) -> None:
     assert "finds no GPU here" in err
     status, out, err = autodial(*TRAIN[:-1], "auto")
     assert status == 0
-    assert "Training on cpu" in out
+    assert "Training net.prototxt on cpu" in out
 
 
 def test_test_scores_every_image_once(autodial: Run) -> None:

@@ -1,0 +1,5 @@
+"""`python -m autodial`, the command `autodial`."""
+
+from autodial.cli import main
+
+main()

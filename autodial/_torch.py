@@ -1,0 +1,14 @@
+"""Imported first where PyTorch is needed, for what it says where that is missing."""
+
+from __future__ import annotations
+
+try:
+    import torch  # noqa: F401
+except ModuleNotFoundError as error:
+    if error.name != "torch":
+        raise
+    raise ModuleNotFoundError(
+        "training, autodial.caffe and autodial.layers need PyTorch, which is not installed: "
+        "pip install '.[train]' in AutoDIAL's checkout brings it",
+        name="torch",
+    ) from None

@@ -1,0 +1,127 @@
+"""The image files in a folder and below it, in an order that never changes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Collection, Iterable, Iterator
+from heapq import merge
+from itertools import islice
+from pathlib import Path
+from tempfile import TemporaryFile
+from typing import IO
+
+from autodial.errors import InputError
+
+# fmt: off
+IMAGE_SUFFIXES = (
+    ".avif", ".bmp", ".dib", ".gif", ".jp2", ".jpe", ".jpeg", ".jpg", ".pam", ".pbm",
+    ".pgm", ".png", ".pnm", ".ppm", ".ras", ".sr", ".tif", ".tiff", ".webp",
+)
+# fmt: on
+"""Suffixes (lower case) of the files in a folder that count as images: the 8-bit formats that OpenCV reads."""
+
+
+def is_image(path: str) -> bool:
+    """Whether a file in a folder counts as an image: it has an image's suffix, in any case."""
+    return path.lower().endswith(IMAGE_SUFFIXES)
+
+
+def is_hidden(path: str) -> bool:
+    """Whether a file or folder is hidden, as Unix has it."""
+    return Path(path).name.startswith(".")
+
+
+def walk(
+    top: str | os.PathLike[str],
+    *,
+    without: Collection[tuple[int, int]] = (),
+    skipped: Callable[[str], None] | None = None,
+    unlisted: Callable[[str, str], None] | None = None,
+) -> Iterator[str]:
+    """Every file in a folder and below it, hidden ones and those that are no images too.
+
+    Hidden folders are left out. Links to folders are followed, each real folder once, so that loops end. What is in
+    memory is a bounded part of one folder's names for each level, however many files there are.
+
+    Args:
+        top: the folder.
+        without: folders to leave out, as `identity` has them.
+        skipped: is told of every folder that is left out because it was there before, or is one of `without`.
+        unlisted: is told of every folder that can't be listed, and why, before any file that comes after it.
+
+    Yields:
+        paths that start with `top`, sorted.
+
+    Raises:
+        InputError: a folder can't be listed, and there is no `unlisted`.
+    """
+    seen = set(without)
+
+    def entries(folder: str) -> Iterator[str]:
+        """Names in a folder, those of folders with a separator behind them: their files' place in the order."""
+        try:
+            here = identity(folder)
+            if here in seen:
+                if skipped is not None:
+                    skipped(folder)
+                return iter(())
+            seen.add(here)
+            with os.scandir(folder) as found:
+                return in_order(entry.name + os.sep if _is_folder(entry) else entry.name for entry in found)
+        except OSError as error:
+            if unlisted is None:
+                raise InputError(f"{folder}: can't list this folder: {error.strerror}.") from error
+            unlisted(folder, error.strerror or str(error))
+            return iter(())
+
+    first = str(Path(top))
+    open_folders = [(first, entries(first))]
+    while open_folders:
+        folder, names = open_folders[-1]
+        name = next(names, None)
+        if name is None:
+            open_folders.pop()
+            continue
+        path = name if folder == os.curdir else os.path.join(folder, name)  # noqa: PTH118 - a str, and often
+        if not name.endswith(os.sep):
+            yield path
+        elif not name.startswith("."):
+            path = path[: -len(os.sep)]
+            open_folders.append((path, entries(path)))
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # a link to itself
+        return False
+
+
+def in_order(texts: Iterable[str], held: int = 2**17) -> Iterator[str]:
+    """`texts` (file names: no NUL in them) sorted, with no more than `held` of them in memory at a time."""
+    texts = iter(texts)
+    runs: list[IO[bytes]] = []
+    while True:
+        part = sorted(islice(texts, held))
+        if len(part) < held and not runs:
+            return iter(part)
+        if not part:
+            return merge(*map(_read_run, runs))
+        # The one file that needs no name: it is gone when it is closed, or the process killed.
+        runs.append(TemporaryFile())  # noqa: SIM115 - read to its end later
+        runs[-1].writelines(os.fsencode(text) + b"\0" for text in part)
+
+
+def _read_run(run: IO[bytes]) -> Iterator[str]:
+    with run:
+        run.seek(0)
+        rest = b""
+        while block := run.read(2**16):
+            *whole, rest = (rest + block).split(b"\0")
+            yield from map(os.fsdecode, whole)
+
+
+def identity(path: str | os.PathLike[str]) -> tuple[int, int]:
+    """What is the same for all names of one file or folder, links followed; OSError if there is none."""
+    status = os.stat(path)  # noqa: PTH116 - a str
+    return status.st_dev, status.st_ino

@@ -1,0 +1,489 @@
+"""What the report says: a run and its evaluation, section by section, with every figure and the tables behind it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from importlib.metadata import version
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from autodial.collapse import SHARE
+from autodial.report.data import Sizes
+from autodial.report.evaluation import Absent, Evaluation, Thumbnail
+from autodial.report.features import Floats
+from autodial.report.figures import (
+    CONFUSION_CLASSES,
+    SHOWN_CLASSES,
+    curve_label,
+    draw_alphas_by_depth,
+    draw_alphas_by_iteration,
+    draw_class_shares,
+    draw_confusion,
+    draw_curves,
+    draw_features,
+    shown_confusion,
+)
+from autodial.report.page import Page, data_uri
+from autodial.report.predictions import Predictions
+from autodial.report.run import Curve, Run
+from autodial.report.style import Picture, figure_style, picture
+from autodial.wording import counted
+
+_ROWS = 40
+"""Rows of a table of logged numbers."""
+_OPEN_ROWS = 12
+"""Rows of a table that is open from the start."""
+_CONFUSIONS = 10
+_SMALL = 64
+"""Images up to this size, in pixels, are shown with hard pixels."""
+
+
+@dataclass
+class Report:
+    """A page, and its figures by name."""
+
+    html: bytes
+    figures: dict[str, Picture] = field(default_factory=dict)
+
+
+def write_report(run: Run, evaluation: Evaluation) -> Report:
+    """The report of a run."""
+    writer = _Writer(run, evaluation)
+    with figure_style():
+        writer.head()
+        writer.alphas()
+        writer.training()
+        writer.features()
+        writer.class_balance()
+        writer.confusion()
+        writer.images()
+    record = run.record
+    return Report(
+        writer.page.html(f"Written by AutoDIAL {version('autodial')}; the run is of {record['versions']['autodial']}."),
+        writer.figures,
+    )
+
+
+class _Writer:
+    """Writes the sections, in order."""
+
+    def __init__(self, run: Run, evaluation: Evaluation) -> None:
+        self.run, self.evaluation = run, evaluation
+        self.page = Page(f"AutoDIAL: {run.name}")
+        self.figures: dict[str, Picture] = {}
+        self._alphas, self._resumed = run.alphas(), run.resumed_at
+
+    def _figure(self, name: str, figure: Figure, alt: str, caption: str) -> None:
+        self.figures[name] = picture(figure)
+        self.page.figure(self.figures[name].svg, alt, caption)
+
+    def _absent(self, what: str, why: Absent) -> None:
+        self.page.paragraph(f"{what}: {why.reason}.", "note")
+
+    # --- what was run
+
+    def head(self) -> None:
+        run, record = self.run, self.run.record
+        variants = ", ".join(record["variants"]) or "the net as its prototxt has it"
+        self.page.paragraph(f"{variants}, seed {record['seed']}, {_date(run.starts[0])}", "under")
+        self.page.key_numbers(self._key_numbers())
+        for kind, note in self._notes():
+            self.page.paragraph(note, kind)
+        self.page.section("What was run")
+        self.page.facts(self._facts())
+        self.page.preformatted("The solver, with all settings applied", record["solver"])
+
+    def _key_numbers(self) -> list[tuple[str, str]]:
+        run, predictions = self.run, self.evaluation.predictions
+        numbers = [(f"{run.reached:,} of {run.solver.max_iter:,}", "iterations logged")]
+        if isinstance(predictions, Predictions):
+            if predictions.accuracy is not None:
+                what = f"accuracy on {len(predictions.labelled):,} labelled target images"
+                numbers.append((f"{predictions.accuracy:.1%}", what))
+            share = "entropy of the mean target prediction, of log(classes)"
+            numbers.append((f"{predictions.diversity:.1%}", share))
+        else:
+            numbers += [
+                (_percent(curve.last), f"test: {curve.name}, at iteration {curve.iterations[-1]:,}")
+                for curve in run.accuracies()
+                if curve.kind == "test"
+            ]
+        loss = run.loss()
+        if loss.values:
+            numbers.append((_number(loss.last, ".4g"), f"loss at iteration {loss.iterations[-1]:,}"))
+        last = [curve.last for curve in self._alphas if curve.last is not None]
+        if last:
+            numbers.append((f"{min(last):.3f} to {max(last):.3f}", f"alpha of {counted(len(last), 'Dial layer')}"))
+        return numbers
+
+    def _notes(self) -> list[tuple[str, str]]:
+        """Kind and text of what a reader should know before the numbers."""
+        run, snapshot = self.run, self.evaluation.snapshot
+        notes = []
+        if not run.finished:
+            notes.append(
+                (
+                    "note",
+                    f"The log ends at iteration {run.reached:,} of {run.solver.max_iter:,}: the run is still going, or "
+                    "was interrupted. The report shows what there was.",
+                )
+            )
+        if self._resumed:
+            places = ", ".join(f"{iteration:,}" for iteration in self._resumed)
+            notes.append(("note", f"Resumed from iteration {places}; what had been logged beyond that is not shown."))
+        if isinstance(snapshot, Absent):
+            notes.append(("note", f"Without predictions and features: {snapshot.reason}."))
+        elif not ((newest := snapshot.iteration == run.snapshots[0].iteration) and run.finished):
+            notes.append(
+                (
+                    "note",
+                    f"Predictions and features are those of the snapshot at iteration {snapshot.iteration:,}"
+                    + ("." if newest else ", as the files of later ones are gone or changed."),
+                )
+            )
+        for alarm in run.collapses:
+            notes.append(
+                (
+                    "warning",
+                    f"At iteration {alarm['iteration']:,}, training raised the alarm that the target's predictions had "
+                    f"collapsed: in front of layer {alarm['layer']}, their mean was spread over "
+                    f"{_number(alarm['in_use'])} of {alarm['classes']:,} classes, the source's labels over "
+                    f"{_number(alarm['in_source'])}.",
+                )
+            )
+        return notes
+
+    def _facts(self) -> list[tuple[str, str]]:
+        run, record, solver = self.run, self.run.record, self.run.solver
+        snapshot, sizes = self.evaluation.snapshot, self.evaluation.sizes
+        seconds = run.seconds
+        starts = f" in {counted(len(run.starts), 'start')}" if len(run.starts) > 1 else ""
+        facts = [
+            ("Net", f"{run.name}, {counted(len(self._alphas), 'Dial layer')}"),
+            ("Variant", ", ".join(record["variants"]) or "none"),
+            ("Settings", ", ".join(record["settings"]) or "none"),
+            (
+                "Solver",
+                f"{solver.type}, base_lr {solver.base_lr:.6g}, lr_policy {solver.lr_policy}, momentum "
+                f"{solver.momentum:.6g}, weight_decay {solver.weight_decay:.6g}, max_iter {solver.max_iter:,}",
+            ),
+            ("Data", _describe_sizes(sizes) if isinstance(sizes, Sizes) else f"sizes not known: {sizes.reason}"),
+            ("Images per iteration", run.images_per_iteration),
+            ("Seed", str(record["seed"])),
+            ("Device", record["device"]),
+            ("Started", _date(run.starts[0])),
+            ("Logged for", f"{timedelta(seconds=round(seconds))}{starts}" if seconds is not None else "not known"),
+            ("Versions", ", ".join(f"{name} {version}" for name, version in record["versions"].items())),
+            ("Command", record["command"]),
+            ("In folder", record["folder"]),
+            ("Run folder", str(run.folder.resolve())),
+        ]
+        if not isinstance(snapshot, Absent):
+            facts.append(("Weights", f"{snapshot.model}, iteration {snapshot.iteration:,}"))
+        return facts
+
+    # --- training
+
+    def alphas(self) -> None:
+        self.page.section("Alpha of the Dial layers")
+        curves = self._alphas
+        if not curves:
+            why = "nothing was logged yet" if self.run.dials else "the net has no Dial layer"
+            self._absent("No alphas", Absent(why))
+            return
+        last = [np.nan if curve.last is None else curve.last for curve in curves]
+        half = (len(last) + 1) // 2
+        halves = (
+            f" Mean over the lower half of the layers: {np.mean(last[:half]):.3f}, over the upper half: "
+            f"{np.mean(last[-half:]):.3f}."
+            if len(last) > 1
+            else ""
+        )
+        self._figure(
+            "alpha-by-depth",
+            draw_alphas_by_depth(curves),
+            f"Alpha of {counted(len(curves), 'Dial layer')} by depth, from {last[0]:.3f} at the input to "
+            f"{last[-1]:.3f} at the output.{halves} The table below has every value.",
+            "Alpha by layer depth. At 1 each domain is normalized with statistics of its own, at 0.5 both with joint "
+            f"ones. The paper finds values nearer 1 in lower layers.{halves}",
+        )
+        many = (
+            "" if len(curves) <= 8 else " Each row of the map is a layer, the input's at the top; brighter is nearer 1."
+        )
+        self._figure(
+            "alpha-by-iteration",
+            draw_alphas_by_iteration(curves, self._resumed),
+            f"Alpha by iteration, up to {curves[0].iterations[-1]:,}. {_describe_range(curves)}",
+            f"Alpha by iteration.{many}",
+        )
+        self.page.table(
+            "Alpha of each Dial layer",
+            ["layer", "depth", f"iteration {curves[0].iterations[0]:,}", f"iteration {curves[0].iterations[-1]:,}",
+             "lowest", "highest"],
+            [
+                [curve.name, str(depth), *(_number(value, ".4f") for value in (curve.values[0], curve.last)),
+                 *(_number(limit, ".4f") for limit in _limits(curve))]
+                for depth, curve in enumerate(curves, start=1)
+            ],
+            folded=len(curves) > _OPEN_ROWS,
+        )  # fmt: skip
+
+    def training(self) -> None:
+        run = self.run
+        self.page.section("Losses, accuracies and learning rate")
+        loss, rate = run.loss(), run.learning_rate()
+        losses, accuracies = run.losses(), run.accuracies()
+        if not loss.values and not losses and not accuracies:
+            self._absent("No curves", Absent("nothing was logged yet"))
+            return
+        total = [Curve("total", "train", None, loss.iterations, loss.values)] if loss.values else []
+        weights = "The total is the sum of the training losses by their weights"
+        averaged = f", averaged over {run.solver.average_loss} iterations" if run.solver.average_loss > 1 else ""
+        self._curves("losses", [*losses, *total], "loss", f"Losses by iteration. {weights}{averaged}.")
+        if accuracies:
+            self._curves("accuracies", accuracies, "accuracy", "Accuracies by iteration.", percent=True)
+        if diversity := run.diversity():
+            self._curves(
+                "diversity",
+                diversity,
+                "diversity",
+                "Diversity of the target's predictions in training: the entropy of their running mean as a share of "
+                "that of the source's labels. Near 0 all images get the same class; below the dotted line training "
+                "warns of a collapse.",
+                floor=SHARE,
+            )
+        if rate.values:
+            finite = [value for value in rate.values if value]
+            self._curves(
+                "learning-rate",
+                [Curve("lr", "train", None, rate.iterations, rate.values)],
+                "learning rate",
+                "The solver's learning rate, before any lr_mult.",
+                log=bool(finite) and max(finite) > 30 * min(finite),
+            )
+        self._log_table("Training", "train", [rate, *total, *(curve for curve in losses + accuracies)])
+        self._log_table("Tests", "test", losses + accuracies)
+
+    def _curves(self, name: str, curves: Sequence[Curve], ylabel: str, caption: str, **options: Any) -> None:
+        thinned = " Long curves are drawn as means of neighbours." if max(len(c.values) for c in curves) > 300 else ""
+        lost = sum(value is None for curve in curves for value in curve.values)
+        crosses = f" Crosses at the top: {counted(lost, 'value')} not finite (NaN or infinite)." if lost else ""
+        self._figure(
+            name,
+            draw_curves(curves, self._resumed, ylabel=ylabel, **options),
+            f"{caption} {_describe_range(curves)}{crosses}",
+            caption + thinned + crosses,
+        )
+
+    def _log_table(self, title: str, kind: str, curves: Sequence[Curve]) -> None:
+        curves = [curve for curve in curves if curve.kind == kind]
+        iterations = sorted({iteration for curve in curves for iteration in curve.iterations})
+        if not iterations:
+            return
+        columns = [dict(zip(curve.iterations, curve.values, strict=True)) for curve in curves]
+        step = -(-len(iterations) // _ROWS)
+        shown = sorted({*iterations[::step], iterations[-1]})
+        every = f", every {step}th logged iteration and the last; log.jsonl has all" if step > 1 else ""
+        self.page.table(
+            f"{title}: logged numbers{every}",
+            ["iteration", *(curve_label(curve) for curve in curves)],
+            [
+                [f"{iteration:,}", *(_number(values[iteration]) if iteration in values else "" for values in columns)]
+                for iteration in shown
+            ],
+            folded=True,
+        )
+
+    # --- the target
+
+    def features(self) -> None:
+        self.page.section("Features of source and target, before and after alignment")
+        features = self.evaluation.features
+        if isinstance(features, Absent):
+            self._absent("No features", features)
+            return
+        for layer in features:
+            self._figure(
+                f"features-{self._file_name(layer.layer)}",
+                draw_features(layer),
+                f"Histograms of {counted(len(layer.channels), 'channel')} of layer {layer.layer}, source and target. "
+                f"The domains are {layer.before:.3f} apart before the layer and {layer.after:.3f} after it.",
+                f"Features in front of and behind {layer.layer}, the highest and lowest 0.5% of the values cut off. "
+                "Channels from the one whose stored means differ most between the domains to the one in the middle.",
+            )
+        self.page.table(
+            "How far the domains are apart",
+            ["layer", "alpha", "before", "after"],
+            [[layer.layer, f"{layer.alpha:.4f}", f"{layer.before:.4f}", f"{layer.after:.4f}"] for layer in features],
+        )
+        self.page.paragraph(
+            "Images are prepared as in the TEST phase, and go through every Dial layer with the stored statistics of "
+            "their domain. Distances are sqrt((difference of means)\N{SUPERSCRIPT TWO} + (difference of "
+            "deviations)\N{SUPERSCRIPT TWO}), averaged over all channels: before, in deviations of an even mixture of "
+            "both domains; after, in units of the layer's output. At alpha 1 an exact alignment leaves 0, at 0.5 both "
+            "domains go through the same transform, and what is apart stays apart."
+        )
+
+    def _file_name(self, layer: str) -> str:
+        """A layer's name as a part of a file's that no other layer has."""
+        name = "".join(c if c.isascii() and (c.isalnum() or c in "-_") else "_" for c in layer)[:60]
+        taken = f"features-{name}" in self.figures
+        return f"{name}-{len(self.figures)}" if taken else name
+
+    def class_balance(self) -> None:
+        self.page.section("Class balance")
+        predictions, source = self.evaluation.predictions, self.evaluation.source_shares
+        if isinstance(predictions, Absent):
+            self._absent("No predictions", predictions)
+            return
+        names = self.evaluation.classes
+        shares: dict[str, Floats] = {"mean prediction on the target": predictions.mean}
+        if isinstance(source, Absent):
+            self._absent("Without the source's labels", source)
+        else:
+            shares = {"source labels": source, **shares}
+        confusion = predictions.confusion()
+        if confusion.any():
+            shares["target labels"] = confusion.sum(1) / confusion.sum()
+        limited = (
+            f" Of {len(names):,} classes, the {SHOWN_CLASSES} in which they differ most."
+            if len(names) > SHOWN_CLASSES
+            else ""
+        )
+        self._figure(
+            "class-balance",
+            draw_class_shares(names, shares),
+            f"Shares of {counted(len(names), 'class', 'classes')}: {', '.join(shares)}. The table below has every one.",
+            f"Class shares: {', '.join(shares)}. The prediction is over "
+            f"{self._scope(predictions)}.{limited} Its entropy is {predictions.diversity:.1%} of log(classes); a mean "
+            "prediction on few classes is a collapse, unless the target is so.",
+        )
+        rows = []
+        for i, name in enumerate(names):
+            true, hits = confusion[i].sum(), confusion[i, i]
+            recall = [f"{true:,}", f"{hits / true:.1%}" if true else ""] if confusion.any() else []
+            rows.append([name, *(f"{values[i]:.2%}" for values in shares.values()), *recall])
+        labelled = ["target images", "rightly predicted"] if confusion.any() else []
+        self.page.table("By class", ["class", *shares, *labelled], rows, folded=len(names) > _OPEN_ROWS)
+
+    def confusion(self) -> None:
+        self.page.section("Confusion matrix of the target")
+        predictions, names = self.evaluation.predictions, self.evaluation.classes
+        if isinstance(predictions, Absent):
+            self._absent("No predictions", predictions)
+            return
+        if predictions.unlabelled is not None:
+            self._absent("No target labels to compare with", Absent(predictions.unlabelled))
+            return
+        counts = predictions.confusion()
+        limited = (
+            f" Of {len(names):,} classes, the {CONFUSION_CLASSES - 1} with the most errors have a row; the last row "
+            "and column are all others together."
+            if len(names) > CONFUSION_CLASSES
+            else ""
+        )
+        right = int(np.trace(counts))
+        self._figure(
+            "confusion",
+            draw_confusion(names, shown_confusion(counts)),
+            f"Confusion matrix: {right:,} of {counts.sum():,} images are on its diagonal. The table below has the most "
+            "frequent confusions.",
+            f"Rows are true classes, columns predicted ones, numbers images, colours shares of the row; "
+            f"{self._scope(predictions)}. Target labels serve to score alone.{limited}",
+        )
+        wrong = counts - np.diag(np.diag(counts))
+        order = np.argsort(-wrong, axis=None, kind="stable")[:_CONFUSIONS]
+        pairs = [np.unravel_index(place, wrong.shape) for place in order]
+        rows = [
+            [names[int(true)], names[int(predicted)], f"{wrong[true, predicted]:,}",
+             f"{wrong[true, predicted] / counts[true].sum():.1%}"]
+            for true, predicted in pairs
+            if wrong[true, predicted]
+        ]  # fmt: skip
+        if rows:
+            self.page.table(
+                "The most frequent confusions", ["true class", "predicted as", "images", "of the true class"], rows
+            )
+
+    def images(self) -> None:
+        self.page.section("Target images")
+        evaluation = self.evaluation
+        for heading, images in (("The most certain", evaluation.certain), ("The least certain", evaluation.uncertain)):
+            if isinstance(images, Absent):
+                self._absent("No images", images)
+                return
+            if images:
+                self.page.heading(heading)
+                sizes = [max(image.shape[:2]) for image in map(_decoded, images)]
+                self.page.images([self._shown(image) for image in images], pixels=max(sizes) <= _SMALL)
+        predictions = evaluation.predictions
+        assert isinstance(predictions, Predictions)
+        self.page.paragraph(
+            "As the net gets them, resized and cropped. Certain means a large probability of the predicted class, "
+            f"among {self._scope(predictions)}."
+        )
+
+    def _shown(self, image: Thumbnail) -> tuple[str, str, Sequence[str], str]:
+        row, names = image.row, self.evaluation.classes
+        assert isinstance(self.evaluation.predictions, Predictions)
+        order = np.argsort(-row.probabilities, kind="stable")
+        second = next((int(i) for i in order if int(i) != row.predicted), None)
+        lines = [f"{names[row.predicted]}, {row.probabilities[row.predicted]:.1%}"]
+        if second is not None:
+            lines.append(f"then {names[second]}, {row.probabilities[second]:.1%}")
+        if self.evaluation.predictions.unlabelled is None and row.label is not None and row.loss is not None:
+            right = row.label == row.predicted
+            mark = "\N{CHECK MARK} right" if right else f"\N{BALLOT X} is {names[row.label]}"
+            lines.append(mark)
+        alt = f"{row.path}: predicted {', '.join(lines)}"
+        return data_uri(image.data, image.media_type), alt, lines, row.path
+
+    def _scope(self, predictions: Predictions) -> str:
+        """Which images were predicted."""
+        count, total = len(predictions.rows), predictions.total
+        if count == total:
+            return f"all {total:,} images of {predictions.name}"
+        return f"{count:,} of the {total:,} images of {predictions.name}, evenly spaced"
+
+
+def _date(record: Mapping[str, Any]) -> str:
+    return datetime.fromisoformat(record["started"]).strftime("%Y-%m-%d %H:%M %Z")
+
+
+def _decoded(image: Thumbnail) -> Any:
+    import cv2
+
+    return cv2.imdecode(np.frombuffer(image.data, np.uint8), cv2.IMREAD_UNCHANGED)
+
+
+def _describe_sizes(sizes: Sizes) -> str:
+    counts: Mapping[str, int | None] = {
+        "source": sizes.source, "target": sizes.target, "TEST phase": sizes.test
+    }  # fmt: skip
+    return ", ".join(f"{what} {count:,}" for what, count in counts.items() if count is not None) + " images"
+
+
+def _limits(curve: Curve) -> tuple[float | None, float | None]:
+    finite = [value for value in curve.values if value is not None]
+    return (min(finite), max(finite)) if finite else (None, None)
+
+
+def _describe_range(curves: Sequence[Curve]) -> str:
+    """First and last value of each of few curves, for alternative texts."""
+    if len(curves) > 8:
+        return f"{len(curves)} curves; the table has their values."
+    return " ".join(
+        f"{curve_label(curve)}: from {_number(curve.values[0])} to {_number(curve.last)}." for curve in curves
+    )
+
+
+def _number(value: float | None, form: str = ".6g") -> str:
+    return "not finite" if value is None else format(value, form)
+
+
+def _percent(value: float | None) -> str:
+    return "not finite" if value is None else f"{value:.1%}"

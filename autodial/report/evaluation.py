@@ -1,0 +1,354 @@
+"""The trained net of a run on some images: what it predicts of the target, and features of both domains."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple, TypeVar
+
+import cv2
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from autodial.data.datum_data import DatumData
+from autodial.data.image_data import ImageData
+from autodial.data.labels import read_labels
+from autodial.data.source import Source
+from autodial.devices import naming_full_memory
+from autodial.domains import DataTop, data_in_train, without_augmentation
+from autodial.errors import InputError
+from autodial.feed import Feed, naming_dead_workers
+from autodial.graph import Graph
+from autodial.layers import DomainAlignment
+from autodial.layers.data_sources import SourceLayer
+from autodial.net import Net
+from autodial.net_state import filter_net
+from autodial.proto import messages as pb
+from autodial.report.data import (
+    ChosenRows,
+    Sizes,
+    count_rows,
+    data_nodes,
+    file_options,
+    label_top,
+    row_reader,
+    source_layer,
+    source_shares,
+)
+from autodial.report.features import Capture, Domain, LayerFeatures
+from autodial.report.predictions import Predictions, why_unlabelled
+from autodial.report.run import Run, Snapshot
+from autodial.run_log import file_hash
+from autodial.scoring import Row
+from autodial.solver import load_weights
+from autodial.wording import counted
+
+T = TypeVar("T")
+
+_SHOWN = 12
+"""Images to show of the most and of the least certain ones."""
+_THUMBNAIL = 160
+"""Largest side of a shown image, in pixels."""
+
+
+@dataclass(frozen=True)
+class Absent:
+    """A part that can't be had, and why, in one sentence."""
+
+    reason: str
+
+
+class Thumbnail(NamedTuple):
+    """A target image as the net gets it, resized and cropped, encoded."""
+
+    row: Row
+    data: bytes
+    media_type: str
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What running a net gave.
+
+    Attributes:
+        snapshot: the weights.
+        sizes: of the data.
+        classes: names of the classes, those of labels.txt beside the net where it has as many.
+        predictions: of the target's images.
+        source_shares: of each class among the source's labels, (classes,).
+        features: around the chosen Dial layers.
+        certain, uncertain: target images with the largest and the smallest probability of the predicted class, the most
+            extreme first.
+    """
+
+    snapshot: Snapshot | Absent
+    sizes: Sizes | Absent
+    classes: Sequence[str]
+    predictions: Predictions | Absent
+    source_shares: NDArray[np.float64] | Absent
+    features: Sequence[LayerFeatures] | Absent
+    certain: Sequence[Thumbnail] | Absent
+    uncertain: Sequence[Thumbnail] | Absent
+
+
+def evaluate(
+    run: Run,
+    *,
+    images: int,
+    layers: Sequence[str],
+    device: torch.device,
+    workers: int,
+    progress: Callable[[float], None] = lambda share: None,
+) -> Evaluation:
+    """Run the newest weights of a run, those whose file is as it wrote it.
+
+    It is done in the working directory of the training, which the net's relative paths mean, if that is still there.
+    The target are the TEST phase's images. They are normalized as that phase says, with the target's stored statistics;
+    the source's, for the features, with the source's. What fails for want of files is Absent, and the rest is there.
+
+    Args:
+        images: of each domain, evenly spaced over its list.
+        layers: Dial layers to look at.
+        workers: processes that read images.
+        progress: is called with the share of the images that is done, in [0, 1].
+
+    Raises:
+        WorkError: the device's memory is full, or a worker process died.
+    """
+    with _working_directory(run), torch.no_grad():
+        sizes = _or_absent(lambda: count_rows(run))
+        snapshot = _find_snapshot(run)
+        if isinstance(snapshot, Absent):
+            return Evaluation(snapshot, sizes, (), *[Absent("there are no weights, as said at the top")] * 5)
+        model = _or_absent(lambda: _Model(run, snapshot, device, workers, images, progress))
+        if isinstance(model, Absent):
+            return Evaluation(snapshot, sizes, (), *[model] * 5)
+        shares = _or_absent(lambda: source_shares(run, len(model.classes)))
+        model.watch(layers)
+        predictions = _or_absent(model.predict)
+        if isinstance(predictions, Absent):
+            return Evaluation(snapshot, sizes, model.classes, predictions, shares, *[predictions] * 3)
+        features = _or_absent(model.features)
+        certain, uncertain = (
+            _or_absent(partial(model.thumbnails, predictions, numbers)) for numbers in predictions.extremes(_SHOWN)
+        )
+        return Evaluation(snapshot, sizes, model.classes, predictions, shares, features, certain, uncertain)
+
+
+def _or_absent(make: Callable[[], T]) -> T | Absent:
+    try:
+        return make()
+    except InputError as error:
+        return Absent(str(error))
+
+
+@contextmanager
+def _working_directory(run: Run) -> Iterator[None]:
+    folder, before = Path(run.record["folder"]), Path.cwd()
+    if folder.is_dir():
+        os.chdir(folder)
+    try:
+        yield
+    finally:
+        os.chdir(before)
+
+
+def _find_snapshot(run: Run) -> Snapshot | Absent:
+    """The newest snapshot whose weights are still those that the run wrote, where it wrote them or by its folder."""
+    if not run.snapshots:
+        return Absent(
+            "the run has written no snapshot yet, and predictions and features need its weights: make the report "
+            "again when there is one"
+        )
+    changed = []
+    folder = run.folder.resolve()
+    for snapshot in run.snapshots:
+        places = [snapshot.model, folder.parent / snapshot.model.name, folder / snapshot.model.name]
+        for path in filter(Path.is_file, dict.fromkeys(places)):
+            if file_hash(path) == snapshot.sha256:
+                return Snapshot(snapshot.iteration, path, snapshot.sha256)
+            changed.append(path)
+    if changed:
+        return Absent(
+            f"{changed[0]} is no longer the file that this run wrote: another run with the same snapshot_prefix has "
+            "written over it"
+        )
+    return Absent(f"{run.snapshots[0].model} is missing: put it back, or into {folder.parent}")
+
+
+class _Model:
+    """The TEST net of a run with its weights, and its data layer, read row by row.
+
+    Attributes:
+        classes: their names.
+
+    Raises:
+        InputError: the TEST phase can't be built or fed from files, or has no logits.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        snapshot: Snapshot,
+        device: torch.device,
+        workers: int,
+        images: int,
+        progress: Callable[[float], None],
+    ) -> None:
+        self._run, self._device, self._workers, self._images = run, device, workers, images
+        self._progress = progress
+        param = filter_net(run.test_net, pb.TEST)
+        graph = Graph(param.layer)
+        nodes = data_nodes(graph)
+        if len(nodes) != 1:
+            raise InputError(f"the TEST phase has {counted(len(nodes), 'data layer')}, and must have one")
+        labelled = label_top(graph)
+        self._label_top = None if labelled is None else labelled.layer.top[labelled.top]
+        (layer,) = (layer for layer in param.layer if layer.name == nodes[0].param.name)
+        self._batch_size: int = file_options(layer).batch_size
+        data = DataTop(layer, next(top for top in layer.top if top != self._label_top))
+        self._data = without_augmentation(data, data, batch_size=1)
+        layer.CopyFrom(self._data.layer)
+        self._logits = _logits(graph)
+        self._net = Net(param, pb.TEST, base_dir=run.test_folder).to(device)
+        shape = self._net.blob_shapes[self._logits]
+        if any(size != 1 for size in shape[2:]):
+            raise InputError(f'blob "{self._logits}", the logits, has shape {shape}, and not a row of scores per image')
+        load_weights(self._net, [snapshot.model])
+        self.classes = _class_names(run.test_folder, shape[1])
+        self._reader = source_layer(self._net)
+        self._source = self._reader.source
+        self._dials = [
+            dial for name in self._net.layer_names if isinstance(dial := self._net.layer(name), DomainAlignment)
+        ]
+        self._captures: dict[str, Capture] = {}
+
+    def watch(self, layers: Sequence[str]) -> None:
+        """Keep features around these layers from now on."""
+        for name in layers:
+            dial = self._net.layer(name)
+            assert isinstance(dial, DomainAlignment)
+            self._captures[name] = Capture(dial)
+
+    def predict(self) -> Predictions:
+        """The target's images."""
+        positions = _evenly(len(self._source), self._images)
+        rows: list[Row] = []
+        for names, tops in self._batches(self._net, self._reader, positions, part=0):
+            scores = self._forward(tops, "target").flatten(1)
+            if not scores.isfinite().all():
+                raise InputError("the net's scores are not finite: the weights are those of a training that diverged")
+            labels = (
+                [None] * len(scores) if self._label_top is None else tops[self._label_top].flatten().long().tolist()
+            )
+            rows += (Row(*row) for row in zip(names, labels, scores.softmax(1).cpu().numpy(), strict=True))
+        name = str(file_options(self._data.layer).source)
+        return Predictions(rows, positions, len(self._source), name, why_unlabelled(rows, name))
+
+    def features(self) -> list[LayerFeatures]:
+        """Those of the watched layers, after `predict`, which the target's are from; the source's images are run."""
+        if not self._captures:
+            raise InputError("the net has no Dial layer")
+        found = data_in_train(self._run.train_net)
+        if found is None:
+            raise InputError("the TRAIN phase has no Concat layer that joins the source's images with the target's")
+        source_data = without_augmentation(found[0], self._data, batch_size=1)
+        net, reader = row_reader(source_data.layer, self._run.train_folder)
+        theirs, ours = net.blob_shapes[source_data.blob][1:], self._net.blob_shapes[self._data.blob][1:]
+        if theirs != ours:
+            raise InputError(
+                f"the source's images come as {theirs} and the target's as {ours} (channels, height, width)"
+            )
+        positions = _evenly(len(reader.source), self._images)
+        for _, tops in self._batches(net, reader, positions, part=1):
+            images = tops[source_data.blob]
+            unused = {top: torch.zeros(len(images), device=self._device) for top in self._data.layer.top}
+            self._forward({**unused, self._data.blob: images}, "source")
+        return [capture.features(name) for name, capture in self._captures.items()]
+
+    def _batches(
+        self, net: Net, reader: SourceLayer, positions: Sequence[int], part: int
+    ) -> Iterator[tuple[list[str], dict[str, Tensor]]]:
+        """Rows of a net's data layer in batches, with their names; `part` is the half of all the work."""
+        chosen = reader.source = ChosenRows(reader.source, positions, self._batch_size)
+        count = -(-len(positions) // self._batch_size)
+        feed = Feed(net, range(count), device=self._device, workers=self._workers)
+        with closing(feed), naming_dead_workers(), naming_full_memory():
+            for index, tops in enumerate(feed):
+                yield chosen.names(index), tops
+                self._progress((part + (index + 1) / count) / (2 if self._captures else 1))
+
+    def _forward(self, inputs: Mapping[str, Tensor], domain: Domain) -> Tensor:
+        """The logits; the source's images go through all Dial layers with the source's statistics."""
+        stats = [dial.test_stats for dial in self._dials]
+        for capture in self._captures.values():
+            capture.domain = domain
+        self._net.seed_pass(0)
+        try:
+            for dial in self._dials if domain == "source" else ():
+                dial.test_stats = "source"
+            return self._net.blobs(inputs, [self._logits])[self._logits]
+        finally:
+            for dial, before in zip(self._dials, stats, strict=True):
+                dial.test_stats = before
+
+    def thumbnails(self, predictions: Predictions, numbers: Sequence[int]) -> list[Thumbnail]:
+        """The images of some rows; InputError if the net's data are no images."""
+        return [self._thumbnail(predictions, number) for number in numbers]
+
+    def _thumbnail(self, predictions: Predictions, number: int) -> Thumbnail:
+        image = _shown(self._source, predictions.positions[number])
+        scale = _THUMBNAIL / max(image.shape[:2])
+        if scale >= 1:
+            data, media_type = cv2.imencode(".png", image)[1], "image/png"
+        else:
+            image = np.asarray(cv2.resize(image, None, fx=scale, fy=scale, interpolation=cv2.INTER_AREA), np.uint8)
+            data, media_type = cv2.imencode(".jpg", image)[1], "image/jpeg"
+        return Thumbnail(predictions.rows[number], data.tobytes(), media_type)
+
+
+def _shown(source: Source, row: int) -> NDArray[np.uint8]:
+    """A row of a source of single rows as the net gets it, its scale and mean undone: uint8 (H, W, 1 or 3)."""
+    if not isinstance(source, ImageData | DatumData):
+        raise InputError("the net reads numbers that are no images")
+    transform = source.transform
+    (image,) = source.batch(row)[0]
+    if transform.scale:
+        image = image / transform.scale
+    if transform.mean is not None:
+        height, width = image.shape[1:]
+        mean = np.broadcast_to(transform.mean, (len(image), *source.image_shape[:2]))
+        top, left = (mean.shape[1] - height) // 2, (mean.shape[2] - width) // 2
+        image = image + mean[:, top : top + height, left : left + width]
+    if len(image) not in (1, 3):
+        raise InputError(f"images of {counted(len(image), 'channel')} can't be shown")
+    pixels: NDArray[np.uint8] = np.clip(np.rint(image), 0, 255).astype(np.uint8).transpose(1, 2, 0)
+    return pixels
+
+
+def _logits(graph: Graph) -> str:
+    value = graph.logits()
+    name = str(graph.names[value])
+    if graph.last(name) != value:
+        raise InputError(f'a layer overwrites blob "{name}", the logits, in place; give its top another name')
+    return name
+
+
+def _evenly(total: int, limit: int) -> list[int]:
+    """Up to `limit` numbers of [0, total), evenly spaced."""
+    count = min(total, limit)
+    return [i * total // count for i in range(count)]
+
+
+def _class_names(folder: Path | None, count: int) -> list[str]:
+    try:
+        names = read_labels((folder or Path()) / "labels.txt")
+    except InputError:
+        names = []
+    return names if len(names) == count else [str(i) for i in range(count)]

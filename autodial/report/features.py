@@ -1,0 +1,124 @@
+"""Features of both domains in front of a Dial layer and behind it (the paper's appendix on feature distributions)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import ceil
+from typing import Literal, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from autodial.layers import DomainAlignment
+
+Floats = NDArray[np.float64]
+Domain = Literal["source", "target"]
+
+_CHANNELS = 4
+"""Channels of a layer whose values are kept."""
+_POSITIONS = 64
+"""Positions of a feature map, evenly spaced, that an image gives values of."""
+
+
+class Channel(NamedTuple):
+    """A channel's values, of the source's and of the target's images, as they enter a Dial layer and leave it."""
+
+    number: int
+    before: tuple[Floats, Floats]
+    after: tuple[Floats, Floats]
+
+
+@dataclass(frozen=True)
+class LayerFeatures:
+    """Features around a Dial layer.
+
+    Attributes:
+        layer: its name.
+        alpha: clipped to [0.5, 1].
+        channels: some channels' values, sorted by channel.
+        before, after: how far the two domains are apart there: per channel sqrt((difference of means)^2 + (difference
+            of deviations)^2), the Wasserstein distance of two normal distributions, averaged over all channels. Before,
+            in deviations of an even mixture of both domains; after, in the units of the layer's output.
+    """
+
+    layer: str
+    alpha: float
+    channels: Sequence[Channel]
+    before: float
+    after: float
+
+
+class Capture:
+    """Watches a Dial layer: the values of some channels, and the moments of all, by domain.
+
+    Args:
+        dial: the layer, with its stored statistics. The channels are chosen by these: from the one whose stored means
+            differ most between source and target to the one in the middle of that order.
+
+    Attributes:
+        domain: whose images are being run.
+    """
+
+    def __init__(self, dial: DomainAlignment) -> None:
+        self.domain: Domain = "target"
+        self._dial = dial
+        self._channels = _spread_channels(dial)
+        self._values: dict[tuple[Domain, bool], list[Tensor]] = {}
+        self._sums: dict[tuple[Domain, bool], Tensor] = {}
+        self._handle = dial.register_forward_hook(self._see)
+
+    def close(self) -> None:
+        """Stop watching."""
+        self._handle.remove()
+
+    def _see(self, layer: nn.Module, bottoms: tuple[Tensor, ...], top: Tensor) -> None:
+        for blob, behind in ((bottoms[0], False), (top, True)):
+            values = blob.reshape(len(blob), self._dial.num_features, -1)
+            step = ceil(values.shape[2] / _POSITIONS)
+            values = values[:, :, step // 2 :: step].transpose(0, 1).flatten(1).double().cpu()
+            key = self.domain, behind
+            self._values.setdefault(key, []).append(values[self._channels])
+            sums = torch.stack([torch.full((len(values),), values.shape[1]), values.sum(1), values.square().sum(1)])
+            self._sums[key] = self._sums.get(key, torch.zeros(())) + sums
+
+    def features(self, name: str) -> LayerFeatures:
+        """What was seen of both domains at the layer, which is called `name`."""
+        values = {key: torch.cat(parts, 1).numpy() for key, parts in self._values.items()}
+        channels = [
+            Channel(
+                channel,
+                (values["source", False][i], values["target", False][i]),
+                (values["source", True][i], values["target", True][i]),
+            )
+            for i, channel in enumerate(self._channels)
+        ]
+        return LayerFeatures(name, self._dial.mixing, channels, self._apart(), self._apart(behind=True))
+
+    def _apart(self, *, behind: bool = False) -> float:
+        """The mean distance of the two domains, in front of the layer in deviations of their mixture."""
+        (source_mean, source_var), (target_mean, target_var) = (self._moments(domain, behind) for domain in _DOMAINS)
+        eps = 0.0 if behind else self._dial.eps
+        gap = source_mean - target_mean
+        distance = np.hypot(gap, np.sqrt(source_var + eps) - np.sqrt(target_var + eps))
+        if not behind:
+            distance /= np.sqrt((source_var + target_var) / 2 + gap**2 / 4 + eps)
+        return float(distance.mean())
+
+    def _moments(self, domain: Domain, behind: bool) -> tuple[Floats, Floats]:
+        count, total, squares = self._sums[domain, behind].numpy()
+        mean = total / count
+        return mean, np.maximum(squares / count - mean**2, 0)
+
+
+_DOMAINS: tuple[Domain, Domain] = ("source", "target")
+
+
+def _spread_channels(dial: DomainAlignment) -> list[int]:
+    scale = 1 / dial.normalizer.item() if dial.normalizer.any() else 0.0
+    mean, variance = (blob.double().cpu().numpy() * scale for blob in (dial.mean, dial.variance))
+    order = np.argsort(-np.abs(mean[0] - mean[1]) / np.sqrt(variance.mean(0) + dial.eps), kind="stable")
+    places = np.linspace(0, (len(order) - 1) / 2, min(_CHANNELS, len(order)))
+    return sorted({int(order[round(place)]) for place in places})

@@ -1,0 +1,377 @@
+"""The report's figures, each from plain numbers; call them inside `style.figure_style()`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+from numpy.typing import NDArray
+
+from autodial.report.features import Floats, LayerFeatures
+from autodial.report.run import Curve
+from autodial.report.style import (
+    COLOUR_MAP,
+    MARKERS,
+    SOURCE,
+    TARGET,
+    TRUTH,
+    EndLabel,
+    drawable,
+    is_drawable,
+    label_ends,
+    line_style,
+    new_figure,
+    shortened,
+)
+
+_WIDTH = 7.0
+"""Inches."""
+_POINTS = 300
+"""Points of a curve that are drawn; more are averaged."""
+_LINES = 8
+"""Dial layers that get a line each; more become the rows of a map."""
+_NAMED = 12
+"""Layers whose names fit along an axis."""
+_BINS = 40
+_FILLED = f"{SOURCE}59"
+"""The source's colour, see-through."""
+SHOWN_CLASSES = 30
+"""Classes that a figure of class shares shows; of more, those where the shares differ most."""
+CONFUSION_CLASSES = 20
+"""Rows of a confusion matrix; of more classes, those with the most errors have one, and the rest share the last."""
+
+
+def draw_alphas_by_depth(alphas: Sequence[Curve]) -> Figure:
+    """Alpha of each Dial layer, first and last logged, from the net's input to its output (the paper's figure)."""
+    figure = new_figure(_WIDTH, 3.6)
+    axes = figure.subplots()
+    depth = np.arange(1, len(alphas) + 1)
+    size = 7 if len(alphas) <= _NAMED else 3.5
+    looks: dict[int, dict[str, Any]] = {
+        0: {"color": "#777777", "marker": "s", "markerfacecolor": "none", "linestyle": "none"},
+        -1: {"color": SOURCE, "marker": "o", "linewidth": 1},
+    }
+    labels = {}
+    for place, look in looks.items():
+        values = [_number(curve.values[place]) for curve in alphas]
+        axes.plot(depth, values, markersize=size, **look)
+        iteration = alphas[0].iterations[place]
+        labels[iteration] = EndLabel(f"at iteration {iteration:,}", values[-1], look["color"])
+    _set_alpha_axis(axes)
+    axes.set_xlim(0.5, len(alphas) + 0.5)
+    if len(alphas) <= _NAMED:
+        names = [drawable(shortened(curve.name, 20)) for curve in alphas]
+        crowded = sum(map(len, names)) > 70
+        axes.set_xticks(depth, names, rotation=40 if crowded else 0, ha="right" if crowded else "center")
+        axes.set_xlabel("Dial layer, from the input to the output")
+    else:
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+        axes.set_xlabel("depth: number of the Dial layer, from the input to the output")
+    label_ends(axes, list(labels.values()))
+    return figure
+
+
+def draw_alphas_by_iteration(alphas: Sequence[Curve], resumed_at: Sequence[int]) -> Figure:
+    """Alpha by iteration: a line for each of few layers, a map of depth and iteration for many."""
+    if len(alphas) > _LINES:
+        return _draw_alpha_map(alphas)
+    figure = new_figure(_WIDTH, 3.6)
+    plot_alphas(figure.subplots(), alphas, resumed_at)
+    return figure
+
+
+def plot_alphas(axes: Axes, alphas: Sequence[Curve], resumed_at: Sequence[int] = ()) -> None:
+    """Alpha by iteration, a line for each layer with its name at the end."""
+    labels = []
+    for i, curve in enumerate(alphas):
+        axes.plot(*_thinned(curve), **line_style(i), **_markers(curve, i))
+        labels.append(EndLabel(curve.name, _last_finite(curve), line_style(i)["color"]))
+    _set_alpha_axis(axes)
+    _set_iterations(axes, alphas, resumed_at)
+    _label(axes, labels)
+
+
+def _draw_alpha_map(alphas: Sequence[Curve]) -> Figure:
+    figure = new_figure(_WIDTH, min(7.0, 1.5 + 0.14 * len(alphas)))
+    axes = figure.subplots()
+    columns = [_thinned(curve) for curve in alphas]
+    iterations = columns[0][0]
+    image = axes.pcolormesh(
+        iterations,
+        np.arange(1, len(alphas) + 1),
+        np.array([values for _, values in columns]),
+        cmap=COLOUR_MAP,
+        vmin=0.5,
+        vmax=1,
+        shading="nearest",
+        rasterized=True,
+    )
+    axes.grid(False)
+    axes.invert_yaxis()
+    axes.set_xlabel("iteration")
+    if len(alphas) <= _NAMED:
+        axes.set_yticks(range(1, len(alphas) + 1), [_name(curve.name) for curve in alphas])
+    else:
+        axes.yaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+        axes.set_ylabel("depth: number of the Dial layer, from the input")
+    bar = figure.colorbar(image, ax=axes, label="alpha")
+    bar.ax.set_yticks([0.5, 0.6, 0.7, 0.8, 0.9, 1], ["0.5 joint", "0.6", "0.7", "0.8", "0.9", "1 own"])
+    return figure
+
+
+def draw_curves(
+    curves: Sequence[Curve],
+    resumed_at: Sequence[int],
+    *,
+    ylabel: str,
+    percent: bool = False,
+    log: bool = False,
+    floor: float | None = None,
+) -> Figure:
+    """Curves by iteration, those of tests with markers, a cross at the top where a value was not finite.
+
+    Args:
+        curves: with one value or more each.
+        resumed_at: iterations to mark.
+        ylabel: what the values are.
+        percent: write 0.5 as 50%.
+        log: have a logarithmic axis.
+        floor: a value to draw a dotted line at, on an axis that starts at 0.
+    """
+    figure = new_figure(_WIDTH, max(3.2, 1 + 0.2 * len(curves)))
+    axes = figure.subplots()
+    labels, lost = [], []
+    for i, curve in enumerate(curves):
+        tested = {"marker": MARKERS[i % len(MARKERS)], "markersize": 4} if curve.kind == "test" else _markers(curve, i)
+        axes.plot(*_thinned(curve), **line_style(i), **tested)
+        lost += [iteration for iteration, value in zip(curve.iterations, curve.values, strict=True) if value is None]
+        labels.append(EndLabel(curve_label(curve), _last_finite(curve), line_style(i)["color"]))
+    if log:
+        axes.set_yscale("log")
+    axes.set_ylabel(ylabel)
+    axes.margins(y=0.08)
+    if percent:
+        axes.yaxis.set_major_formatter(_percent)
+    if lost:
+        axes.plot(lost, [0.97] * len(lost), "x", color="black", transform=axes.get_xaxis_transform(), clip_on=False)
+        axes.annotate(
+            "\N{MULTIPLICATION SIGN} not finite", (1.04, 0.97), xycoords="axes fraction", va="center", fontsize="small"
+        )
+    _set_iterations(axes, curves, resumed_at)
+    axes.autoscale_view()
+    if floor is not None:
+        axes.axhline(floor, color="black", linewidth=1, linestyle=":")
+        axes.set_ylim(0, max(1.05, axes.get_ylim()[1]))
+    axes.set_ylim(axes.get_ylim())
+    _label(axes, labels)
+    return figure
+
+
+def curve_label(curve: Curve) -> str:
+    """What a curve of losses or accuracies is called."""
+    kind = "test: " if curve.kind == "test" else ""
+    weight = "" if curve.weight is None or curve.weight == 1 else f" (weight {curve.weight:.3g})"
+    return f"{kind}{curve.name}{weight}"
+
+
+def draw_features(layer: LayerFeatures) -> Figure:
+    """Histograms of a layer's channels, of source and target, in front of the Dial layer and behind it."""
+    figure = new_figure(_WIDTH, 3.7)
+    grid = figure.subplots(2, len(layer.channels), squeeze=False)
+    for column, channel in enumerate(layer.channels):
+        for axes, (source, target) in zip(grid[:, column], (channel.before, channel.after), strict=True):
+            _draw_histograms(axes, source, target)
+        grid[0, column].set_title(f"channel {channel.number}")
+    grid[0, 0].set_ylabel("before\ndensity")
+    grid[1, 0].set_ylabel("after\ndensity")
+    handles = [
+        matplotlib.patches.Patch(facecolor=_FILLED, edgecolor=SOURCE, linewidth=1.6, label="source"),
+        matplotlib.lines.Line2D([], [], color=TARGET, linestyle="--", label="target"),
+    ]
+    figure.legend(handles=handles, loc="outside upper right", ncols=2, frameon=False)
+    figure.suptitle(f"{_name(layer.layer)}, alpha {layer.alpha:.3f}", x=0.02, ha="left")
+    return figure
+
+
+def _draw_histograms(axes: Axes, source: Floats, target: Floats) -> None:
+    both = np.concatenate([source, target])
+    low, high = np.percentile(both, [0.5, 99.5])
+    if high - low < 1e-9 * max(1.0, abs(low)):
+        low, high = low - 0.5, high + 0.5
+    edges = np.linspace(low, high, _BINS + 1)
+    # what lies outside of the picture counts in the densities
+    heights = [np.histogram(values, edges)[0] / len(values) / (edges[1] - edges[0]) for values in (source, target)]
+    axes.stairs(heights[0], edges, fill=True, facecolor=_FILLED, edgecolor=SOURCE, linewidth=1.2)
+    axes.stairs(heights[1], edges, edgecolor=TARGET, linewidth=1.6, linestyle="--")
+    axes.set_yticks([])
+    axes.xaxis.set_major_locator(MaxNLocator(3))
+    axes.tick_params(labelsize="small")
+    axes.grid(False)
+    axes.set_xlim(low, high)
+    axes.set_ylim(bottom=0)
+
+
+def draw_class_shares(names: Sequence[str], shares: Mapping[str, Floats]) -> Figure:
+    """Each class's shares as points on a line of its own.
+
+    Args:
+        names: of the classes.
+        shares: (classes,) numbers by what the legend says that they are shares of; the first two are compared where
+            there are too many classes to show all.
+    """
+    chosen = classes_apart(shares)
+    figure = new_figure(_WIDTH, 1.3 + 0.22 * len(chosen))
+    axes = figure.subplots()
+    place = np.arange(len(chosen))
+    stacked = np.stack([values[chosen] for values in shares.values()])
+    axes.hlines(place, stacked.min(0), stacked.max(0), color="#bbbbbb", linewidth=1.5, zorder=1)
+    looks: list[dict[str, Any]] = [
+        {"marker": "o", "color": SOURCE, "s": 42},
+        {"marker": "D", "color": TARGET, "s": 34},
+        {"marker": "|", "color": TRUTH, "s": 90, "linewidths": 2},
+    ]
+    for (what, values), look in zip(shares.items(), looks, strict=False):
+        axes.scatter(values[chosen], place, label=what, zorder=2, **look)
+    axes.set_yticks(place, [class_label(names, i) for i in chosen])
+    axes.set_ylim(len(chosen) - 0.5, -0.5)
+    axes.set_xlim(left=0)
+    axes.xaxis.set_major_formatter(_percent)
+    axes.set_xlabel("share of the images")
+    axes.grid(axis="y", visible=False)
+    figure.legend(loc="outside upper left", ncols=3, frameon=False, fontsize="small")
+    return figure
+
+
+def classes_apart(shares: Mapping[str, Floats]) -> list[int]:
+    """The classes to show, ascending: all, or those in which the first two shares differ most."""
+    values = list(shares.values())
+    apart = np.abs(values[0] - values[1]) if len(values) > 1 else values[0]
+    return sorted(np.argsort(-apart, kind="stable")[:SHOWN_CLASSES].tolist())
+
+
+@dataclass(frozen=True)
+class ShownConfusion:
+    """A confusion matrix of at most CONFUSION_CLASSES rows.
+
+    Attributes:
+        counts: (rows, rows) images by true and predicted class.
+        classes: of each row; None for the last one, of all other classes.
+    """
+
+    counts: NDArray[np.int64]
+    classes: Sequence[int | None]
+
+
+def shown_confusion(counts: NDArray[np.int64]) -> ShownConfusion:
+    """A confusion matrix with the classes of the fewest errors, or images, added up where there are too many."""
+    if len(counts) <= CONFUSION_CLASSES:
+        return ShownConfusion(counts, range(len(counts)))
+    wrong = counts - np.diag(np.diag(counts))
+    errors = wrong.sum(0) + wrong.sum(1)
+    order = np.lexsort((-counts.sum(1), -errors))
+    kept = np.sort(order[: CONFUSION_CLASSES - 1])
+    group = np.full(len(counts), len(kept))
+    group[kept] = np.arange(len(kept))
+    merged = np.zeros((len(kept) + 1,) * 2, np.int64)
+    np.add.at(merged, (group[:, None], group[None, :]), counts)
+    return ShownConfusion(merged, [*kept.tolist(), None])
+
+
+def draw_confusion(names: Sequence[str], shown: ShownConfusion) -> Figure:
+    """Colours are shares of a row, the true class; numbers are images."""
+    counts = shown.counts
+    size = len(counts)
+    totals = counts.sum(1)
+    shares = counts / np.maximum(totals, 1)[:, None]
+    others = len(names) - size + 1
+    labels = [f"other {others}" if i is None else class_label(names, i) for i in shown.classes]
+    margin = 0.075 * max(map(len, labels))
+    side = min(_WIDTH - 1, 1.2 + 0.27 * size)
+    figure = new_figure(side + margin + 2.2, side + (margin if margin > 0.2 else 0) + 0.7, layout="compressed")
+    axes = figure.subplots()
+    image = axes.imshow(shares, cmap="Blues", vmin=0, vmax=1, aspect="equal", interpolation="nearest")
+    axes.set_xticks(range(size), labels, rotation=90 if margin > 0.2 else 0, fontsize="small")
+    axes.set_yticks(
+        range(size), [f"{label} ({total:,})" for label, total in zip(labels, totals, strict=True)], fontsize="small"
+    )
+    axes.set_xlabel("predicted class")
+    axes.set_ylabel("true class (images)")
+    axes.grid(False)
+    axes.spines[:].set_visible(False)
+    for (row, column), count in np.ndenumerate(counts):
+        if count:
+            fitting = 72 * 0.85 * side / size / (0.62 * len(str(count)))
+            axes.text(
+                *(column, row, f"{count}"),
+                ha="center",
+                va="center",
+                fontsize=min(9.0, fitting),
+                color="white" if shares[row, column] > 0.5 else "black",
+            )
+    figure.colorbar(image, ax=axes, shrink=0.7, format=_percent, label="share of the true class")
+    return figure
+
+
+def class_label(names: Sequence[str], index: int) -> str:
+    """A class's name as a figure writes it: its number where the font lacks its letters."""
+    name = names[index]
+    return shortened(name, 18) if is_drawable(name) else f"class {index}"
+
+
+def _percent(value: float, position: float = 0) -> str:
+    return f"{100 * value:.6g}%"
+
+
+def _name(name: str) -> str:
+    return drawable(shortened(name))
+
+
+def _number(value: float | None) -> float:
+    return float("nan") if value is None else value
+
+
+def _last_finite(curve: Curve) -> float:
+    return next((value for value in reversed(curve.values) if value is not None), float("nan"))
+
+
+def _markers(curve: Curve, index: int) -> dict[str, Any]:
+    """Markers where there are too few points for a line to be seen."""
+    return {"marker": MARKERS[index % len(MARKERS)], "markersize": 5} if len(curve.values) < 3 else {}
+
+
+def _thinned(curve: Curve) -> tuple[Floats, Floats]:
+    """Iterations and values, of long curves the means of as many neighbours as leave _POINTS."""
+    iterations, values = np.array(curve.iterations, float), np.array([_number(value) for value in curve.values])
+    if len(values) <= _POINTS:
+        return iterations, values
+    groups = np.array_split(np.arange(len(values)), _POINTS)
+    return tuple(np.array([column[group].mean() for group in groups]) for column in (iterations, values))  # type: ignore[return-value]
+
+
+def _set_alpha_axis(axes: Axes) -> None:
+    axes.set_ylim(0.48, 1.02)
+    axes.set_yticks([0.5, 0.6, 0.7, 0.8, 0.9, 1], ["joint 0.5", "0.6", "0.7", "0.8", "0.9", "own 1"])
+    axes.set_ylabel("alpha")
+
+
+def _set_iterations(axes: Axes, curves: Sequence[Curve], resumed_at: Sequence[int]) -> None:
+    axes.set_xlabel("iteration")
+    axes.xaxis.set_major_locator(MaxNLocator(7, integer=True, min_n_ticks=1))
+    ends = [iteration for curve in curves for iteration in curve.iterations]
+    axes.set_xlim(min(ends) - (0.5 if min(ends) == max(ends) else 0), max(ends) + (max(ends) == min(ends)) * 0.5)
+    for iteration in resumed_at:
+        axes.axvline(iteration, color="#777777", linewidth=0.8, linestyle=(0, (1, 2)))
+        axes.annotate(
+            "resumed", (iteration, 1), xycoords=("data", "axes fraction"), rotation=90, fontsize="x-small",
+            ha="right", va="top", color="#555555",
+        )  # fmt: skip
+
+
+def _label(axes: Axes, labels: Sequence[EndLabel]) -> None:
+    label_ends(axes, [EndLabel(shortened(label.text), label.y, label.colour) for label in labels])

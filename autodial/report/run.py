@@ -1,0 +1,244 @@
+"""A run's folder as the report needs it: what was run, and the curves of what was logged."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Literal
+
+from autodial import proto
+from autodial.errors import InputError
+from autodial.net_state import filter_net
+from autodial.run_log import LOG, RECORD, read_events, read_starts
+
+Kind = Literal["train", "test"]
+
+_KEYS = ("command", "device", "folder", "seed", "settings", "started", "variants", "versions")
+"""Of a start's record, beside solver and nets."""
+
+
+@dataclass
+class Curve:
+    """A number by iteration.
+
+    Attributes:
+        name: of the output blob or layer.
+        kind: what logged it.
+        weight: in the loss, None for what has none.
+        iterations: ascending.
+        values: one per iteration; None where it was not finite.
+    """
+
+    name: str
+    kind: Kind = "train"
+    weight: float | None = None
+    iterations: list[int] = field(default_factory=list)
+    values: list[float | None] = field(default_factory=list)
+
+    def add(self, iteration: int, value: float | None) -> None:
+        self.iterations.append(iteration)
+        self.values.append(value)
+
+    @property
+    def last(self) -> float | None:
+        """The last value, None if it was not finite."""
+        return self.values[-1]
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A snapshot as the log has it: where its weights were written, and the SHA-256 of the file."""
+
+    iteration: int
+    model: Path
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Run:
+    """What `autodial train` left of a run, in a folder that may still be written to.
+
+    Attributes:
+        folder: the run's.
+        starts: the records of run.json, the first start's first.
+        events: the lines of the log, without those that a resumed run logged anew.
+        solver: the last start's SolverParameter.
+        train_net, test_net: its NetParameters, variants and settings applied; the same unless the solver names two.
+        train_folder, test_folder: the folders of their files.
+    """
+
+    folder: Path
+    starts: Sequence[Mapping[str, Any]]
+    events: Sequence[Mapping[str, Any]]
+    solver: Any
+    train_net: Any
+    test_net: Any
+    train_folder: Path | None
+    test_folder: Path | None
+
+    @classmethod
+    def read(cls, folder: Path) -> Run:
+        """Read a run's folder.
+
+        Raises:
+            InputError: it is none, naming what is missing, or a file in it is damaged.
+        """
+        if not folder.is_dir():
+            raise InputError(f"{folder} is no folder: name the run folder that `autodial train` wrote")
+        for name in (RECORD, LOG):
+            if not (folder / name).is_file():
+                raise InputError(f"{folder} is no run's folder, as {name} is missing: `autodial train` writes one")
+        path = folder / RECORD
+        try:
+            starts = read_starts(folder)
+            last = starts[-1]
+            for key in _KEYS:
+                last[key]
+            nets = [proto.parse_net(text, f"{path}, the net") for text in last["nets"]]
+            folders = [None if name is None else Path(name) for name in last.get("net_folders", [None] * len(nets))]
+            return cls(
+                folder=folder,
+                starts=starts,
+                events=read_events(folder),
+                solver=proto.parse_solver(last["solver"], f"{path}, the solver"),
+                train_net=nets[0],
+                test_net=nets[-1],
+                train_folder=folders[0],
+                test_folder=folders[-1],
+            )
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
+            raise InputError(f"{path} is damaged, or of another program: {error!r}") from error
+
+    @property
+    def record(self) -> Mapping[str, Any]:
+        """What run.json says of the last start."""
+        return self.starts[-1]
+
+    @property
+    def name(self) -> str:
+        """The net's, or else the folder's."""
+        return self.train_net.name or self.folder.resolve().name
+
+    @property
+    def reached(self) -> int:
+        """The largest iteration that anything was logged of."""
+        return max((event["iteration"] for event in self.events), default=0)
+
+    @property
+    def finished(self) -> bool:
+        """Whether training got to max_iter, as far as the log tells."""
+        # without a last snapshot, the last displayed iteration is the end
+        ahead = 0 if self.solver.snapshot_after_train else self.solver.display
+        return bool(self.reached + ahead >= self.solver.max_iter)
+
+    @property
+    def dials(self) -> list[str]:
+        """Names of the TEST phase's Dial layers, from the net's input to its output."""
+        layers = filter_net(self.test_net, proto.messages.TEST).layer
+        return [layer.name for layer in layers if layer.type == "Dial"]
+
+    @property
+    def images_per_iteration(self) -> str:
+        """Batch sizes of the TRAIN phase's data layers, by layer, in words."""
+        sizes = [
+            f"{layer.name} {getattr(layer, field).batch_size}"
+            for layer in filter_net(self.train_net, proto.messages.TRAIN).layer
+            for field in ("image_data_param", "data_param", "hdf5_data_param", "memory_data_param")
+            if layer.HasField(field)
+        ]
+        times = f", {self.solver.iter_size} times" if self.solver.iter_size > 1 else ""
+        return f"{' + '.join(sizes) or 'not known'}{times}"
+
+    @property
+    def collapses(self) -> list[Mapping[str, Any]]:
+        """The alarms that the target's predictions had collapsed (autodial.collapse)."""
+        return [event for event in self.events if event["event"] == "collapse"]
+
+    @property
+    def resumed_at(self) -> list[int]:
+        """The iterations from which the run was resumed."""
+        return [event["iteration"] for event in self.events if event["event"] == "start"][1:]
+
+    @property
+    def seconds(self) -> float | None:
+        """Time from each start to the last line that it logged, added up; None where the log has no times."""
+        total = 0.0
+        started = None
+        for event, following in zip(self.events, [*self.events[1:], None], strict=True):
+            if "time" not in event:
+                return None
+            if event["event"] == "start":
+                started = datetime.fromisoformat(event["time"])
+            if started is not None and (following is None or following["event"] == "start"):
+                total += (datetime.fromisoformat(event["time"]) - started).total_seconds()
+        return total
+
+    @property
+    def snapshots(self) -> list[Snapshot]:
+        """What was written, the newest first."""
+        return [
+            Snapshot(event["iteration"], Path(event["model"]), event["sha256"])
+            for event in reversed(self.events)
+            if event["event"] == "snapshot"
+        ]
+
+    def alphas(self) -> list[Curve]:
+        """Alpha by Dial layer, from the net's input to its output."""
+        return self._mappings("alphas")
+
+    def diversity(self) -> list[Curve]:
+        """Of the target's predictions, by EntropyLoss layer (autodial.collapse)."""
+        return self._mappings("diversity")
+
+    def learning_rate(self) -> Curve:
+        """The solver's, before any lr_mult."""
+        return self._curve("lr")
+
+    def loss(self) -> Curve:
+        """The weighted sum that is minimized, averaged over average_loss iterations."""
+        return self._curve("loss")
+
+    def _curve(self, key: str) -> Curve:
+        curve = Curve(key)
+        for row in self._rows("train"):
+            curve.add(row["iteration"], row[key])
+        return curve
+
+    def _mappings(self, key: str) -> list[Curve]:
+        curves: dict[str, Curve] = {}
+        for row in self._rows("train"):
+            for name, value in row.get(key, {}).items():
+                curves.setdefault(name, Curve(name)).add(row["iteration"], value)
+        return list(curves.values())
+
+    def outputs(self) -> list[Curve]:
+        """Every output blob of one number that was logged, those of training first."""
+        curves: dict[tuple[str, int, str], Curve] = {}
+        for kind in ("train", "test"):
+            for row in self._rows(kind):
+                for name, value in row["outputs"].items():
+                    if isinstance(value, list):
+                        continue
+                    net = row.get("net", 0)
+                    shown = f"{name} (test net {net})" if net else name
+                    curve = Curve(shown, kind, row["loss_weights"].get(name))
+                    curves.setdefault((kind, net, name), curve).add(row["iteration"], value)
+        return list(curves.values())
+
+    def accuracies(self) -> list[Curve]:
+        """The outputs that Accuracy layers make."""
+        return [curve for curve in self.outputs() if self._is_accuracy(curve)]
+
+    def losses(self) -> list[Curve]:
+        """The other outputs."""
+        return [curve for curve in self.outputs() if not self._is_accuracy(curve)]
+
+    def _is_accuracy(self, curve: Curve) -> bool:
+        layers = (self.train_net if curve.kind == "train" else self.test_net).layer
+        tops = {top for layer in layers if layer.type == "Accuracy" for top in layer.top}
+        return curve.name.partition(" (test net ")[0] in tops
+
+    def _rows(self, kind: Kind) -> Iterator[Mapping[str, Any]]:
+        return (event for event in self.events if event["event"] == kind)

@@ -1,0 +1,1 @@
+"""`autodial select`: settings chosen without labels of the target."""

@@ -1,0 +1,133 @@
+"""Several jobs side by side, each a process, within what the machine has."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import FrameType
+
+from autodial.errors import WorkError
+from autodial.selection.job import INTERRUPTED, Job
+
+_CGROUP = Path("/sys/fs/cgroup")
+_POLL = 0.1
+"""Seconds between two looks at the processes."""
+_CPUS_PER_GPU_JOB = 2
+"""One to launch kernels, one to read images."""
+_THREAD_LIMITS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+
+
+def available_cpus() -> int:
+    """CPUs that this process may use: its affinity, and in a container the share that it was given (cgroup v2)."""
+    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    try:
+        quota, period = (_CGROUP / "cpu.max").read_text().split()
+        return cpus if quota == "max" else max(1, min(cpus, int(quota) // int(period)))
+    except (OSError, ValueError):
+        return cpus
+
+
+def free_memory() -> int:
+    """Bytes that new processes may take: the machine's, or what is left of a container's share (cgroup v2)."""
+    free = sys.maxsize
+    with suppress(OSError, ValueError):
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        free = next(int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:"))
+    with suppress(OSError, ValueError):  # of "max", too
+        limit, used = (int((_CGROUP / name).read_text()) for name in ("memory.max", "memory.current"))
+        free = min(free, limit - used)
+    return free
+
+
+def default_parallel(jobs: int, cpus: int, *, gpu: bool, memory: int, job_memory: int) -> int:
+    """How many of the jobs to run side by side, at least 1.
+
+    As many as have a CPU each, or two with a GPU, whose kernels they share; and as fit into memory.
+
+    Args:
+        jobs: number of jobs.
+        cpus: CPUs for all.
+        gpu: whether they run on one GPU.
+        memory: bytes that are free, on the GPU or in the machine.
+        job_memory: bytes that a job is expected to take.
+    """
+    return max(1, min(jobs, cpus // _CPUS_PER_GPU_JOB if gpu else cpus, memory // job_memory))
+
+
+def run_jobs(
+    jobs: Sequence[Job], parallel: int, *, threads: int, workers: int, report: Callable[[Job, int | None], None]
+) -> bool:
+    """Run jobs until all have ended, or Ctrl-C.
+
+    Ctrl-C interrupts the trainings, which write a snapshot to go on from; a second one stops them at once.
+
+    Args:
+        jobs: in the order in which they are started.
+        parallel: how many run at a time.
+        threads: CPU threads for each.
+        workers: processes that read images ahead, for each.
+        report: called with each job and None when it starts, and its exit status when it ends.
+
+    Returns:
+        whether all jobs were run; False after Ctrl-C.
+    """
+    environment = {**os.environ, **dict.fromkeys(_THREAD_LIMITS, str(threads))}
+    waiting = list(jobs)
+    running: dict[subprocess.Popen[bytes], Job] = {}
+    with _forwarding_interrupts(running) as interrupts:
+        while running or (waiting and not interrupts):
+            while waiting and len(running) < parallel and not interrupts:
+                job = waiting.pop(0)
+                running[_start(job, workers, environment)] = job
+                report(job, None)
+            for process in [process for process in running if process.poll() is not None]:
+                job = running.pop(process)
+                if process.returncode == INTERRUPTED or (interrupts and process.returncode):
+                    waiting.append(job)
+                else:
+                    report(job, process.returncode)
+            time.sleep(_POLL)
+    return not waiting
+
+
+def _start(job: Job, workers: int, environment: dict[str, str]) -> subprocess.Popen[bytes]:
+    try:
+        with job.log.open("ab") as log:
+            # in a session of its own, as otherwise Ctrl-C would reach it both from the terminal and from here
+            return subprocess.Popen(
+                [sys.executable, "-m", "autodial.selection.job", str(job.write()), str(workers)],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=environment,
+                start_new_session=True,
+            )
+    except OSError as error:
+        raise WorkError(f"{job.folder} can't be written: {error.strerror}") from error
+
+
+@contextmanager
+def _forwarding_interrupts(running: dict[subprocess.Popen[bytes], Job]) -> Iterator[list[int]]:
+    """Pass SIGINT on to the processes; yields a list of the signals that came."""
+    came: list[int] = []
+
+    def forward(number: int, frame: FrameType | None) -> None:
+        came.append(number)
+        for process in list(running):
+            process.send_signal(number)
+        text = b"\nStopping: each training writes a snapshot; press Ctrl-C again to stop at once.\n"
+        os.write(2, text)  # not print, which the signal may have come in the middle of
+
+    previous = signal.signal(signal.SIGINT, forward)
+    try:
+        yield came
+    finally:
+        signal.signal(signal.SIGINT, previous)
+        for process in running:  # after an error in the loop
+            process.terminate()

@@ -1,0 +1,328 @@
+"""Any Caffe classification net as its AutoDIAL net: Dial layers, two domains' data, the target's entropy.
+
+Section 3.1 of the paper puts a domain alignment layer in the place of every batch normalization (its Inception-BN), or
+behind chosen layers of a network that has none (its AlexNet), and adds the target's entropy to the loss.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from autodial.converters.classification import Classification, read_classification
+from autodial.converters.dial_layers import Body, carry_weights, choose_layers
+from autodial.converters.domain_data import DomainData, read_domain_data
+from autodial.errors import InputError, WorkError
+from autodial.layers import layer_class
+from autodial.net import Net
+from autodial.proto import Weights
+from autodial.proto import messages as pb
+
+BATCH_SIZE = 64
+"""Samples in a batch, source and target together, of a net that does not say how many."""
+ENTROPY_WEIGHT = 0.1
+"""lambda, the weight of the target's entropy, as in the nets that the authors released."""
+TOLERANCE = 1e-4
+"""Largest difference of the logits from the original net's, as a part of their largest magnitude."""
+
+_REPLACED = ("SoftmaxWithLoss", "Accuracy", "Softmax", "Silence")
+"""Types of layers whose absence needs no mention."""
+
+
+@dataclass(frozen=True)
+class DialReport:
+    """What was done to a net.
+
+    Attributes:
+        logits: name of the main logits' blob.
+        replaced: names of the BatchNorm layers, with those of the Dial layers in their place.
+        inserted: names of the layers that a Dial and a Scale layer were put behind.
+        renamed: names of the layers with the classes' weights, with their new names; empty without `classes`.
+        removed: names of the layers that were left out, besides data, losses on labels, accuracies and Softmax.
+        missing: names of layers that have parameters the weights lack; always empty without weights.
+        ignored: names of layers in the weights that the net lacks.
+        max_difference: largest absolute difference of a logit from the original net's in TEST, on random images; None
+            where they are not to agree, or nothing was compared.
+        logits_range: largest magnitude of the original net's logits there.
+        notes: what the user should know beside it, a sentence each.
+    """
+
+    logits: str
+    replaced: dict[str, str]
+    inserted: tuple[str, ...]
+    renamed: dict[str, str]
+    removed: tuple[str, ...]
+    missing: tuple[str, ...]
+    ignored: tuple[str, ...]
+    max_difference: float | None
+    logits_range: float | None
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Dialized:
+    """An AutoDIAL net.
+
+    Attributes:
+        net: NetParameter of a train_val net; its lists are source.txt, target.txt and target_test.txt.
+        weights: what the net starts from; None if none were given. Layers that start anew are not in it.
+        batches: what a batch holds, in a sentence.
+        sections: titles of its parts by their first layers' names; with `batches`, for `net_to_text`.
+        report: what was done.
+    """
+
+    net: Any
+    weights: Weights | None
+    batches: str
+    sections: dict[str, str]
+    report: DialReport
+
+
+def dialize(
+    net: Any,
+    weights: Weights | None = None,
+    *,
+    after: Sequence[str] | None = None,
+    classes: int | None = None,
+    source_batch: int | None = None,
+    target_batch: int | None = None,
+    size: tuple[int, int] | None = None,
+    transform: Any | None = None,
+    dropout: bool = True,
+    logits: str | None = None,
+    base_dir: Path | None = None,
+) -> Dialized:
+    """Turn a classification net, a train_val or a deploy file, into its AutoDIAL net.
+
+    - A BatchNorm layer becomes a Dial layer NAME-dial of the same eps. Both of its domains start from the statistics
+      in `weights`, divided through, with a normalizer of 1. A Scale or Bias behind it stays. As no layer has the old
+      name, the original's weights can also be trained from as they are; statistics then start with the training.
+    - A Dial and a Scale layer, NAME-dial and NAME-scale, are put in place behind each layer that `after` chooses.
+    - Data layers and losses are replaced. In TRAIN, a batch holds the source's samples first; SoftmaxWithLoss reads
+      the source's logits, EntropyLoss the target's. Auxiliary classifiers, in TRAIN alone, keep their losses on the
+      source and get no entropy, as the paper's is that of the net's prediction. In TEST, Accuracy and the net's own
+      Softmax read the logits.
+    - With `classes`, the layers that have the classes' weights, in auxiliary classifiers, too, are renamed to NAME-new,
+      so that no weights are copied into them, and get lr_mult 10, the bias 20, as the paper's section 4.1 has it.
+
+    Nothing else changes: frozen layers stay frozen.
+
+    The result is built in both phases. Where it has the original's weights and classifier, and no Dial layer that was
+    no BatchNorm, both nets are run in TEST on random images, and must agree.
+
+    Args:
+        net: NetParameter, brought up to date; it is not changed.
+        weights: the net's own; layers that the net lacks are ignored.
+        after: names of layers, "conv" and "ip" for every Convolution or InnerProduct; those that BatchNorm follows
+            have their Dial already. None: no layer if the net has BatchNorm layers, else every InnerProduct.
+        classes: number of classes, at least 2, of a new classifier; None keeps the net's own.
+        source_batch, target_batch: samples of each domain in a batch; None for both: halves of the net's own batch, or
+            of 64.
+        size: height and width that images are resized to; None: see read_domain_data.
+        transform: a TransformationParameter instead of the one of the net's data layer.
+        dropout: False leaves Dropout out (with a ratio of 0 where it doesn't work in place): the paper trains its
+            AlexNet so, and statistics stored under dropout are not those of TEST.
+        logits: name of the main logits' blob, where the net leaves a choice.
+        base_dir: folder of the net's file.
+
+    Raises:
+        InputError: the net is none that can be dialized, has layers of unknown types, or weights or options don't fit.
+        WorkError: the net differs from the original where they must agree.
+    """
+    if classes is not None and classes < 2:
+        raise InputError(f"classes must be at least 2, not {classes}")
+    for layer in net.layer:
+        if layer.type == "Dial":
+            raise InputError(f'layer "{layer.name}" is a Dial layer already: the net is an AutoDIAL net as it stands')
+    parts = read_classification(net, logits)
+    for number in parts.body:
+        try:
+            layer_class(net.layer[number].type)
+        except InputError as error:
+            raise InputError(f'layer "{net.layer[number].name}": {error}') from None
+    data = read_domain_data(net, parts, weights, size=size, transform=transform, base_dir=base_dir)
+    source_batch, target_batch = _batches(source_batch, target_batch, data.batch_size)
+    body = Body(net, parts, source_batch, classes, dropout)
+    body.build(choose_layers(net, parts, after))
+
+    result = pb.NetParameter()
+    result.CopyFrom(net)
+    result.name = f"AutoDIAL-{net.name}" if net.name else "AutoDIAL"
+    del result.layer[:]
+    readers = data.layers(source_batch, target_batch, data.test_batch_size or source_batch + target_batch)
+    losses = _losses(parts, data.label, source_batch)
+    result.layer.extend([*readers, *body.layers, *losses])
+    carried, ignored = (None, []) if weights is None else carry_weights(weights, net, body)
+
+    missing: list[str] = []
+    difference = spread = None
+    if data.shape is not None:
+        original = _original(net, parts, data)
+        train, test = _build(result, data)
+        if weights is not None and carried is not None:
+            missing = [name for name in train.load_weights(carried) if name not in body.fresh]
+            if not (missing or body.fresh or _batch_statistics_in_test(parts)):
+                original.load_weights(weights)
+                test.load_weights(carried)
+                difference, spread = _compare(original, test, data, parts)
+    report = DialReport(
+        logits=parts.heads[0].logits,
+        replaced=body.replaced,
+        inserted=tuple(body.inserted),
+        renamed=body.renamed,
+        removed=_removed(net, parts),
+        missing=tuple(missing),
+        ignored=tuple(ignored),
+        max_difference=difference,
+        logits_range=spread,
+        notes=(*data.notes, *([] if weights else _unfilled(body.layers))),
+    )
+    sections = {
+        readers[0].name: "Data",
+        body.layers[0].name: "The network",
+        losses[0].name: "The source's labels and the target's entropy",
+    }
+    batches = (
+        f"Every batch holds {source_batch} labelled source samples, then {target_batch} unlabelled target samples."
+    )
+    return Dialized(result, carried, batches, sections, report)
+
+
+def _batches(source: int | None, target: int | None, total: int | None) -> tuple[int, int]:
+    if source is None and target is None:
+        total = max(total or BATCH_SIZE, 2)
+        source, target = total // 2, total - total // 2
+    elif source is None or target is None:
+        raise InputError("source_batch and target_batch belong together: state both or neither")
+    if min(source, target) < 1:
+        raise InputError(f"a batch of {source} source and {target} target samples lacks a domain: both need at least 1")
+    return source, target
+
+
+def _removed(net: Any, parts: Classification) -> tuple[str, ...]:
+    kept = {net.layer[number].name for number in parts.body}
+    kept.update(layer.name for layer, _ in parts.data.values())
+    others = (layer.name for layer in net.layer if layer.type not in _REPLACED)
+    return tuple(dict.fromkeys(name for name in others if name not in kept))
+
+
+def _unfilled(layers: Sequence[Any]) -> list[str]:
+    """A note on the layers that would start at 0, as those of deploy files do."""
+    names = [
+        layer.name
+        for layer in layers
+        if (layer.type == "Convolution" and not layer.convolution_param.HasField("weight_filler"))
+        or (layer.type == "InnerProduct" and not layer.inner_product_param.HasField("weight_filler"))
+    ]
+    if not names:
+        return []
+    some = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+    return [f"{some} state no weight_filler and start at 0, so the net needs weights to train from"]
+
+
+# --- the losses
+
+
+def _losses(parts: Classification, label: str, slice_point: int) -> list[Any]:
+    """What reads the logits of each head, the main one's first."""
+    layers = []
+    for i, head in enumerate(parts.heads):
+        source, target = f"{head.logits}-source", f"{head.logits}-target"
+        split = _layer("Slice", f"{head.logits}-slice", [head.logits], [source, target], pb.TRAIN)
+        split.slice_param.axis = 0
+        split.slice_param.slice_point.append(slice_point)
+        name = "loss-source" if i == 0 or head.loss is None else head.loss.name
+        loss = _layer("SoftmaxWithLoss", name, [source, label], [name], pb.TRAIN)
+        if head.loss is not None:
+            loss.loss_weight.extend(weight for weight in head.loss.loss_weight[:1] if weight != 1)
+            for field in ("loss_param", "softmax_param"):
+                if head.loss.HasField(field):
+                    getattr(loss, field).CopyFrom(getattr(head.loss, field))
+        if i == 0:
+            entropy = _layer("EntropyLoss", "loss-target", [target], ["loss-target"], pb.TRAIN)
+            entropy.loss_weight.append(ENTROPY_WEIGHT)
+        else:
+            entropy = _layer("Silence", f"{target}-silence", [target], [], pb.TRAIN)
+        layers += [split, loss, entropy]
+    layers.append(_layer("Accuracy", "accuracy", [parts.heads[0].logits, label], ["accuracy"], pb.TEST))
+    for softmax in parts.softmax:
+        layers.append(_layer("Softmax", softmax.name, softmax.bottom, softmax.top, pb.TEST))
+        if softmax.HasField("softmax_param"):
+            layers[-1].softmax_param.CopyFrom(softmax.softmax_param)
+    return layers
+
+
+def _layer(kind: str, name: str, bottoms: Sequence[str], tops: Sequence[str], phase: int) -> Any:
+    return pb.LayerParameter(name=name, type=kind, bottom=bottoms, top=tops, include=[pb.NetStateRule(phase=phase)])
+
+
+# --- the check
+
+
+def _original(net: Any, parts: Classification, data: DomainData) -> Net:
+    """The net's own TEST phase up to the logits, fed with two samples; InputError if these are not (N, classes)."""
+    assert data.shape is not None
+    graph, name = parts.test, parts.test.names[parts.scores]
+    graph.feed(graph.names.index(data.blobs[pb.TEST]), (2, *data.shape))
+    built = Net(graph.net(net.name, parts.scores), pb.TEST)
+    shape = built.blob_shapes[name]
+    if len(shape) < 2 or any(extent != 1 for extent in shape[2:]):
+        raise InputError(
+            f'the logits "{name}" have the shape {shape} rather than (N, classes), so the net does not give one set of '
+            "class scores for each image"
+        )
+    return built
+
+
+def _build(net: Any, data: DomainData) -> tuple[Net, Net]:
+    """The nets for TRAIN and TEST, fed by hand where data layers would read files."""
+    assert data.shape is not None
+    fed = pb.NetParameter()
+    fed.CopyFrom(net)
+    for layer in fed.layer:
+        if layer.type in ("ImageData", "HDF5Data"):
+            options = layer.image_data_param if layer.type == "ImageData" else layer.hdf5_data_param
+            replacement = pb.LayerParameter(name=layer.name, type="Input", top=layer.top, include=layer.include)
+            for shape in ((options.batch_size, *data.shape), (options.batch_size,)):
+                replacement.input_param.shape.add(dim=shape)
+            layer.CopyFrom(replacement)
+    nets = []
+    for phase, name in ((pb.TRAIN, "TRAIN"), (pb.TEST, "TEST")):
+        try:
+            nets.append(Net(fed, phase))
+        except InputError as error:
+            raise InputError(f"the net would not run in the {name} phase: {error}") from error
+    train, test = nets
+    return train, test
+
+
+def _batch_statistics_in_test(parts: Classification) -> bool:
+    """Whether a BatchNorm of the original normalizes with the batch's own statistics in TEST."""
+    options = (node.param.batch_norm_param for node in parts.test.ancestors(parts.scores))
+    return any(param.HasField("use_global_stats") and not param.use_global_stats for param in options)
+
+
+def _compare(original: Net, test: Net, data: DomainData, parts: Classification) -> tuple[float, float]:
+    """Largest difference of a logit on random images, and the largest logit of the original.
+
+    Raises:
+        WorkError: they differ by more than TOLERANCE.
+    """
+    assert data.shape is not None
+    blob, theirs, ours = data.blobs[pb.TEST], parts.test.names[parts.scores], parts.heads[0].logits
+    images = torch.from_numpy(np.random.default_rng(0).normal(0, 64, (2, *data.shape)).astype(np.float32))
+    with torch.no_grad():
+        expected = original.blobs({blob: images}, [theirs])[theirs]
+        logits = test.blobs({blob: images, data.label: torch.zeros(2)}, [ours])[ours]
+    difference, spread = (logits - expected).abs().max().item(), expected.abs().max().item()
+    if not difference <= TOLERANCE * spread:
+        raise WorkError(
+            f"the dialized net's logits differ from the original's by {difference:.3g}, where the largest is "
+            f"{spread:.3g}, on random images: are the weights damaged, or their statistics not finite?"
+        )
+    return difference, spread

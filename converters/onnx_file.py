@@ -1,0 +1,370 @@
+"""The last step of every export: a torch module becomes an ONNX file that has been seen to compute the same."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime  # type: ignore[import-untyped]
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+import autodial
+from autodial.converters.image_input import ImageInput
+from autodial.errors import InputError, WorkError
+from autodial.proto.files import replacing
+
+SCHEMA = 1
+"""Version of the metadata's form."""
+OPSET = 18
+"""The opset that torch's exporter is written in; any other goes through a version converter."""
+IR_VERSION = 10
+"""The newest that the oldest supported ONNX Runtime, 1.20, can load."""
+TOLERANCE = 1e-4
+"""Largest difference between the exported and the unfolded net, as a part of the logits' range."""
+BATCHES = (1, 2, 7)
+"""Batch sizes at which the two are compared."""
+
+_TRAINING_ONLY = ("Dropout", "BatchNormalization")
+_LARGEST = 2**31 - 2**20
+"""Bytes of weights beyond which a protobuf file, limited to 2 GiB, has no room left for the graph."""
+
+
+@dataclass(frozen=True)
+class ExportReport:
+    """What was exported, what was compared and how far off it was.
+
+    Attributes:
+        output: the file.
+        file_size: in bytes.
+        opset, ir_version: of the file.
+        input: name of its input: `image`, or with raw_input the prototxt's blob.
+        logits: name of the blob that holds the logits; of a torch module, its class.
+        metadata: the JSON object under the metadata key `autodial`.
+        merged: names of the layers that folding removed, with the layer that took each in.
+        kept: names of the layers that remain of folding, as Mul and Add nodes.
+        compared_on: in words, what the compared rows are.
+        batches: the sizes of the batches in which they were compared.
+        runtime: in words, what ran the file.
+        tolerance: the largest `relative_difference` with which a file is written.
+        max_difference: largest absolute difference of a logit between ONNX Runtime and the unfolded net.
+        logits_range: largest minus smallest logit of the unfolded net, over all compared rows.
+        notes: what the user should know beside it, a sentence each.
+    """
+
+    output: Path
+    file_size: int
+    opset: int
+    ir_version: int
+    input: str
+    logits: str
+    metadata: dict[str, Any]
+    merged: dict[str, str]
+    kept: tuple[str, ...]
+    compared_on: str
+    batches: tuple[int, ...]
+    runtime: str
+    tolerance: float
+    max_difference: float
+    logits_range: float
+    notes: tuple[str, ...]
+
+    @property
+    def relative_difference(self) -> float:
+        """`max_difference` as a part of `logits_range`."""
+        return self.max_difference / self.logits_range if self.max_difference else 0.0
+
+    def record(self) -> dict[str, Any]:
+        """All of it as values that JSON knows."""
+        return {**asdict(self), "output": str(self.output), "relative_difference": self.relative_difference}
+
+
+class Preprocess(nn.Module):
+    """The images' transform in TEST, without the mirror: decoded images to the blob that the net reads.
+
+    Input: uint8 (N, height, width, C). Output: float32 (N, C, h, w), the centre crop, (x - mean) * scale, the channels
+    turned to RGB where the net wants it.
+    """
+
+    mean: Tensor | None
+    order: Tensor | None
+    channel_scale: Tensor | None
+
+    def __init__(self, images: ImageInput) -> None:
+        super().__init__()
+        *_, crop_height, crop_width = images.shape
+        top, left = (images.height - crop_height) // 2, (images.width - crop_width) // 2
+        self.window = (..., slice(top, top + crop_height), slice(left, left + crop_width))
+        mean, channel_scale = images.transform.mean, images.channel_scale
+        if mean is not None and mean.shape[1:] != (1, 1):
+            mean = mean[self.window]
+        # The bytes' channels are turned, being the fewest, so that what follows is in the net's order.
+        turn = slice(None, None, -1 if images.rgb else 1)
+        self.register_buffer("order", torch.tensor([2, 1, 0]) if images.rgb else None)
+        self.register_buffer("mean", None if mean is None else torch.tensor(mean[turn].copy()))
+        self.register_buffer(
+            "channel_scale", None if channel_scale is None else torch.tensor(channel_scale[turn].copy())
+        )
+        self.scale = images.transform.scale
+
+    def forward(self, image: Tensor) -> Tensor:
+        if self.order is not None:
+            image = image.index_select(3, self.order)
+        x = image.permute(0, 3, 1, 2)[self.window].to(torch.float32)
+        if self.mean is not None:
+            x = x - self.mean
+        if self.scale != 1:
+            x = x * self.scale
+        return x if self.channel_scale is None else x * self.channel_scale
+
+
+class TargetPredictor(nn.Module):
+    """A net from images to (logits, probabilities), float32 (N, classes) each.
+
+    Args:
+        net: from its input blob to its logits.
+        preprocess: makes the input blob of the predictor's input; None takes the blob itself.
+    """
+
+    def __init__(self, net: nn.Module, preprocess: Preprocess | None = None) -> None:
+        super().__init__()
+        self.net = net
+        self.preprocess = preprocess
+
+    def forward(self, image: Tensor) -> tuple[Tensor, Tensor]:
+        logits = self.net(image if self.preprocess is None else self.preprocess(image))
+        return logits, logits.softmax(1)
+
+
+@dataclass(frozen=True, eq=False)
+class Comparison:
+    """What an exported file is held against.
+
+    Attributes:
+        unfolded: the net as it was trained, from its input blob to its logits, (N, classes).
+        blobs: rows for the unfolded net, enough for every batch size of BATCHES.
+        fed: the same rows as the file takes them.
+        words: what they are.
+    """
+
+    unfolded: nn.Module
+    blobs: Tensor
+    fed: NDArray[Any]
+    words: str
+
+
+def write_verified(
+    output: Path,
+    predictor: nn.Module,
+    comparison: Comparison,
+    *,
+    input_name: str,
+    logits: str,
+    metadata: dict[str, Any],
+    merged: dict[str, str],
+    kept: Sequence[str],
+    notes: Sequence[str],
+) -> ExportReport:
+    """Export a predictor to ONNX, compare the file with the unfolded net, and write it if they agree.
+
+    Args:
+        output: the file to write.
+        predictor: from its input to (logits, probabilities), folded.
+        comparison: with the unfolded net.
+        input_name: the name of the file's input.
+        logits, metadata, merged, kept, notes: of the report.
+
+    Raises:
+        WorkError: the exporter failed, or its result differs from the unfolded net; nothing was written.
+        InputError: the weights don't fit into an ONNX file.
+    """
+    model = _to_onnx(predictor, torch.from_numpy(comparison.fed[:2]), input_name, metadata)
+    data: bytes = model.SerializeToString()
+    difference, spread = _compare(data, comparison)
+    if not difference <= TOLERANCE * spread:
+        raise WorkError(
+            f"nothing was written: ONNX Runtime's logits differ from the unfolded net's by {difference:.3g}, more than "
+            f"{TOLERANCE:g} of their range {spread:.3g} (on {comparison.words})"
+        )
+    with replacing(output) as file:
+        file.write(data)
+    return ExportReport(
+        output=output,
+        file_size=len(data),
+        opset=OPSET,
+        ir_version=model.ir_version,
+        input=input_name,
+        logits=logits,
+        metadata=metadata,
+        merged=merged,
+        kept=tuple(kept),
+        compared_on=comparison.words,
+        batches=BATCHES,
+        runtime=f"ONNX Runtime {onnxruntime.__version__} on the CPU",
+        tolerance=TOLERANCE,
+        max_difference=difference,
+        logits_range=spread,
+        notes=tuple(notes),
+    )
+
+
+def make_metadata(
+    classes: Sequence[str],
+    images: ImageInput | None,
+    window: Sequence[int],
+    statistics: str | None,
+    weights_sha256: str,
+) -> dict[str, Any]:
+    """The JSON object of the metadata key `autodial`.
+
+    Args:
+        classes: names, in the order of the logits.
+        images: what the file takes; None for a raw blob.
+        window: shape (N, C, h, w) of what the net itself sees of them.
+        statistics: domain of the statistics that are folded in, "mixed" or None, as in `Folded`.
+        weights_sha256: by `digest`.
+    """
+    return {
+        "schema": SCHEMA,
+        "classes": list(classes),
+        **_describe_input(images, window),
+        "statistics": statistics,
+        "weights_sha256": weights_sha256,
+        "version": autodial.__version__,
+    }
+
+
+def _describe_input(images: ImageInput | None, window: Sequence[int]) -> dict[str, Any]:
+    """The metadata about the input: `images`, cut to `window` (N, C, h, w) in the file, or None for a raw blob."""
+    if images is None:
+        order = {1: "GRAY", 3: "BGR"}.get(window[1]) if len(window) == 4 else None
+        rest = dict.fromkeys(("size", "resize", "crop", "exif", "alpha"))
+        return {**rest, "mean": [], "scale": 1.0, "channel_order": order, "raw_input": True}
+    size, mean = [images.height, images.width], images.transform.mean
+    factors = images.channel_scale
+    crop = list(window[2:])
+    return {
+        "size": size,
+        "resize": "bilinear",
+        "crop": crop if crop != size else None,
+        "exif": "apply",
+        "alpha": "white",
+        "mean": [] if mean is None else mean.ravel().tolist() if mean.shape[1:] == (1, 1) else "mean_file",
+        "scale": images.transform.scale if factors is None else (images.transform.scale * factors).ravel().tolist(),
+        "channel_order": "GRAY" if images.channels == 1 else "BGR",
+        "raw_input": False,
+    }
+
+
+def digest(weights: Iterable[tuple[str, NDArray[Any]]]) -> str:
+    """SHA-256, in hexadecimal digits, of named weights: names, shapes and float32 values, in their order."""
+    sha = hashlib.sha256()
+    for name, values in weights:
+        sha.update(f"{name}\0{values.shape}\0".encode())
+        sha.update(np.ascontiguousarray(values, "<f4").data)
+    return sha.hexdigest()
+
+
+def note_repeated(classes: Sequence[str], where: str) -> list[str]:
+    """A note on classes that predictions don't tell apart by their names, where there are any."""
+    repeated = [f'"{name}"' for name, count in Counter(classes).items() if count > 1]
+    return [f"{where} names several classes alike: {', '.join(repeated)}"] if repeated else []
+
+
+def _to_onnx(predictor: nn.Module, example: Tensor, input_name: str, metadata: dict[str, Any]) -> onnx.ModelProto:
+    """The ONNX file of a predictor, checked for what every reader of it relies on; raises WorkError."""
+    size = sum(tensor.nbytes for tensor in predictor.state_dict().values())
+    if size > _LARGEST:
+        raise InputError(f"the folded weights take {size / 2**30:.1f} GiB, and an ONNX file holds at most 2 GiB")
+    try:
+        program = torch.onnx.export(
+            predictor.eval(),
+            (example,),
+            input_names=[input_name],
+            output_names=["logits", "probabilities"],
+            dynamic_shapes=({0: torch.export.Dim("batch")},),
+            opset_version=OPSET,
+            dynamo=True,
+            verbose=False,
+        )
+    except torch.onnx.OnnxExporterError as error:
+        reason = str(error.__cause__ or error).strip().splitlines()[0]
+        raise WorkError(f"torch.onnx can't export the folded net: {reason}") from error
+    assert program is not None, "dynamo=True returns a program"
+    model = program.model_proto
+    _strip(model)
+    onnx.helper.set_model_props(model, {"autodial": json.dumps(metadata)})
+    _check(model, input_name)
+    return model
+
+
+def _strip(model: onnx.ModelProto) -> None:
+    """Remove what the exporter notes for its developers: stack traces, with paths of this machine, and class names."""
+    graph = model.graph
+    for part in (model, graph, *graph.node, *graph.input, *graph.output, *graph.value_info, *graph.initializer):
+        part.ClearField("doc_string")
+        part.ClearField("metadata_props")
+
+
+def _check(model: onnx.ModelProto, input_name: str) -> None:
+    """Raise WorkError for a file that is not what its readers were promised."""
+    try:
+        onnx.checker.check_model(model, full_check=True)
+    except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
+        raise WorkError(f"torch {torch.__version__} wrote an ONNX graph that is not valid: {error}") from error
+    opsets = {opset.domain: opset.version for opset in model.opset_import}
+    if opsets != {"": OPSET} or model.ir_version > IR_VERSION:
+        raise WorkError(
+            f"torch {torch.__version__} wrote opsets {opsets} and IR version {model.ir_version}; for every supported "
+            f"ONNX Runtime to read the file, it must be opset {OPSET} alone and IR version {IR_VERSION} at most"
+        )
+    training = [node.op_type for node in model.graph.node if node.op_type in _TRAINING_ONLY]
+    if training:
+        raise WorkError(f"{training[0]} is left in the exported graph, which an inference graph must not hold")
+    ends = [("input", value) for value in model.graph.input] + [("output", value) for value in model.graph.output]
+    if [value.name for _, value in ends] != [input_name, "logits", "probabilities"]:
+        raise WorkError(f"torch named the graph's ends {', '.join(value.name for _, value in ends)}")
+    for end, value in ends:
+        if value.type.tensor_type.shape.dim[0].dim_param != "batch":
+            raise WorkError(f'{end} "{value.name}" has a fixed batch size, as a layer does not take every batch')
+
+
+def _compare(model: bytes, comparison: Comparison) -> tuple[float, float]:
+    """Run a file in ONNX Runtime, on the CPU, and the unfolded net at each batch size.
+
+    Returns:
+        largest absolute difference of a logit, and the range of the unfolded net's.
+
+    Raises:
+        WorkError: a logit of the unfolded net is not finite, or the probabilities are not the softmax of the logits.
+    """
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    try:
+        session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # ONNX Runtime's exceptions have no base class of their own
+        raise WorkError(f"nothing was written: ONNX Runtime can't load the exported net: {error}") from error
+    results, expected, start = [], [], 0
+    for size in BATCHES:
+        rows = slice(start, start + size)
+        start += size
+        put = {session.get_inputs()[0].name: comparison.fed[rows]}
+        results.append(session.run(["logits", "probabilities"], put))
+        with torch.no_grad():
+            expected.append(comparison.unfolded(comparison.blobs[rows]).numpy())
+    ours, probabilities = (np.concatenate(parts) for parts in zip(*results, strict=True))
+    theirs = np.concatenate(expected)
+    if not np.isfinite(theirs).all():
+        raise WorkError("nothing was written: the unfolded net's logits are not finite, so the weights are of no use")
+    softmax = torch.from_numpy(ours).softmax(1).numpy()
+    if not np.allclose(probabilities, softmax, rtol=0, atol=1e-5):
+        raise WorkError("nothing was written: ONNX Runtime's probabilities are not the softmax of its logits")
+    return float(np.abs(ours - theirs).max()), float(theirs.max() - theirs.min())

@@ -1,0 +1,216 @@
+"""Export of torch modules as `target_predictor.onnx`, through the same door as Caffe nets."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor, fx, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from autodial.converters.image_input import ImageInput
+from autodial.converters.onnx_file import (
+    BATCHES,
+    Comparison,
+    ExportReport,
+    Preprocess,
+    TargetPredictor,
+    digest,
+    make_metadata,
+    note_repeated,
+    write_verified,
+)
+from autodial.converters.torch_fold import batch_statistics_error, fold_graph
+from autodial.data.transforms import Transform
+from autodial.errors import InputError, WorkError
+from autodial.layers import DomainAlignment
+from autodial.outputs import check_output
+from autodial.wording import counted
+
+
+class ModuleLogits(nn.Module):
+    """A torch classifier with its logits as (N, classes), float32, also where it gives (N, classes, 1, 1)."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.module(x)
+        return logits.flatten(1)
+
+
+def export_module(
+    module: nn.Module,
+    output: str | Path,
+    *,
+    size: tuple[int, int],
+    crop: int | None = None,
+    mean: Sequence[float] = (),
+    std: Sequence[float] = (),
+    scale: float = 1 / 255,
+    channel_order: Literal["RGB", "BGR", "GRAY"] = "RGB",
+    classes: Sequence[str] | None = None,
+) -> ExportReport:
+    """Fold a torch classifier in eval mode, export it, and compare the file with the module before it is written.
+
+    The file is what `autodial predict` and any ONNX runtime take, as autodial.converters.onnx_export.export writes it
+    for Caffe nets: input `image`, uint8 (batch, *size, 3) in BGR order or (batch, *size, 1); outputs `logits` and
+    `probabilities`, float32 (batch, classes); one metadata key, `autodial`. What torchvision's ToTensor and Normalize
+    do stands in the graph: (image * scale - mean) / std. The batch normalizations, converted or not, are folded.
+    `autodial predict` stretches an image to `size`, bilinear without antialiasing; train on images made likewise.
+
+    Args:
+        module: from float32 (N, C, h, w) to logits, (N, classes). It is copied; its mode and device don't matter.
+        output: the file to write.
+        size: height and width of the images that the file takes, in pixels.
+        crop: side of the square that is cut out of their centre; None for the whole image.
+        mean, std: per channel, in the module's order and in the unit of its input; empty for 0 and 1.
+        scale: factor of the pixels' values, 0 to 255, before mean and std.
+        channel_order: of the module's input.
+        classes: their names, in the order of the logits; None for "0", "1", ...
+
+    Raises:
+        InputError: the file can't be written there, an argument makes no sense, the module can't run on such images or
+            gives no logits, or a layer's statistics are of no use.
+        WorkError: the module can't be exported, or the file's logits differ from the module's.
+    """
+    path = Path(output)
+    check_output(path)
+    images = _image_input(size, crop, mean, std, scale, channel_order)
+    copied = copy.deepcopy(module).cpu().float().eval()
+    statistics = _statistics(copied)
+    unfolded = ModuleLogits(copied)
+    samples, words = images.sample(sum(BATCHES))
+    blobs = torch.from_numpy(images.blob(samples))
+    count = _class_count(copied, blobs[:1])
+    names, notes = _class_names(classes, count)
+
+    predictor = TargetPredictor(unfolded, Preprocess(images)).eval()
+    folded, merged, kept = fold_graph(_exported(predictor, torch.from_numpy(samples[:2])), _name)
+    weights = ((name, value.detach().numpy()) for name, value in copied.state_dict().items())
+    return write_verified(
+        path,
+        folded,
+        Comparison(unfolded, blobs, samples, words),
+        input_name="image",
+        logits=type(module).__name__,
+        metadata=make_metadata(names, images, blobs.shape, statistics, digest(weights)),
+        merged=merged,
+        kept=kept,
+        notes=notes,
+    )
+
+
+def _image_input(
+    size: tuple[int, int],
+    crop: int | None,
+    mean: Sequence[float],
+    std: Sequence[float],
+    scale: float,
+    channel_order: str,
+) -> ImageInput:
+    """The images in BGR order, and (image * scale - mean) / std as (image - mean / scale) * (scale / std)."""
+    if channel_order not in ("RGB", "BGR", "GRAY"):
+        raise InputError(f'channel_order is "RGB", "BGR" or "GRAY", not {channel_order!r}')
+    channels = 1 if channel_order == "GRAY" else 3
+    if len(size) != 2 or min(size) < 1:
+        raise InputError(f"size is the images' height and width in pixels, not {size!r}")
+    if crop is not None and not 1 <= crop <= min(size):
+        raise InputError(f"images of {size[0]} x {size[1]} have no crop of {crop} x {crop}")
+    for name, values in (("mean", mean), ("std", std)):
+        if len(values) not in (0, channels):
+            raise InputError(f"{name} needs {counted(channels, 'value')}, one per channel, and has {len(values)}")
+    if scale <= 0 or not all(value > 0 for value in std):
+        raise InputError("scale and std must be positive")
+    means = np.array([float(value) for value in mean] or [0.0] * channels) / scale
+    factors = scale / np.array([float(value) for value in std] or [1.0] * channels)
+    if channel_order == "RGB":
+        means, factors = means[::-1], factors[::-1]
+    return ImageInput(
+        *size,
+        channels,
+        Transform(crop_size=crop or 0, mean=means.astype(np.float32).reshape(-1, 1, 1) if len(mean) else None),
+        channel_scale=factors.astype(np.float32).reshape(-1, 1, 1),
+        rgb=channel_order == "RGB",
+    )
+
+
+def _statistics(module: nn.Module) -> str | None:
+    """The domain of the DomainAlignment layers' statistics, as in `Folded`; raises InputError for useless ones."""
+    domains = set()
+    for name, layer in module.named_modules():
+        if isinstance(layer, DomainAlignment):
+            if layer.use_global_stats is False or not getattr(layer, "track_running_stats", True):
+                raise batch_statistics_error(name)
+            if layer.normalizer.item() == 0:
+                raise InputError(
+                    f'layer "{name}" ({type(layer).__name__}): no statistics were ever stored (its normalizer is 0): '
+                    "train the module first"
+                )
+            domains.add(layer.test_stats)
+            mean, variance = layer.stored()
+        elif isinstance(layer, _BatchNorm):
+            if layer.running_mean is None or layer.running_var is None:
+                raise batch_statistics_error(name)
+            mean, variance = layer.running_mean, layer.running_var
+        else:
+            continue
+        broken = (~(mean.isfinite() & variance.isfinite() & (variance >= 0))).nonzero().flatten()
+        if len(broken):
+            channel = int(broken[0])
+            raise InputError(
+                f'layer "{name}" ({type(layer).__name__}): channel {channel} has the stored mean {mean[channel]:g} and '
+                f"variance {variance[channel]:g}: the weights are damaged, or the training diverged"
+            )
+    return None if not domains else domains.pop() if len(domains) == 1 else "mixed"
+
+
+def _class_count(module: nn.Module, blob: Tensor) -> int:
+    """Number of classes of the module's logits for one image."""
+    shape = f"(1, {', '.join(map(str, blob.shape[1:]))})"
+    try:
+        with torch.no_grad():
+            logits = module(blob)
+    except Exception as error:  # whatever a module of the user's may raise
+        reason = str(error).strip().splitlines() or [type(error).__name__]
+        raise InputError(f"{type(module).__name__} can't run on a batch of shape {shape}: {reason[0]}") from error
+    if not isinstance(logits, Tensor):
+        raise InputError(
+            f"{type(module).__name__} returns a {type(logits).__name__} in eval mode: wrap it in a module that returns "
+            "its logits alone, a tensor (N, classes)"
+        )
+    if logits.dim() < 2 or len(logits) != 1 or any(length != 1 for length in logits.shape[2:]):
+        raise InputError(
+            f"{type(module).__name__} returns a tensor of shape {tuple(logits.shape)} for a batch of shape {shape}, "
+            "and logits have one value per class, (N, classes)"
+        )
+    return logits.shape[1]
+
+
+def _class_names(classes: Sequence[str] | None, count: int) -> tuple[list[str], list[str]]:
+    """The classes' names, and notes on them."""
+    if classes is None:
+        return [str(i) for i in range(count)], ["the classes are named by their numbers: classes=[...] gives names"]
+    if len(classes) != count:
+        raise InputError(f"classes names {counted(len(classes), 'class', 'classes')} and the logits have {count}")
+    return list(classes), note_repeated(classes, "classes")
+
+
+def _exported(predictor: nn.Module, example: Tensor) -> torch.export.ExportedProgram:
+    """The predictor as a graph for any batch size."""
+    try:
+        return torch.export.export(predictor, (example,), dynamic_shapes=({0: torch.export.Dim("batch")},))
+    except Exception as error:  # torch.export raises what a module of the user's raises, and much besides
+        reason = str(error).strip().splitlines() or [type(error).__name__]
+        raise WorkError(f"torch.export can't export the module: {reason[0]}") from error
+
+
+def _name(node: fx.Node) -> str:
+    """The name of the user's layer that a node comes from; the node's own where it is of no layer."""
+    stack = [path for path, _ in node.meta.get("nn_module_stack", {}).values()]
+    return stack[-1].removeprefix("net.module").removeprefix(".") if stack else node.name

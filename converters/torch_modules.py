@@ -1,0 +1,299 @@
+"""AutoDIAL for any torch module: alignment in place of batch normalization, and batches of a source and a target.
+
+    from autodial.converters import AutoDIAL, convert_batchnorm
+    from autodial.layers import EntropyLoss
+
+    net = AutoDIAL(convert_batchnorm(torchvision.models.resnet50(weights="DEFAULT")))
+    optimizer = torch.optim.SGD(net.parameters(), lr=1e-3, momentum=0.9)
+    entropy = EntropyLoss()
+    for (source, labels), target in zip(source_loader, target_loader):
+        source_scores, target_scores = net(source, target)
+        loss = F.cross_entropy(source_scores, labels) + 0.1 * entropy(target_scores)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    target_scores = net.eval()(target)
+
+Caffe's nets give alpha no weight decay; with an optimizer that has one, put the alphas into a group of their own.
+"""
+
+from __future__ import annotations
+
+from itertools import chain
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils import _pytree as pytree
+
+from autodial.errors import InputError
+from autodial.layers import DomainAlignment, LayerError
+from autodial.wording import counted
+
+_FORWARDS = (_BatchNorm.forward, nn.SyncBatchNorm.forward)
+_SAME_FOR_BOTH = (type(None), bool, int, float, str)
+"""What a module may return beside tensors: it is no matter of samples, so each domain gets it."""
+
+
+class AlignedBatchNorm(DomainAlignment):
+    """Batch normalization of two domains: a DomainAlignment layer, times `weight`, plus `bias`, per channel.
+
+    It is what `convert_batchnorm` puts in a BatchNorm's place. In training mode a batch holds the source's samples
+    first and the target's behind them, and normalizes each with statistics mixed by alpha (paper, section 3.1); in
+    eval mode it is a BatchNorm with the stored statistics of one domain, the target's unless `test_stats` is "source".
+
+    Input and output: (N, C, ...) float tensors.
+
+    Args:
+        num_features: C.
+        affine: whether there are a weight, which starts at 1, and a bias, which starts at 0.
+        track_running_stats: False: normalize with the batch's own statistics in eval mode, as torch's BatchNorm does.
+        slice_point, eps, moving_average_fraction: as DomainAlignment's.
+
+    State: DomainAlignment's, and `weight` and `bias` (C,), None if not `affine`.
+
+    Raises:
+        LayerError: as DomainAlignment, or a training batch of another size than `batch_size`, where that is set.
+    """
+
+    weight: nn.Parameter | None
+    bias: nn.Parameter | None
+
+    def __init__(
+        self,
+        num_features: int,
+        *,
+        affine: bool = True,
+        track_running_stats: bool = True,
+        slice_point: int | None = None,
+        eps: float = 1e-5,
+        moving_average_fraction: float = 0.9,
+    ) -> None:
+        super().__init__(
+            num_features, slice_point=slice_point, eps=eps, moving_average_fraction=moving_average_fraction
+        )
+        self.track_running_stats = track_running_stats
+        self.batch_size: int | None = None
+        """Samples of both domains in a training batch; None: any number."""
+        self.weight = nn.Parameter(torch.ones(num_features)) if affine else None
+        self.bias = nn.Parameter(torch.zeros(num_features)) if affine else None
+
+    @classmethod
+    def from_batch_norm(cls, norm: _BatchNorm, slice_point: int | None = None) -> AlignedBatchNorm:
+        """The layer that takes over from a torch BatchNorm, with its weight and bias themselves and its statistics."""
+        layer = cls(
+            norm.num_features,
+            affine=norm.affine,
+            track_running_stats=norm.track_running_stats,
+            slice_point=slice_point,
+            eps=norm.eps,
+            # torch keeps 1 - momentum of what it had; without a momentum it averages over all batches
+            moving_average_fraction=1.0 if norm.momentum is None else 1 - norm.momentum,
+        )
+        held = next(chain(norm.parameters(), (b for b in norm.buffers() if b.is_floating_point())), None)
+        if held is not None:
+            layer.to(held.device, held.dtype)
+        layer.weight, layer.bias = norm.weight, norm.bias
+        if norm.affine:
+            layer.alpha.requires_grad_(norm.weight.requires_grad or norm.bias.requires_grad)
+        if norm.running_mean is not None and norm.running_var is not None:
+            layer.mean.copy_(norm.running_mean)
+            layer.variance.copy_(norm.running_var)
+            layer.normalizer.fill_(1)
+        return layer.train(norm.training)
+
+    def extra_repr(self) -> str:
+        affine, tracked = self.weight is not None, self.track_running_stats
+        return f"{super().extra_repr()}, affine={affine}, track_running_stats={tracked}"
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not (self.training or self.track_running_stats):
+            return F.batch_norm(x, None, None, self.weight, self.bias, training=True, eps=self.eps)
+        if self._uses_stored_statistics():
+            return F.batch_norm(x, *self.stored(), self.weight, self.bias, eps=self.eps)
+        if self.batch_size not in (None, len(x)):
+            raise LayerError(
+                f"an AlignedBatchNorm of {counted(self.num_features, 'channel')} gets a batch of {len(x)} where source "
+                f"and target together are {self.batch_size}: the samples must stay along the first axis, unmerged "
+                "with any other, for the two domains to be told apart"
+            )
+        # torch's kernel for weight and bias alone. It also copies what alignment keeps for its backward pass, which a
+        # ReLU(inplace=True) behind would spoil.
+        zero, one = torch.zeros_like(self.mean[0]), torch.ones_like(self.mean[0])
+        return F.batch_norm(super().forward(x), zero, one, self.weight, self.bias, eps=0.0)
+
+
+def convert_batchnorm(module: nn.Module, *, slice_point: int | None = None) -> nn.Module:
+    """Put an AlignedBatchNorm in the place of every BatchNorm1d, 2d, 3d and SyncBatchNorm of a module, in place.
+
+    Weights and biases stay the same Parameters, so that an optimizer of the module goes on working; it learns alphas
+    if it is made after the conversion. An alpha starts at 1, and is learned unless its layer's weight and bias are
+    frozen. In eval mode the result gives what the module gave. Stored statistics become those of both domains and
+    weigh as much as one batch of the training to come (normalizer 1). torch's momentum is 1 - moving_average_fraction,
+    and its momentum None, an average over all batches, is a fraction of 1. A BatchNorm's `running_var` is of unbiased
+    variances, a factor of m / (m - 1) for batches of m values per channel; new ones get it, too, with m the values of
+    both domains together. SyncBatchNorm's exchange between processes is not kept: each has statistics of its own.
+
+    In state dicts, `weight` and `bias` keep their names; `alpha`, `mean`, `variance` and `normalizer` take the place of
+    `running_mean`, `running_var` and `num_batches_tracked`. So load a checkpoint of the original module before.
+
+    Args:
+        module: any module; `copy.deepcopy(module)` before, to keep it as it is.
+        slice_point: number of source samples at the head of each training batch; None: half of the batch, rounded
+            down. Not needed in an `AutoDIAL`, which says it for each pair.
+
+    Returns:
+        the module; where it is a BatchNorm itself, what stands for it.
+
+    Raises:
+        InputError: there is nothing to convert, or a layer can't be: the sentence names it. The module is unchanged.
+    """
+    layers = module.named_modules(remove_duplicate=False)
+    found = [(name, norm) for name, norm in layers if isinstance(norm, _BatchNorm)]
+    if not found and not any(isinstance(layer, DomainAlignment) for layer in module.modules()):
+        raise InputError(
+            f"{type(module).__name__} has no batch normalization to convert: put autodial.layers.DomainAlignment "
+            "behind its layers with weights, as the paper does in AlexNet"
+        )
+    for name, norm in found:
+        _check_convertible(name, norm)
+    made: dict[_BatchNorm, AlignedBatchNorm] = {}
+    for name, norm in found:
+        if norm not in made:
+            made[norm] = AlignedBatchNorm.from_batch_norm(norm, slice_point)
+        if name:
+            module.set_submodule(name, made[norm])
+        else:
+            module = made[norm]
+    return module
+
+
+def _check_convertible(name: str, norm: _BatchNorm) -> None:
+    """Raise InputError for a BatchNorm whose place an AlignedBatchNorm can't take."""
+    where = f'layer "{name}" ({type(norm).__name__})' if name else f"this {type(norm).__name__}"
+    if isinstance(norm, nn.modules.lazy.LazyModuleMixin):
+        raise InputError(f"{where} does not know its number of channels yet: run the module on one batch first")
+    if type(norm).forward not in _FORWARDS:
+        raise InputError(
+            f"{where} is a batch normalization with a forward pass of its own, which conversion would lose: put a "
+            "plain BatchNorm and what it does besides in its place"
+        )
+    if any(value is not None and not isinstance(value, nn.Parameter) for value in (norm.weight, norm.bias)):
+        raise InputError(
+            f"{where} has a weight or bias that is computed from others (parametrized, normalized or pruned): make it "
+            "a plain parameter first, with torch.nn.utils.parametrize.remove_parametrizations or its like"
+        )
+    if norm.momentum == 0:
+        raise InputError(
+            f"{where} has momentum 0, so that its statistics would never become the target's: set another, such as 0.1"
+        )
+
+
+class AutoDIAL(nn.Module):
+    """A module with DomainAlignment layers that takes source and target as a pair.
+
+    In training mode, `net(source, target)` joins both to one batch, tells every DomainAlignment layer where it is to be
+    sliced, runs the module once - the two domains meet in every layer - and returns the pair (source's output,
+    target's output). Sizes may differ, and change from batch to batch. In eval mode, `net(x)` is the module itself:
+    domains go one at a time, normalized by the stored statistics (the target's; a layer's `test_stats` says which).
+
+    `source` and `target` are what the module takes: a tensor, or dicts, lists, tuples of tensors of one structure, in
+    any depth, with samples along the first axis. So is the output; a number, a tensor without axes or None in it goes
+    to both. The samples must stay along the first axis at every DomainAlignment layer.
+
+    Wrap this in DistributedDataParallel or DataParallel, not the module inside, so that each replica gets a pair, and
+    has statistics of its own. The module is `net.module`, to save and to export.
+
+    Raises:
+        InputError: at construction, a module without DomainAlignment layers; at a forward pass, a source without
+            target in training mode or with one in eval mode, domains that do not fit each other, or an output that
+            can't be taken apart.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        if not any(isinstance(layer, DomainAlignment) for layer in module.modules()):
+            raise InputError(
+                f"{type(module).__name__} has no DomainAlignment layer, so that source and target would never meet: "
+                "convert_batchnorm(module) puts them in the place of its batch normalization"
+            )
+        self.module = module
+
+    def forward(self, source: Any, target: Any = None) -> Any:
+        if not self.training:
+            if target is not None:
+                raise InputError("in eval mode the domains go one at a time: net(target), not net(source, target)")
+            return self.module(source)
+        if target is None:
+            raise InputError("in training mode the source needs the target beside it: net(source, target)")
+        batch, sizes = _join(source, target)
+        for layer in self.module.modules():
+            if isinstance(layer, DomainAlignment):
+                layer.slice_point = sizes[0]
+            if isinstance(layer, AlignedBatchNorm):
+                layer.batch_size = sum(sizes)
+        return _part(self.module(batch), sizes)
+
+
+def _join(source: Any, target: Any) -> tuple[Any, tuple[int, int]]:
+    """One tree of the two domains' tensors, the source's samples first, and how many samples each has."""
+    leaves, structure = pytree.tree_flatten(source)
+    others, other_structure = pytree.tree_flatten(target)
+    if structure != other_structure:
+        raise InputError(f"source and target are not of the same structure: {structure} and {other_structure}")
+    sizes = _batch_size("source", leaves), _batch_size("target", others)
+    joined = []
+    for leaf, other in zip(leaves, others, strict=True):
+        if isinstance(leaf, Tensor) and isinstance(other, Tensor):
+            if leaf.shape[1:] != other.shape[1:]:
+                raise InputError(
+                    f"a source of {_shape(leaf.shape)} and a target of {_shape(other.shape)} can't be one batch: only "
+                    "the first axis may differ"
+                )
+            joined.append(torch.cat((leaf, other)))
+        elif isinstance(leaf, Tensor) or isinstance(other, Tensor) or leaf != other:
+            raise InputError(f"source and target hold different values beside their tensors: {leaf!r} and {other!r}")
+        else:
+            joined.append(leaf)
+    return pytree.tree_unflatten(joined, structure), sizes
+
+
+def _batch_size(domain: str, leaves: list[Any]) -> int:
+    """Number of samples of a domain's tensors."""
+    sizes = {len(leaf) if leaf.dim() else None for leaf in leaves if isinstance(leaf, Tensor)}
+    size = next(iter(sizes), None)
+    if len(sizes) != 1 or not size:
+        found = ", ".join(_shape(leaf.shape) for leaf in leaves if isinstance(leaf, Tensor)) or "none"
+        raise InputError(
+            f"the {domain} must be tensors with one sample or more along the first axis, as many in each: found {found}"
+        )
+    return size
+
+
+def _part(output: Any, sizes: tuple[int, int]) -> tuple[Any, Any]:
+    """A tree of tensors with both domains' samples as one tree for each."""
+    leaves, structure = pytree.tree_flatten(output)
+    halves: list[tuple[Any, Any]] = []
+    for leaf in leaves:
+        if isinstance(leaf, Tensor) and leaf.dim():
+            if len(leaf) != sum(sizes):
+                raise InputError(
+                    f"the module returns a tensor of {_shape(leaf.shape)} for {sum(sizes)} samples: what belongs to "
+                    "the source and what to the target can't be told; samples must be along the first axis"
+                )
+            halves.append((leaf[: sizes[0]], leaf[sizes[0] :]))
+        elif isinstance(leaf, (Tensor, *_SAME_FOR_BOTH)):
+            halves.append((leaf, leaf))
+        else:
+            raise InputError(
+                f"the module returns a {type(leaf).__name__}, which can't be taken apart into source and target: "
+                "return tensors, or dicts, lists and tuples of them"
+            )
+    source, target = ([half[domain] for half in halves] for domain in (0, 1))
+    return pytree.tree_unflatten(source, structure), pytree.tree_unflatten(target, structure)
+
+
+def _shape(shape: torch.Size) -> str:
+    return f"shape {tuple(shape)}"

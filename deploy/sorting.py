@@ -1,0 +1,101 @@
+"""A folder per label, with links to the images that got it, or copies of them."""
+
+from __future__ import annotations
+
+import filecmp
+import os
+import re
+import shutil
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from autodial.errors import InputError, WorkError
+
+
+class Sorter:
+    """Puts images into `folder`/LABEL/, under their own names.
+
+    A name that another image of the label has taken gets the row's number: a.jpg, a-17.jpg. Doing a row again changes
+    nothing.
+
+    Args:
+        folder: made if it isn't there.
+        classes: the labels; characters that can't be in a folder's name become _.
+        copy: copy the files; otherwise make symbolic links.
+        inputs: what is being labelled.
+        resume: take a folder that isn't empty, as an interrupted run leaves it.
+
+    Raises:
+        InputError: `folder` is not a folder, not empty, or inside of one of the inputs.
+    """
+
+    def __init__(
+        self, folder: Path, classes: Sequence[str], *, copy: bool, inputs: Iterable[str | Path], resume: bool
+    ) -> None:
+        if folder.exists() and not folder.is_dir():
+            raise InputError(f"{folder}: this is a file; name a folder to sort the images into.")
+        if not resume and folder.is_dir() and any(folder.iterdir()):
+            raise InputError(f"{folder}: there is something in this folder; name an empty one, or one to make.")
+        real = folder.resolve()
+        for used in inputs:
+            top = Path(re.split(r"[*?[]", os.fspath(used), maxsplit=1)[0])
+            if top.is_dir() and Path(top).resolve() in (real, *real.parents):
+                raise InputError(f"{folder}: this folder lies in {used}, whose images are labelled: choose another.")
+        self._folder = folder
+        self._folders = _folder_names(classes)
+        self._copy = copy
+
+    def place(self, image: Path, index: int, row: int) -> None:
+        """Put the file `image` into the folder of class `index`.
+
+        Raises:
+            FileNotFoundError: the image is gone.
+            WorkError: it can't be put there.
+        """
+        folder = self._folder / self._folders[index]
+        image = image.absolute()
+        put = _copy if self._copy else _link
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            if put(image, folder / image.name) or put(image, folder / f"{image.stem}-{row}{image.suffix}"):
+                return
+        except OSError as error:
+            if isinstance(error, FileNotFoundError) and not image.exists():
+                raise
+            hint = "" if self._copy else " (--copy makes copies instead of links)"
+            raise WorkError(f"{folder}: can't put {image} there: {error.strerror}{hint}.") from error
+        raise WorkError(f"{folder}: something else has the names of {image}: sort into another folder.")
+
+
+# Both say whether the image is at `place` now; it is not where something else was there before.
+
+
+def _link(image: Path, place: Path) -> bool:
+    with suppress(FileExistsError):
+        place.symlink_to(image)
+    return place.is_symlink() and place.readlink() == image
+
+
+def _copy(image: Path, place: Path) -> bool:
+    if place.exists():
+        return filecmp.cmp(image, place, shallow=False)
+    aside = place.with_name(f".{place.name}.{os.getpid()}.tmp")
+    try:
+        shutil.copy2(image, aside)
+        aside.replace(place)
+    finally:
+        aside.unlink(missing_ok=True)
+    return True
+
+
+def _folder_names(classes: Sequence[str]) -> list[str]:
+    """For every class the name of a folder of its own, on file systems that ignore case too."""
+    names: dict[str, str] = {}
+    for label in classes:
+        name = re.sub(r'[\x00-\x1f<>:"/\\|?*]', "_", label).strip(" ") or "_"
+        name = f"_{name}" if name.startswith(".") else name
+        while name.casefold() in names:
+            name += "_"
+        names[name.casefold()] = name
+    return list(names.values())

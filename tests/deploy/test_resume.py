@@ -1,0 +1,191 @@
+"""Interrupted runs, frozen at every step that a kill could leave behind, and what is refused to go on."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autodial.deploy import Predictor, predict_folder, writer
+from autodial.errors import InputError, WorkError
+
+OPTIONS: dict[str, Any] = {"top_k": 2, "entropy": True, "logits": True, "batch_size": 3, "workers": 2}
+
+
+@pytest.fixture
+def snapshots(model: Any, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A function of a file's suffix: the finished table, and copies of what lay on disk after every write to it."""
+
+    def take(suffix: str, commits: bool) -> tuple[Path, list[Path]]:
+        (photos / "b.JPG").write_bytes(b"broken")
+        monkeypatch.setattr(writer, "_SECONDS_BETWEEN_COMMITS", 0 if commits else 1e9)
+        folders: list[Path] = []
+        out = tmp_path / f"out{suffix}"
+
+        def copy() -> None:
+            folders.append(tmp_path / f"after-{suffix}-{commits}-{len(folders)}")
+            folders[-1].mkdir()
+            for path in tmp_path.glob(f"out{suffix}*"):
+                shutil.copy(path, folders[-1])
+
+        for step in ("_append", "commit"):
+            unwatched = getattr(writer._ResumableTable, step)
+
+            def watched(self: Any, *arguments: Any, unwatched: Any = unwatched) -> None:
+                unwatched(self, *arguments)
+                copy()
+
+            monkeypatch.setattr(writer._ResumableTable, step, watched)
+        unlink = Path.unlink
+
+        def watched_unlink(self: Path, missing_ok: bool = False) -> None:
+            if self.parent == tmp_path and self.exists():
+                copy()
+            unlink(self, missing_ok)
+
+        monkeypatch.setattr(Path, "unlink", watched_unlink)
+        predict_folder(model.path, [photos], out, **OPTIONS)
+        monkeypatch.undo()
+        return out, folders
+
+    return take
+
+
+@pytest.mark.parametrize("commits", [True, False])
+@pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".parquet"])
+def test_from_wherever_it_was_killed_it_ends_alike(
+    model: Any, photos: Path, snapshots: Any, suffix: str, commits: bool
+) -> None:
+    if suffix == ".parquet":
+        pytest.importorskip("pyarrow")
+    whole, folders = snapshots(suffix, commits)
+    assert len(folders) >= 8
+    resumed = []
+    for folder in folders:
+        for cut in (0, 7):  # the last bytes that no record vouches for may be missing, too
+            again = folder / f"again-{cut}"
+            shutil.copytree(folder, again, ignore=shutil.ignore_patterns("again*"))
+            partial, record = again / f"out{suffix}.partial", again / f"out{suffix}.partial.json"
+            if partial.exists() and record.exists():
+                vouched = json.loads(record.read_text())["bytes"]
+                os.truncate(partial, max(vouched, partial.stat().st_size - cut))
+            summary = predict_folder(model.path, [photos], again / f"out{suffix}", resume=True, **OPTIONS)
+            assert (again / f"out{suffix}").read_bytes() == whole.read_bytes()
+            assert [path.name for path in again.iterdir()] == [f"out{suffix}"]
+            assert (summary.images, summary.errors, sum(summary.counts.values())) == (12, 1, 11)
+            resumed.append(summary.resumed)
+    assert set(resumed) == ({0, 3, 6, 9, 12} if commits else {0, 12})
+
+
+def interrupt(model: Any, inputs: list[Path], out: Path, **options: Any) -> None:
+    def stop(done: int) -> None:
+        if done >= 6:
+            raise WorkError("Stopped.")
+
+    with pytest.raises(WorkError, match="Stopped"):
+        predict_folder(model.path, inputs, out, progress=stop, **OPTIONS | options)
+
+
+def test_other_settings_are_refused(model: Any, write_model: Any, photos: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out.csv"
+    interrupt(model, [photos], out)
+    before = {path.name: path.read_bytes() for path in tmp_path.glob("out.csv*")}
+    for changed, message in [
+        ({"top_k": 3}, "top_k was 2 and is 3"),
+        ({"batch_size": 4}, "batch_size was 3 and is 4"),
+        ({"entropy": False, "logits": False}, "logits was True and is False; entropy was True and is False"),
+        ({"sort_into": tmp_path / "sorted"}, "sort_into was None and is '"),
+    ]:
+        with pytest.raises(InputError, match=f"out.csv.partial can't be resumed with other settings .*{message}"):
+            predict_folder(model.path, [photos], out, resume=True, **OPTIONS | changed)
+    with pytest.raises(InputError, match="model_sha256 was "):
+        predict_folder(write_model(), [photos], out, resume=True, **OPTIONS)
+    with pytest.raises(InputError, match="inputs was "):
+        predict_folder(model.path, [photos / "sub"], out, resume=True, **OPTIONS)
+    assert {path.name: path.read_bytes() for path in tmp_path.glob("out.csv*")} == before
+    # what doesn't change a row may change
+    predict_folder(model.path, [photos], out, resume=True, **OPTIONS | {"workers": 1, "max_failures": 1})
+
+
+@pytest.mark.parametrize("change", ["added", "removed", "renamed"])
+def test_other_files_are_refused(model: Any, photos: Path, tmp_path: Path, change: str) -> None:
+    out = tmp_path / "out.csv"
+    interrupt(model, [photos], out)
+    if change == "added":
+        shutil.copy(photos / "a.png", photos / "0.png")
+    elif change == "removed":
+        (photos / "a.png").unlink()
+    else:
+        (photos / "a.png").rename(photos / "aa.png")
+    for _ in range(2):  # and the refusal leaves it as it is
+        with pytest.raises(
+            InputError, match="no longer those of the interrupted run: images were added, removed or re"
+        ):
+            predict_folder(model.path, [photos], out, resume=True, **OPTIONS)
+    assert (tmp_path / "out.csv.partial").exists()
+
+
+def test_files_that_come_later_may_change(model: Any, photos: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out.csv"
+    interrupt(model, [photos], out)
+    shutil.copy(photos / "a.png", photos / "zz.png")
+    assert predict_folder(model.path, [photos], out, resume=True, **OPTIONS).images == 13
+
+
+def test_what_cannot_be_trusted_is_refused(model: Any, photos: Path, tmp_path: Path) -> None:
+    out, partial, record = (tmp_path / f"out.csv{end}" for end in ("", ".partial", ".partial.json"))
+    interrupt(model, [photos], out)
+    kept = record.read_bytes()
+    for content, message in ((None, "json is missing"), (b"{", "is damaged"), (kept, "has lost rows")):
+        if content is None:
+            record.unlink()
+        else:
+            record.write_bytes(content)
+        if content == kept:
+            os.truncate(partial, 50)
+        with pytest.raises(InputError, match=message):
+            predict_folder(model.path, [photos], out, resume=True, **OPTIONS)
+
+
+def test_with_nothing_to_go_on_with_it_starts(model: Any, photos: Path, tmp_path: Path) -> None:
+    summary = predict_folder(model.path, [photos], tmp_path / "out.csv", resume=True)
+    assert (summary.images, summary.resumed) == (12, 0)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no such locks there")
+def test_two_runs_do_not_write_one_file(model: Any, photos: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out.csv"
+    program = f"""
+from autodial.deploy import predict_folder
+from autodial.errors import InputError
+try:
+    predict_folder({str(model.path)!r}, [{str(photos)!r}], {str(out)!r}, resume=True)
+except InputError as error:
+    print(error)
+"""
+    said = []
+
+    def other(done: int) -> None:
+        said.append(subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout)
+
+    predict_folder(model.path, [photos], out, progress=other)
+    assert "another run is writing it" in said[0]
+    assert len(out.read_text(encoding="utf-8").splitlines()) == 13
+
+
+def test_batches_are_the_same_after_a_resume(
+    model: Any, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A row's batch never depends on where the run was cut: on a GPU, numbers may depend on the batch."""
+    sizes: list[int] = []
+    run = Predictor.run
+    monkeypatch.setattr(Predictor, "run", lambda self, batch: (sizes.append(len(batch)), run(self, batch))[1])
+    interrupt(model, [photos], tmp_path / "out.csv", batch_size=5)
+    predict_folder(model.path, [photos], tmp_path / "out.csv", resume=True, **OPTIONS | {"batch_size": 5})
+    assert sizes == [5, 5, 2, 2]

@@ -1,0 +1,107 @@
+from __future__ import annotations
+
+import csv
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autodial.deploy import predict_folder
+from autodial.deploy.sorting import Sorter
+from autodial.errors import WorkError
+
+
+@pytest.fixture(autouse=True)
+def links(tmp_path: Path) -> None:
+    try:
+        (tmp_path / "link").symlink_to("nowhere")
+    except OSError:
+        pytest.skip("no symbolic links here")
+    (tmp_path / "link").unlink()
+
+
+def labels(table: Path) -> dict[str, str]:
+    with table.open(encoding="utf-8", newline="") as file:
+        return {row["path"]: row["label_1"] for row in csv.DictReader(file) if row["status"] == "ok"}
+
+
+def content(folder: Path) -> dict[str, list[bytes]]:
+    return {
+        place.name: sorted(file.read_bytes() for file in place.iterdir())
+        for place in folder.iterdir()
+        if place.is_dir()
+    }
+
+
+FOLDERS = {"cat": "cat", "dog, big": "dog, big", 'the "other"': "the _other_", "Ødegård 猫": "Ødegård 猫"}
+
+
+@pytest.mark.parametrize("copy", [False, True])
+def test_every_image_is_in_its_labels_folder(model: Any, photos: Path, tmp_path: Path, copy: bool) -> None:
+    (photos / "b.JPG").write_bytes(b"broken")
+    (photos / "sub" / "a.png").write_bytes((photos / "a.png").read_bytes()[:-1] + b"\x82")  # same name, same label
+    out, place = tmp_path / "out.csv", tmp_path / "sorted" / "here"
+    predict_folder(model.path, [photos], out, sort_into=place, copy=copy)
+    expected: dict[str, list[bytes]] = {}
+    for path, label in labels(out).items():
+        expected.setdefault(FOLDERS[label], []).append(Path(path).read_bytes())
+    if copy:  # one of two files with the same name and content is enough
+        expected = {label: sorted(set(files)) for label, files in expected.items()}
+    assert content(place) == {label: sorted(files) for label, files in expected.items()}
+    found = [path for path in place.rglob("*") if not path.is_dir()]
+    assert all(path.is_symlink() is not copy for path in found)
+    before = sorted(found)
+    predict_folder(model.path, [photos], out, sort_into=place, copy=copy, resume=True)
+    assert sorted(path for path in place.rglob("*") if not path.is_dir()) == before
+
+
+def test_names_that_meet_get_the_rows_number(tmp_path: Path) -> None:
+    sorter = Sorter(tmp_path / "s", ["x"], copy=False, inputs=[], resume=False)
+    for i, folder in enumerate(["a", "b", "c"], start=1):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "1.png").write_text(folder)
+        for _ in range(2):  # a second time, as after a resume
+            sorter.place(tmp_path / folder / "1.png", 0, i)
+    assert {path.name: path.read_text() for path in (tmp_path / "s" / "x").iterdir()} == {
+        "1.png": "a",
+        "1-2.png": "b",
+        "1-3.png": "c",
+    }
+    (tmp_path / "c" / "2.png").touch()
+    for name in ("2.png", "2-7.png"):
+        (tmp_path / "s" / "x" / name).touch()
+    with pytest.raises(WorkError, match="something else has the names of"):
+        sorter.place(tmp_path / "c" / "2.png", 0, 7)
+
+
+def test_labels_that_are_no_folder_names(tmp_path: Path) -> None:
+    classes = ["..", "a/b", "a_b", "A_B", "", ".", " x ", "x"]
+    sorter = Sorter(tmp_path / "s", classes, copy=False, inputs=[], resume=False)
+    for i, _ in enumerate(classes):
+        (tmp_path / f"{i}.png").touch()
+        sorter.place(tmp_path / f"{i}.png", i, i)
+    assert sorted(path.name for path in (tmp_path / "s").iterdir()) == sorted(
+        ["_..", "a_b", "a_b_", "A_B__", "_", "_.", "x", "x_"]
+    )
+
+
+def test_an_image_that_is_gone_is_a_row(model: Any, photos: Path, tmp_path: Path, monkeypatch: Any) -> None:
+    place = Sorter.place
+
+    def late(self: Sorter, image: Path, index: int, row: int) -> None:
+        if image.name == "a.png":
+            image.unlink()
+        place(self, image, index, row)
+
+    monkeypatch.setattr(Sorter, "place", late)
+    predict_folder(model.path, [photos], tmp_path / "out.csv", sort_into=tmp_path / "s", copy=True)
+    assert len(labels(tmp_path / "out.csv")) == 11
+    assert "removed before it could be sorted" in (tmp_path / "out.csv").read_text(encoding="utf-8")
+
+
+def test_shards_sort_into_one_folder(model: Any, photos: Path, tmp_path: Path) -> None:
+    for i in (1, 2, 3):
+        predict_folder(model.path, [photos], tmp_path / "o.csv", sort_into=tmp_path / "s", shard=(i, 3))
+    names = {path.name for path in photos.rglob("*") if path.is_file()}
+    assert {os.path.basename(os.readlink(path)) for path in (tmp_path / "s").rglob("*.*")} == names  # noqa: PTH115,PTH119

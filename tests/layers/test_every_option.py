@@ -1,0 +1,350 @@
+"""Every option of every layer type changes what the layer is or does, or is refused by name.
+
+The messages are walked field by field, so that an option that nobody reads can't hide. Each field gets values other
+than its default in nets that could make use of it; at least one must make a difference to the layer's shapes, blobs,
+outputs or gradients, or be an error that names the field.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import cv2
+import h5py
+import lmdb
+import numpy as np
+import pytest
+import torch
+from google.protobuf.descriptor import FieldDescriptor
+
+from autodial.errors import InputError
+from autodial.layers import registry
+from autodial.layers.data_sources import SourceLayer
+from autodial.net import Net
+from autodial.proto import messages as pb
+from autodial.proto import parse_net
+
+IMAGES = (4, 4, 7, 6)
+FILLERS = ('type: "constant"', 'type: "gaussian"', 'type: "uniform"', 'type: "xavier"')
+
+SAME_NUMBERS = {
+    "Convolution": ("engine", "force_nd_im2col"),
+    "Deconvolution": ("engine", "force_nd_im2col"),
+    "Pooling": ("engine",),
+    "ReLU": ("engine",),
+    "Sigmoid": ("engine",),
+    "TanH": ("engine",),
+    "Softmax": ("engine",),
+    "LRN": ("engine",),
+    "SoftmaxWithLoss": ("softmax_param.engine",),
+    "InfogainLoss": ("softmax_param.engine",),
+    "EntropyLoss": ("softmax_param.engine",),
+    "Dial": ("variance_norm",),  # of one alpha
+    "Eltwise": ("stable_prod_grad",),
+    "Data": ("prefetch",),
+    "Python": ("share_in_parallel",),
+}
+"""Options that choose between ways to the same numbers."""
+
+
+class Case(NamedTuple):
+    """A layer to try options on: the rest of its body, its bottoms' shapes, its number of tops, and its phase."""
+
+    body: str = ""
+    bottoms: tuple[tuple[int, ...], ...] = (IMAGES,)
+    tops: int = 1
+    phase: int = pb.TRAIN
+
+
+def filled(body: str, *fillers: str) -> list[Case]:
+    """A case for each type of filler; `F` in the body stands for its fields."""
+    return [Case(body.replace("FILLER", filler)) for filler in (*FILLERS, *fillers)]
+
+
+CLASSES, LABELS = (4, 3), (4,)
+LOSSES = [Case("", (CLASSES, LABELS)), Case("", ((4, 3, 2), (4, 2)))]
+CASES: dict[str, list[Case]] = {
+    "AbsVal": [Case()],
+    "Accuracy": [Case("", (CLASSES, LABELS)), Case("", ((4, 4, 4), (4, 4)))],
+    "ArgMax": [Case("", (CLASSES,))],
+    "BNLL": [Case()],
+    "BatchNorm": [Case(), Case(phase=pb.TEST)],
+    "Bias": [*filled("bias_param { filler { FILLER } }"), Case("", (IMAGES, (4,)))],
+    "Concat": [Case("", (IMAGES, IMAGES))],
+    "ContrastiveLoss": [Case("contrastive_loss_param { margin: 4 }", ((8, 3), (8, 3), (8,)))],
+    "Convolution": [
+        *filled(
+            "convolution_param { num_output: 6 kernel_size: 3 weight_filler { FILLER } bias_filler { FILLER } }",
+            'type: "msra"',
+        ),
+        Case('convolution_param { num_output: 6 kernel_h: 2 kernel_w: 3 weight_filler { type: "xavier" } }'),
+        Case('convolution_param { num_output: 6 kernel_size: 2 pad_h: 1 pad_w: 1 weight_filler { type: "xavier" } }'),
+        Case(
+            'convolution_param { num_output: 6 kernel_size: 2 stride_h: 2 stride_w: 1 weight_filler { type: "msra" } }'
+        ),
+    ],
+    "Crop": [Case("", (IMAGES, (4, 4, 3, 3)))],
+    "Dial": [
+        *filled("dial_param { weight_filler { FILLER } }"),
+        Case(phase=pb.TEST),
+    ],
+    "Dropout": [Case()],
+    "DummyData": [
+        *(
+            Case(f"dummy_data_param {{ shape {{ dim: 4 dim: 3 }} data_filler {{ {filler} }} }}", ())
+            for filler in FILLERS
+        ),
+        Case("dummy_data_param { num: 2 channels: 3 height: 4 width: 5 }", ()),
+    ],
+    "ELU": [Case()],
+    "Eltwise": [Case("", (IMAGES, IMAGES))],
+    "Embed": filled("embed_param { input_dim: 5 num_output: 3 weight_filler { FILLER } bias_filler { FILLER } }"),
+    "EntropyLoss": [Case("", (CLASSES,)), Case("", ((4, 3, 2),))],
+    "EuclideanLoss": [Case("", (IMAGES, IMAGES))],
+    "Exp": [Case()],
+    "Flatten": [Case()],
+    "HingeLoss": [Case("", (CLASSES, LABELS))],
+    "InfogainLoss": [Case("", (*case.bottoms, (3, 3))) for case in LOSSES],
+    "InnerProduct": filled("inner_product_param { num_output: 3 weight_filler { FILLER } bias_filler { FILLER } }"),
+    "Input": [Case("input_param { shape { dim: 4 dim: 3 } }", ())],
+    "LRN": [Case()],
+    "Log": [Case()],
+    "MVN": [Case()],
+    "MemoryData": [Case("memory_data_param { batch_size: 2 channels: 3 height: 4 width: 5 }", (), 2)],
+    "MultinomialLogisticLoss": [Case("", (CLASSES, LABELS))],
+    "PReLU": filled("prelu_param { filler { FILLER } }"),
+    "Parameter": [Case("parameter_param { shape { dim: 4 dim: 3 } }", ())],
+    "Pooling": [
+        Case("pooling_param { kernel_size: 3 }"),
+        Case("pooling_param { pool: AVE kernel_h: 2 kernel_w: 2 }"),
+        Case("pooling_param { kernel_size: 2 stride_h: 2 stride_w: 2 }"),
+        Case("pooling_param { kernel_size: 2 pad_h: 1 pad_w: 1 }"),
+        Case("pooling_param { }"),
+    ],
+    "Power": [Case()],
+    "Python": [Case('python_param { module: "test_every_option_layer" layer: "Scaled" param_str: "2" }')],
+    "ReLU": [Case()],
+    "Reduction": [Case()],
+    "Reshape": [Case("reshape_param { shape { dim: 4 dim: -1 } }")],
+    "Scale": [*filled("scale_param { bias_term: true filler { FILLER } bias_filler { FILLER } }"), Case()],
+    "Sigmoid": [Case()],
+    "SigmoidCrossEntropyLoss": [Case("", (CLASSES, CLASSES))],
+    "Silence": [Case(tops=0)],
+    "Slice": [Case(tops=2)],
+    "Softmax": [Case()],
+    "SoftmaxWithLoss": LOSSES,
+    "Split": [Case(tops=2)],
+    "TanH": [Case()],
+    "Threshold": [Case()],
+    "Tile": [Case("tile_param { tiles: 2 }")],
+    "Deconvolution": [],
+    # below: what reads and writes files
+    "Data": [
+        Case('data_param { source: "db" batch_size: 2 backend: LMDB }', (), 2),
+        Case('data_param { source: "grey" batch_size: 2 backend: LMDB }', (), 2),
+        Case('data_param { source: "encoded" batch_size: 2 backend: LMDB }', (), 2),
+    ],
+    "HDF5Data": [Case('hdf5_data_param { source: "h5.txt" batch_size: 2 }', (), 2)],
+    "HDF5Output": [Case('hdf5_output_param { file_name: "out.h5" }', ((4, 3), (4,)), 0)],
+    "ImageData": [
+        Case('image_data_param { source: "list.txt" batch_size: 2 }', (), 2),
+        Case('image_data_param { source: "list.txt" batch_size: 2 new_height: 9 new_width: 8 is_color: false }', (), 2),
+    ],
+}
+CASES["Deconvolution"] = CASES["Convolution"]
+
+STRINGS = {
+    "type": ("constant", "gaussian", "uniform", "xavier", "msra", "positive_unitball", "bilinear"),
+    "source": ("other_db", "other.txt", "other_h5.txt", "matrix.binaryproto"),
+    "mean_file": ("mean.binaryproto",),
+    "root_folder": ("other/",),
+    "file_name": ("new.h5",),
+    "module": ("test_every_option_missing",),
+    "layer": ("Doubled",),
+    "param_str": ("3",),
+}
+NUMBERS = (2, 1, 3, 0, -1, 5, 0.5, 0.25, -2)
+PYTHON = """
+import autodial.caffe as caffe
+
+class Scaled(caffe.Layer):
+    factor = 1
+    def setup(self, bottom, top):
+        self.factor *= float(self.param_str)
+    def reshape(self, bottom, top):
+        top[0].reshape(*bottom[0].data.shape)
+    def forward(self, bottom, top):
+        top[0].data[...] = bottom[0].data * self.factor
+    def backward(self, top, propagate_down, bottom):
+        bottom[0].diff[...] = top[0].diff * self.factor
+
+class Doubled(Scaled):
+    factor = 2
+"""
+
+
+@pytest.fixture(autouse=True)
+def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the cases' layers read, in the working directory, and other files of each kind."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    rng = np.random.default_rng(0)
+    Path("other").mkdir()
+    images = rng.integers(0, 256, (8, 7, 6, 3), dtype=np.uint8)
+    for i, image in enumerate(images):
+        cv2.imwrite(f"other/{i % 4}.png" if i > 3 else f"{i}.png", image)
+    Path("list.txt").write_text("".join(f"{i}.png {i}\n" for i in range(4)))
+    Path("other.txt").write_text("".join(f"{i}.png {i}\n" for i in (3, 1)))
+    for i, name in enumerate(("h5", "other")):
+        with h5py.File(f"{name}.h5", "w") as file:
+            file["top0"], file["top1"] = rng.random((4, 3)), np.arange(i, i + 4)
+    Path("h5.txt").write_text("h5.h5")
+    Path("other_h5.txt").write_text("other.h5")
+    grey = images[..., 0]
+    for name, part in (("db", images[:4]), ("other_db", images[4:]), ("encoded", images), ("grey", grey)):
+        encoded = name in ("encoded", "grey")
+        with lmdb.open(name, map_size=2**22) as environment, environment.begin(write=True) as txn:
+            for i, image in enumerate(part):
+                data = cv2.imencode(".png", image)[1] if encoded else image.transpose(2, 0, 1)
+                datum = pb.Datum(channels=3, height=7, width=6, label=i, encoded=encoded, data=data.tobytes())
+                txn.put(b"%d" % i, datum.SerializeToString())
+    for name, shape in (("mean", (3, 7, 6)), ("matrix", (3, 3))):
+        blob = pb.BlobProto(data=rng.random(np.prod(shape)))
+        blob.shape.dim.extend(shape)
+        Path(f"{name}.binaryproto").write_bytes(blob.SerializeToString())
+    Path("test_every_option_layer.py").write_text(PYTHON)
+
+
+def net_of(kind: str, case: Case) -> Any:
+    """A net of Input layers for the bottoms and the layer, which is the last one."""
+    text = "force_backward: true "
+    for i, shape in enumerate(case.bottoms):
+        dims = " ".join(f"dim: {length}" for length in shape)
+        text += f'layer {{ name: "b{i}" type: "Input" top: "b{i}" input_param {{ shape {{ {dims} }} }} }}'
+    bottoms = "".join(f'bottom: "b{i}" ' for i in range(len(case.bottoms)))
+    tops = "".join(f'top: "top{i}" ' for i in range(case.tops))
+    return parse_net(f'{text} layer {{ name: "it" type: "{kind}" {bottoms} {tops} {case.body} }}')
+
+
+def observe(param: Any, phase: int) -> list[Any]:
+    """All that can be seen of a net's last layer, to compare: shapes, blobs, and what two passes give and leave."""
+    net = Net(param, phase, seed=3)
+    layer = net.layer("it")
+    seen: list[Any] = [dict(net.blob_shapes), dict(net.loss_weights)]
+    seen += [(each.lr_mult, each.decay_mult, each.tensor.tolist()) for each in net.params]
+    if isinstance(layer, SourceLayer):
+        return [*seen, *(top.tolist() for index in range(3) for top in layer.source.batch(index))]
+    if layer.is_data:
+        return seen
+    generator = torch.Generator().manual_seed(0)
+    inputs = {}
+    for name in net.inputs:
+        values = torch.rand(net.blob_shapes[name], generator=generator) - 0.4
+        inputs[name] = values if name == "b0" else values.mul(10).long().remainder(3).float()
+    with torch.no_grad():
+        for index in layer.statistics:
+            blob = layer.blobs[index]
+            blob.copy_(torch.arange(1.0, blob.numel() + 1).view(blob.shape))
+    for iteration in range(2):
+        net.seed_pass(iteration)
+        fed = {name: values.clone().requires_grad_(name == "b0") for name, values in inputs.items()}
+        tops = net(fed)
+        seen += [(name, top.shape, top.tolist()) for name, top in tops.items()]
+        total = sum((top * torch.arange(1.0, top.numel() + 1).view(top.shape)).sum() for top in tops.values())
+        if isinstance(total, torch.Tensor) and total.requires_grad:
+            total.backward()
+            seen += [values.grad.tolist() for values in fed.values() if values.grad is not None]
+            seen += [blob.grad.tolist() for blob in layer.blobs if blob.grad is not None]
+    seen += [blob.tolist() for blob in layer.blobs]
+    return [*seen, sorted(path.name for path in Path().iterdir())]
+
+
+def options_of(kind: str) -> list[str]:
+    """The paths of all options of a layer type, such as `convolution_param.weight_filler.std`."""
+    fields = pb.LayerParameter.DESCRIPTOR.fields
+    read = [field for field in fields if field.name.replace("_", "") == f"{kind.lower()}param"]
+    read += [field for field in fields if field.name in registry[kind].options and field not in read]
+    return [f"{field.name}.{path}" for field in read for path in paths(field.message_type)]
+
+
+def paths(message: Any) -> Iterator[str]:
+    for field in message.fields:
+        if field.message_type is None:
+            yield field.name
+        else:
+            yield from (f"{field.name}.{path}" for path in paths(field.message_type))
+
+
+def changed(param: Any, path: str) -> Iterator[Any]:
+    """Copies of a net whose last layer has other values in one field."""
+    *outer, name = path.split(".")
+    for value in values_of(param.layer[-1], path):
+        copy = pb.NetParameter()
+        copy.CopyFrom(param)
+        message = copy.layer[-1]
+        for step in outer:
+            message = getattr(message, step)
+            if not hasattr(message, "DESCRIPTOR"):  # a list of messages
+                message = message[0] if message else message.add()
+        try:
+            if isinstance(value, list):
+                getattr(message, name)[:] = value
+            else:
+                setattr(message, name, value)
+        except (ValueError, TypeError):  # a number that the field can't hold
+            continue
+        if copy != param:
+            yield copy
+
+
+def values_of(layer: Any, path: str) -> list[Any]:
+    """Values to try in a field."""
+    descriptor = layer.DESCRIPTOR
+    *outer, name = path.split(".")
+    for step in outer:
+        descriptor = descriptor.fields_by_name[step].message_type
+    field = descriptor.fields_by_name[name]
+    if field.enum_type is not None:
+        values: list[Any] = list(field.enum_type.values_by_number)
+    elif field.cpp_type == FieldDescriptor.CPPTYPE_BOOL:
+        values = [True, False]
+    elif field.cpp_type == FieldDescriptor.CPPTYPE_STRING:
+        values = list(STRINGS[name])
+    else:
+        values = list(NUMBERS)
+    return values if field.has_presence else [[value] * count for value in values for count in (1, 2)]
+
+
+def matters(kind: str, path: str) -> bool:
+    """Whether an option changes anything in some case, or is refused by its name."""
+    for case in CASES[kind]:
+        param = net_of(kind, case)
+        before = outcome(param, case.phase)
+        for other in changed(param, path):
+            after = outcome(other, case.phase)
+            named = after.startswith("error") and any(step in after for step in path.split("."))
+            if after != before and (named or not after.startswith("error")):
+                return True
+    return False
+
+
+def outcome(param: Any, phase: int) -> str:
+    """What is seen of a net, or its error, as text, in which NaN is NaN."""
+    try:
+        return str(observe(param, phase))
+    except InputError as error:
+        assert "\n" not in str(error)
+        return f"error {error}"
+
+
+def test_every_type_has_a_case() -> None:
+    assert CASES.keys() == registry.keys()
+
+
+@pytest.mark.parametrize("kind", sorted(registry))
+def test_every_option_is_honoured_or_refused_by_name(kind: str) -> None:
+    ignored = {path for path in options_of(kind) if not matters(kind, path)}
+    same = {path for path in options_of(kind) if path.endswith(SAME_NUMBERS.get(kind, ()))}
+    assert ignored == same

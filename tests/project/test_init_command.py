@@ -1,0 +1,283 @@
+"""`autodial init`, as a new user types it: what it writes trains, tests, exports and predicts."""
+
+from __future__ import annotations
+
+import csv
+import os
+import shlex
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from autodial import proto
+from autodial.cli import app
+from autodial.data.image_list import ImageList
+from autodial.errors import InputError, WorkError
+from autodial.proto.files import replacing
+from autodial.shipped import shipped_net, shipped_solver
+
+pytestmark = pytest.mark.usefixtures("here")
+
+NAMES = ["a box", "círculo", "線"]
+
+
+def run(*words: str | Path) -> None:
+    assert not app([str(word) for word in words], standalone_mode=False)
+
+
+def domains(images: Any, *, color: bool = True, suffix: str = ".png", counts: tuple[int, int] = (8, 6)) -> None:
+    """source/ and target/ with three class folders each, of odd sizes."""
+    for domain, count in zip(("source", "target"), counts, strict=True):
+        for name in NAMES:
+            images(f"{domain}/{name}", count, color=color, suffix=suffix)
+
+
+def init(*more: str | Path, folder: str = "project", arch: str | Path = "digits", target: str = "target") -> None:
+    run("init", folder, "--arch", arch, "--source", "source", "--target", target, *more)
+
+
+def written(folder: str = "project") -> tuple[Any, Any]:
+    net = proto.read_net(Path(folder, "train_val.prototxt"))
+    return {layer.name: layer for layer in net.layer}, proto.read_solver(Path(folder, "solver.prototxt"))
+
+
+def test_the_whole_way_with_colour_photographs(
+    images: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    domains(images, suffix=".jpg")
+    init("--epochs", "4")
+    command = shlex.split(capsys.readouterr().out.strip().splitlines()[-1])
+    assert command == ["autodial", "train", "--solver", "project/solver.prototxt"]
+    run(*command[1:], "--device", "cpu", "--workers", "0")
+    assert "Test net output accuracy" in capsys.readouterr().out
+
+    Path("elsewhere").mkdir()
+    Path("project").rename("moved")
+    monkeypatch.chdir("elsewhere")
+    net, weights = "../moved/train_val.prototxt", "../moved/solver_iter_4.caffemodel"
+    run("test", "--net", net, "--weights", weights, "--device", "cpu", "--workers", "0", "-o", "scores.csv")
+    run("export", "--net", net, "--weights", weights, "-o", "target.onnx")
+    run("predict", "target.onnx", "../target", "--device", "cpu", "-o", "labels.csv")
+    with Path("scores.csv").open(encoding="utf-8") as file:
+        scores = {Path(row["path"]): NAMES[int(row["predicted"])] for row in csv.DictReader(file)}
+    with Path("labels.csv").open(encoding="utf-8") as file:
+        labels = {Path(row["path"]).resolve(): row["label_1"] for row in csv.DictReader(file)}
+    assert labels == scores and len(labels) == 18
+
+
+def test_the_whole_way_without_labels_in_grey(images: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    domains(images, color=False)
+    images("flat", 7, color=False)
+    init("--epochs", "2", target="flat")
+    assert not Path("project/test.txt").exists()
+    net, solver = written()
+    assert "accuracy" not in net and not solver.test_iter and not solver.HasField("test_interval")
+    run("train", "--solver", "project/solver.prototxt", "--device", "cpu", "--workers", "0")
+    weights = f"project/solver_iter_{solver.max_iter}.caffemodel"
+    net_path = "project/train_val.prototxt"
+    run("test", "--net", net_path, "--weights", weights, "--device", "cpu", "--workers", "0", "-o", "scores.csv")
+    assert "accuracy" not in capsys.readouterr().out.partition("Training done.")[2]
+    with Path("scores.csv").open(encoding="utf-8") as file:
+        assert [(row["label"], row["loss"]) for row in csv.DictReader(file)] == [("-1", "")] * 7
+    run("export", "--net", net_path, "--weights", weights, "-o", "target.onnx")
+    run("predict", "target.onnx", "project/target.txt", "--device", "cpu", "-o", "labels.csv")
+    with Path("labels.csv").open(encoding="utf-8") as file:
+        assert {row["label_1"] for row in csv.DictReader(file)}.issubset(NAMES)
+
+
+def test_what_is_written(images: Any) -> None:
+    domains(images)
+    init("--epochs", "10", "--batch-size", "20")
+    net, solver = written()
+    assert Path("project/labels.txt").read_text("utf-8").splitlines() == NAMES
+    source, target, test = (ImageList.read(f"project/{name}.txt") for name in ("source", "target", "test"))
+    assert [entry.label for entry in source] == [0] * 8 + [1] * 8 + [2] * 8
+    assert [entry.label for entry in target] == [-1] * 18
+    assert [entry.label for entry in test] == [0] * 6 + [1] * 6 + [2] * 6
+    assert [entry.path for entry in target] == [entry.path for entry in test]
+    assert all(Path(entry.path).is_absolute() and Path(entry.path).is_file() for entry in (*source, *target))
+    # 24 and 18 images at 20 make 11.4 and 8.6; 10 passes over 24 images at 11 are 21.8 iterations
+    assert (net["data-source"].image_data_param.batch_size, net["data-target"].image_data_param.batch_size) == (11, 9)
+    assert net["fc4"].inner_product_param.num_output == 3
+    assert solver.max_iter == 22 and solver.gamma * 22 == pytest.approx(10, rel=1e-5)
+    assert list(solver.test_iter) == [1] and net["data-test"].image_data_param.batch_size == 18
+    assert solver.snapshot == 5 and not solver.HasField("snapshot_prefix")
+
+
+def test_a_test_list_of_its_own(images: Any) -> None:
+    domains(images)
+    held_out = images("held out/線", 2)
+    Path("test list.txt").write_text(f"{held_out[0]} 2\n{held_out[1]} 0\n", encoding="utf-8")
+    init("--test", "test list.txt")
+    assert [(entry.path, entry.label) for entry in ImageList.read("project/test.txt")] == [
+        (str(Path(held_out[0]).resolve()), 2),
+        (str(Path(held_out[1]).resolve()), 0),
+    ]
+
+
+def test_sixty_epochs_of_alexnet(images: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    domains(images)
+    init(arch="alexnet")
+    net, solver = written()
+    # all 42 images make a batch, so that an epoch is an iteration
+    assert (solver.max_iter, list(solver.stepvalue)) == (60, [54])
+    for layer in ("data-source", "data-target", "data-test"):
+        assert (net[layer].image_data_param.new_height, net[layer].image_data_param.new_width) == (256, 256)
+    out = capsys.readouterr().out
+    assert "The domains have 42 images, less than a batch of 256" in out
+    assert "5 layers of the net are frozen, such as conv1, and stay at random" in out
+
+
+def test_weights_of_other_classes(images: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    domains(images)
+    init("--epochs", "1", folder="first")
+    run("train", "--solver", "first/solver.prototxt", "--device", "cpu", "--workers", "0")
+    for domain in ("source", "target"):
+        images(f"{domain}/one more", 4)
+    weights = f"first/solver_iter_{written('first')[1].max_iter}.caffemodel"
+    init("--epochs", "1", "--weights", weights, folder="second")
+    assert {"fc4-new", "fc4-dial-new", "fc4-scale-new"}.issubset(written("second")[0])
+    out = capsys.readouterr().out
+    assert "3 of 4 convolutions and inner products start from the weights; new are fc4-new." in out
+    run(*shlex.split(out.strip().splitlines()[-1])[1:], "--device", "cpu", "--workers", "0")
+
+
+def test_a_net_of_ones_own(images: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    domains(images)
+    Path("mine").mkdir()
+    net = proto.read_net(shipped_net("digits"))
+    for layer in net.layer:
+        for field in ("new_height", "new_width"):
+            layer.image_data_param.ClearField(field)
+    proto.write_text(net, "mine/net.prototxt")
+    with pytest.raises(InputError, match=r"does not say how large images are, and .* has .* pixels while"):
+        init(arch="mine/net.prototxt")
+    images("equal/x", 3, size=20)
+    images("equal/y", 3, size=20)
+    images("other", 3, size=20)
+    run("init", "project", "--arch", "mine/net.prototxt", "--source", "equal", "--target", "other")
+    assert written()[0]["data-source"].image_data_param.new_height == 20
+    assert "There is no solver.prototxt beside mine" in capsys.readouterr().out
+
+    solver = proto.read_solver(shipped_solver("digits"))
+    solver.max_iter, solver.gamma = 300, 0.1
+    proto.write_text(solver, "mine/solver.prototxt")
+    arch = ("--arch", "mine/net.prototxt", "--source", "equal", "--target", "other")
+    run("init", "again", *arch)
+    assert (written("again")[1].max_iter, written("again")[1].lr_policy) == (300, "inv")
+
+
+def test_a_plain_net_is_dialized(images: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    domains(images)
+    Path("plain.prototxt").write_text(
+        """
+        name: "plain"
+        layer { name: "data" type: "Input" top: "data" input_param { shape { dim: 1 dim: 3 dim: 12 dim: 12 } } }
+        layer { name: "ip" type: "InnerProduct" bottom: "data" top: "ip"
+          inner_product_param { num_output: 9 weight_filler { type: "xavier" } } }
+        layer { name: "prob" type: "Softmax" bottom: "ip" top: "prob" }
+        """
+    )
+    init("--epochs", "2", arch="plain.prototxt")
+    out = capsys.readouterr().out
+    assert "plain.prototxt is a plain net" in out
+    run(*shlex.split(out.strip().splitlines()[-1])[1:], "--device", "cpu", "--workers", "0")
+
+
+def test_a_working_directory_with_another_projects_files(
+    images: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Paths in prototxts mean the working directory first, as in Caffe: from there, another net would be trained."""
+    domains(images)
+    init(folder="my first")
+    monkeypatch.chdir("my first")
+    run("init", "../my second", "--arch", "digits", "--source", "../source", "--target", "../target")
+    last = capsys.readouterr().out.strip().splitlines()[-1]
+    assert last == "cd '../my second' && autodial train --solver solver.prototxt"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--arch", "digitz"], r"no file of this name, and no net that ships \(alexnet, digits, inception_bn"),
+        (["--target", "source"], "the source and the target are the same, source"),
+        (["--target", "source/線"], r"8 of the 8 images of the target .* are images of the source \(source\), such as"),
+        (["--epochs", "0"], r"--epochs 0: state a number above 0"),
+        (["--weights", "nowhere.caffemodel"], "nowhere.caffemodel does not exist"),
+        (["--weights", "other.caffemodel"], "the weights hold none of the net's layers"),
+        (["--test", "flat"], "flat holds 3 images that lie in no class folder"),
+        (["--target", "bad"], r"1 of the 3 images of the target \(bad\) can't be used: .*0.png is empty: repair"),
+    ],
+)
+def test_refuses_before_anything_is_written(images: Any, arguments: list[str], message: str) -> None:
+    domains(images)
+    images("flat", 3)
+    images("bad", 3)
+    Path("bad/0.png").write_bytes(b"")
+    stored = proto.LayerWeights(proto.messages.LayerParameter(name="other"), [np.zeros(3, np.float32)])
+    proto.write_weights(proto.Weights("w", [stored]), "other.caffemodel")
+    options = {"--arch": "digits", "--source": "source", "--target": "target"}
+    options.update(zip(arguments[::2], arguments[1::2], strict=True))
+    with pytest.raises(InputError, match=message):
+        run("init", "project", *(word for option in options.items() for word in option))
+    assert not Path("project").exists()
+
+
+@pytest.mark.parametrize(
+    ("folder", "message"),
+    [
+        ("full", "full exists and is not empty: name another folder"),
+        ("full/file", "full/file is a file"),
+        ("source/project", "source/project lies in source, which holds images"),
+        ("full/file/x", "can't be written to"),
+    ],
+)
+def test_refuses_folders_that_can_not_become_projects(images: Any, folder: str, message: str) -> None:
+    domains(images)
+    Path("full").mkdir()
+    Path("full/file").touch()
+    with pytest.raises(InputError, match=message):
+        init(folder=folder)
+
+
+def test_bad_images_can_be_left_out(images: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    domains(images)
+    Path("source/線/0.png").write_bytes(b"")
+    init("--skip-bad")
+    assert len(ImageList.read("project/source.txt")) == 23
+    assert "線/0.png is empty" in capsys.readouterr().err
+    for path in Path("source/線").iterdir():
+        path.write_bytes(b"")
+    with pytest.raises(InputError, match='class "線" has no image that can be used'):
+        init("--skip-bad", folder="again")
+
+
+def test_copies_are_noted(images: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    domains(images)
+    Path("target/線/copy.png").write_bytes(Path("source/線/3.png").read_bytes())
+    init()
+    assert "1 images of the target are copies of images of the source, such as" in capsys.readouterr().out
+
+
+def test_a_failure_leaves_nothing(images: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    domains(images)
+
+    def failing(path: Path) -> Any:
+        if path.name == "solver.prototxt":
+            raise WorkError(f"{path} can't be written: no space")
+        return replacing(path)
+
+    monkeypatch.setattr("autodial.project.files.replacing", failing)
+    with pytest.raises(WorkError, match="no space"):
+        init(folder="new/deep/project")
+    assert not Path("new").exists()
+
+
+@pytest.mark.skipif(not hasattr(os, "getuid") or os.getuid() == 0, reason="nothing is closed to root")
+def test_a_folder_without_leave_to_write(images: Any) -> None:
+    domains(images)
+    Path("closed").mkdir(0o500)
+    with pytest.raises(InputError, match=r"can't be made, as .*closed can't be written to"):
+        init(folder="closed/project")

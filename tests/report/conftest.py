@@ -1,0 +1,189 @@
+"""A tiny AutoDIAL project on images that the tests draw, and a reader of the pages that are made of its run."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from html.parser import HTMLParser
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+
+from autodial.cli import main
+
+CLASSES = ["<b>cats & dogs</b>", "$x_1$", "日本語"]
+NET = """
+name: "spots & <stripes>"
+layer { name: "source" type: "ImageData" top: "source" top: "label" include { phase: TRAIN }
+  transform_param { crop_size: 8 mirror: true mean_value: 90 mean_value: 100 mean_value: 110 scale: 0.01 }
+  image_data_param { source: "source.txt" batch_size: 4 shuffle: true } }
+layer { name: "target" type: "ImageData" top: "target" top: "target-label" include { phase: TRAIN }
+  transform_param { crop_size: 8 mirror: true mean_value: 90 mean_value: 100 mean_value: 110 scale: 0.01 }
+  image_data_param { source: "target.txt" batch_size: 3 shuffle: true } }
+layer { name: "silence" type: "Silence" bottom: "target-label" include { phase: TRAIN } }
+layer { name: "join" type: "Concat" bottom: "source" bottom: "target" top: "data" include { phase: TRAIN }
+  concat_param { axis: 0 } }
+layer { name: "test" type: "ImageData" top: "data" top: "label" include { phase: TEST }
+  transform_param { crop_size: 8 mean_value: 90 mean_value: 100 mean_value: 110 scale: 0.01 }
+  image_data_param { source: "test.txt" batch_size: 5 } }
+layer { name: "conv" type: "Convolution" bottom: "data" top: "conv"
+  convolution_param { num_output: 6 kernel_size: 3 weight_filler { type: "xavier" } } }
+layer { name: "conv/dial" type: "Dial" bottom: "conv" top: "conv" param { lr_mult: 1 }
+  dial_param { slice_point: 4 moving_average_fraction: 0.8 weight_filler { type: "constant" value: 0.9 } } }
+layer { name: "relu" type: "ReLU" bottom: "conv" top: "conv" }
+layer { name: "fc" type: "InnerProduct" bottom: "conv" top: "fc"
+  inner_product_param { num_output: 3 weight_filler { type: "xavier" } } }
+layer { name: "fc/dial" type: "Dial" bottom: "fc" top: "fc" param { lr_mult: 1 }
+  dial_param { slice_point: 4 moving_average_fraction: 0.8 weight_filler { type: "constant" value: 0.8 } } }
+layer { name: "slice" type: "Slice" bottom: "fc" top: "fc-source" top: "fc-target" include { phase: TRAIN }
+  slice_param { axis: 0 slice_point: 4 } }
+layer { name: "loss-source" type: "SoftmaxWithLoss" bottom: "fc-source" bottom: "label" top: "loss-source"
+  include { phase: TRAIN } }
+layer { name: "loss-target" type: "EntropyLoss" bottom: "fc-target" top: "loss-target" loss_weight: 0.1
+  include { phase: TRAIN } }
+layer { name: "accuracy" type: "Accuracy" bottom: "fc" bottom: "label" top: "accuracy" include { phase: TEST } }
+"""
+SOLVER = """
+net: "net.prototxt"
+base_lr: 0.05 lr_policy: "step" gamma: 0.5 stepsize: 4 momentum: 0.9 weight_decay: 0.001
+max_iter: 8 display: 2 test_iter: 3 test_interval: 4 snapshot: 4 snapshot_prefix: "spots" random_seed: 5
+solver_mode: CPU
+"""
+
+Autodial = Callable[..., tuple[int, str, str]]
+
+
+def write_project(folder: Path) -> None:
+    """A net, its solver, 20 images of the source and 14 of the target, their lists, and names of the classes."""
+    rng = np.random.default_rng(0)
+    for domain, count in (("source", 20), ("target", 14)):
+        (folder / domain).mkdir()
+        lines = []
+        for i in range(count):
+            label = i * i % 7 % 3
+            image = rng.integers(0, 60, (10, 10, 3), dtype=np.uint8)
+            image[:, :, label] += 100 if domain == "source" else 12
+            assert cv2.imwrite(str(folder / domain / f"{i}.png"), image)
+            lines.append(f"{domain}/{i}.png {label}\n")
+        unlabelled = [f"{line.split()[0]} 0\n" for line in lines]
+        (folder / f"{domain}.txt").write_text("".join(lines if domain == "source" else unlabelled))
+        if domain == "target":
+            (folder / "test.txt").write_text("".join(lines))
+    (folder / "labels.txt").write_text("\n".join(CLASSES), encoding="utf-8")
+    (folder / "net.prototxt").write_text(NET)
+    (folder / "solver.prototxt").write_text(SOLVER)
+
+
+@pytest.fixture
+def autodial(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Autodial:
+    """`autodial(arguments...)` gives exit status, standard output and standard error."""
+
+    def run(*arguments: str | Path) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["autodial", *map(str, arguments)])
+        with pytest.raises(SystemExit) as exit_:
+            main()
+        out, err = capsys.readouterr()
+        return int(exit_.value.code or 0), out, err
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A project whose run `run` is finished; it is not to be changed."""
+    from autodial.train_command import train
+
+    folder = tmp_path_factory.mktemp("spots")
+    write_project(folder)
+    before = Path.cwd()
+    os.chdir(folder)
+    try:
+        train(solver=Path("solver.prototxt"), device="cpu", workers=0, output=Path("run"))
+    finally:
+        os.chdir(before)
+    return folder
+
+
+@dataclass
+class ReadPage(HTMLParser):
+    """A page taken apart. Elements that are not closed, or closed in another order, raise an AssertionError.
+
+    Attributes:
+        tables: by caption, or summary, rows of cells with the header first.
+        facts: of the definition list, by term.
+        links: all values of src and href.
+        alts: texts for images.
+        text: everything that is written.
+        headings: of the second level.
+    """
+
+    tables: dict[str, list[list[str]]] = field(default_factory=dict)
+    facts: dict[str, str] = field(default_factory=dict)
+    links: list[str] = field(default_factory=list)
+    alts: list[str] = field(default_factory=list)
+    text: str = ""
+    headings: list[str] = field(default_factory=list)
+    _open: list[str] = field(default_factory=list)
+    _cell: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        super().__init__(convert_charrefs=True)
+
+    @classmethod
+    def read(cls, path: Path) -> ReadPage:
+        page = cls()
+        page.feed(path.read_bytes().decode("utf-8"))
+        page.close()
+        assert page._open == []
+        return page
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        named = {name: value or "" for name, value in attrs}
+        self.links += [value for name, value in named.items() if name in ("src", "href", "action", "data", "srcset")]
+        assert not any(name.startswith("on") for name in named)
+        assert tag not in ("script", "link", "iframe", "object", "base")
+        if tag == "img":
+            self.alts.append(named["alt"])
+        if tag not in ("meta", "img", "br"):
+            self._open.append(tag)
+        if tag == "table":
+            self._rows: list[list[str]] = []
+        if tag == "tr":
+            self._rows.append([])
+        self._cell = []
+
+    def handle_data(self, data: str) -> None:
+        self._cell.append(data)
+        self.text += data
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self._open.pop() == tag
+        words = "".join(self._cell)
+        if tag in ("caption", "summary"):
+            self._title = words
+        elif tag in ("th", "td"):
+            self._rows[-1].append(words)
+        elif tag == "table":
+            self.tables[self._title] = self._rows
+        elif tag == "dt":
+            self._term = words
+        elif tag == "dd":
+            self.facts[self._term] = words
+        elif tag == "h2":
+            self.headings.append(words)
+
+
+@pytest.fixture
+def read_page() -> Callable[[Path], ReadPage]:
+    """Takes the page in a file apart."""
+    return ReadPage.read
+
+
+@pytest.fixture
+def class_names() -> list[str]:
+    """The project's classes."""
+    return CLASSES

@@ -1,0 +1,74 @@
+"""How many trainings run side by side, and what becomes of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from autodial.selection import processes
+from autodial.selection.holdout import Fold
+from autodial.selection.job import Job, failure, read_result
+
+GIB = 2**30
+
+
+def test_jobs_fill_cpus_gpus_and_memory() -> None:
+    def parallel(jobs: int, cpus: int, *, gpu: bool = False, memory: int = 64 * GIB) -> int:
+        return processes.default_parallel(jobs, cpus, gpu=gpu, memory=memory, job_memory=4 * GIB)
+
+    assert parallel(3, 16) == 3
+    assert parallel(30, 12) == 12
+    assert parallel(30, 12, gpu=True) == 6
+    assert parallel(30, 12, memory=9 * GIB) == 2
+    assert parallel(30, 1, gpu=True) == 1
+    assert parallel(30, 12, memory=GIB) == 1
+    assert parallel(0, 12) == 1
+
+
+def test_container_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "_CGROUP", tmp_path)
+    unlimited = processes.available_cpus(), processes.free_memory()
+    (tmp_path / "cpu.max").write_text("150000 100000\n")
+    (tmp_path / "memory.max").write_text(f"{GIB}\n")
+    (tmp_path / "memory.current").write_text(f"{GIB // 4}\n")
+    assert processes.available_cpus() == 1
+    assert processes.free_memory() == min(unlimited[1], GIB * 3 // 4)
+    for name in ("cpu.max", "memory.max"):
+        (tmp_path / name).write_text("max 100000\n" if name == "cpu.max" else "max\n")
+    assert processes.available_cpus() == unlimited[0]
+    assert processes.free_memory() > GIB // 4
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Job:
+    return Job(
+        folder=tmp_path,
+        settings=("loss.loss_weight=1",),
+        fold=2,
+        lists=Fold(*(tmp_path / name for name in ("training.txt", "held_out.txt", "sample.txt"))),
+        solver=Path("solver.prototxt"),
+        weights=None,
+        variants=(),
+        overrides=("loss.loss_weight=1",),
+        seed=3,
+        max_iter=10,
+        base_dir=tmp_path,
+        device="cpu",
+        target_labels="",
+    )
+
+
+def test_job_survives_its_file(job: Job) -> None:
+    assert Job.read(job.write()) == job
+    assert read_result(job) is None
+
+
+def test_processes_that_fail_are_reported(job: Job) -> None:
+    reports: list[int | None] = []
+    # the solver does not exist
+    assert processes.run_jobs([job], 1, threads=1, workers=0, report=lambda _, status: reports.append(status))
+    assert reports == [None, 2]
+    assert failure(job, 2) == f"solver.prototxt does not exist: check the name of the prototxt file; see {job.log}"
+    assert failure(job, -9) == f"killed by signal 9; see {job.log}"
+    assert read_result(job) is None
