@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -153,13 +152,15 @@ class _Align(torch.autograd.Function):
         return grad_x, grad_alpha, None, None, grad_scale, grad_bias, None
 
 
-def _moments(x: Tensor) -> Iterable[Tensor]:
+def _moments(x: Tensor) -> tuple[Tensor, Tensor]:
     """Mean and biased variance per channel, in at least float32, each pass stable for large offsets."""
     if x.dtype not in (torch.bfloat16, torch.float16):
-        return _aten.batch_norm_update_stats(x, None, None, 0.0)
+        mean, var = _aten.batch_norm_update_stats(x, None, None, 0.0)
+        return mean, var
     # running statistics of float32, which momentum 0 leaves alone, make the kernel's sums float32
     unused = torch.zeros(2, x.shape[1], dtype=torch.float32, device=x.device)
-    return _aten.batch_norm_update_stats(x, unused[0], unused[1], 0.0)
+    mean, var = _aten.batch_norm_update_stats(x, unused[0], unused[1], 0.0)
+    return mean, var
 
 
 def _normalize(

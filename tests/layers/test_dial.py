@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from autodial.layers import DomainAlignment, EntropyLoss, LayerError
+from autodial.layers.alignment import align
 from autodial.layers.base import TEST
 
 
@@ -139,6 +140,70 @@ def test_half_precision_has_float32_statistics(dtype: torch.dtype) -> None:
     torch.testing.assert_close(y.float(), expected, rtol=precision, atol=precision)
     assert inputs[0].grad is not None and inputs[1].grad is not None
     torch.testing.assert_close(inputs[0].grad.float(), inputs[1].grad, rtol=4 * precision, atol=4 * precision)
+
+
+@pytest.mark.parametrize("shape", [(7, 4), (5, 3, 2, 3)])
+@pytest.mark.parametrize("relu", [False, True])
+@pytest.mark.parametrize("bias", [False, True])
+def test_gradients_with_scale_bias_and_relu(shape: tuple[int, ...], relu: bool, bias: bool) -> None:
+    layer = DomainAlignment(shape[1], slice_point=2).double()
+    factors = torch.linspace(-1, 1.5, shape[1], dtype=torch.float64).requires_grad_()
+    terms = torch.linspace(0.3, -0.4, shape[1], dtype=torch.float64).requires_grad_() if bias else None
+
+    def forward(x: Tensor, alpha: Tensor, factors: Tensor, terms: Tensor | None = None) -> Tensor:
+        return align(x, alpha, 2, layer.eps, factors, terms, relu=relu)[0]
+
+    alpha = torch.tensor([0.73], dtype=torch.float64, requires_grad=True)
+    inputs = (batch(*shape).requires_grad_(), alpha, factors, *([] if terms is None else [terms]))
+    assert torch.autograd.gradcheck(forward, inputs)
+
+
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_scaled_is_alignment_scale_and_relu(dtype: torch.dtype, memory_format: torch.memory_format) -> None:
+    x, grad = (batch(32, 5, 6, 6, seed=seed).to(dtype).to(memory_format=memory_format) for seed in (0, 1))
+    factors, terms = torch.tensor([-2.0, -0.5, 0.0, 0.5, 3.0]), torch.tensor([0.3, -0.3, 0.2, 0.0, -0.1])
+    fused, steps = (DomainAlignment(5, slice_point=12, alpha=0.8) for _ in range(2))
+    rows = [[row.clone().requires_grad_() for row in (factors, terms)] for _ in range(2)]
+    inputs = [x.clone().requires_grad_(), x.float().requires_grad_()]
+    y = fused.scaled(inputs[0], *rows[0], relu=True)
+    scale, bias = (row.view(1, -1, 1, 1) for row in rows[1])
+    expected = F.relu(steps(inputs[1]) * scale + bias)
+    y.backward(grad)
+    expected.backward(grad.float())
+    assert y.dtype == dtype and y.is_contiguous(memory_format=memory_format)
+    precision = max(torch.finfo(dtype).eps, 1e-6)
+    torch.testing.assert_close(y.float(), expected, rtol=precision, atol=precision)
+    pairs = [(inputs[0].grad, inputs[1].grad), (fused.alpha.grad, steps.alpha.grad)]
+    for got, wanted in (*pairs, *((a.grad, b.grad) for a, b in zip(*rows, strict=True))):
+        assert got is not None and wanted is not None
+        torch.testing.assert_close(
+            got.float(), wanted, rtol=4 * precision, atol=4 * precision * grad[:, 0].numel() ** 0.5
+        )
+    assert torch.equal(fused.variance, steps.variance) or dtype != torch.float32
+
+
+def test_a_large_offset_costs_the_gradients_with_a_scale_no_more() -> None:
+    x, grad = (batch(64, 3, 8, 8) / 3 + 1e4).float(), batch(64, 3, 8, 8, seed=1).float()
+    gradients = []
+    for inputs, dtype in ((x, torch.float32), (x.double(), torch.float64)):
+        inputs = inputs.clone().requires_grad_()
+        factors = torch.tensor([0.5, 1.0, 2.0], dtype=dtype, requires_grad=True)
+        layer = DomainAlignment(3, slice_point=24, alpha=0.8).to(dtype)
+        layer.scaled(inputs, factors).backward(grad.to(dtype))
+        assert inputs.grad is not None and layer.alpha.grad is not None and factors.grad is not None
+        gradients.append([part.double() for part in (inputs.grad, factors.grad, layer.alpha.grad)])
+    for got, exact in zip(*gradients, strict=True):
+        assert (got - exact).abs().max() < 1e-3 * exact.abs().max()  # a float32 near 1e4 is known to 5e-4
+
+
+def test_with_stored_statistics_scaled_is_the_same_function() -> None:
+    layer = DomainAlignment(4, slice_point=2).double()
+    layer(batch(5, 4))
+    layer.eval()
+    factors, terms = torch.rand(2, 4, dtype=torch.float64)
+    x = batch(3, 4, seed=5)
+    torch.testing.assert_close(layer.scaled(x, factors, terms, relu=True), F.relu(layer(x) * factors + terms))
 
 
 def test_training_mode_exports_and_compiles() -> None:
