@@ -193,8 +193,8 @@ def test_a_large_offset_costs_the_gradients_with_a_scale_no_more() -> None:
         layer.scaled(inputs, factors).backward(grad.to(dtype))
         assert inputs.grad is not None and layer.alpha.grad is not None and factors.grad is not None
         gradients.append([part.double() for part in (inputs.grad, factors.grad, layer.alpha.grad)])
-    # a float32 near 1e4 is known to 5e-4; the mean's error, which all samples share, adds up in the scale's gradient, as
-    # it does in torch's batch norm
+    # A float32 near 1e4 is known to 5e-4. The mean's error, which all samples share, adds up in the scale's gradient,
+    # as it does in torch's batch norm.
     for got, exact, limit in zip(*gradients, (1e-3, 1e-2, 1e-3), strict=True):
         assert (got - exact).abs().max() < limit * exact.abs().max()
 

@@ -258,7 +258,12 @@ def test_interrupted_training_goes_on_from_its_snapshot(project: Path, selected:
     result = select("--try", TRY, "-o", "chosen", "--target-labels")
     assert result.exit_code == 0, result.output
     assert "from iteration 6 to 12" in (folder / "log.txt").read_text()
-    assert record("chosen") == before
+    after = record("chosen")
+    # the first half ran with another number of threads, which add up in another order
+    for old, new in zip(before.pop("candidates"), after.pop("candidates"), strict=True):
+        assert new.pop("measures") == pytest.approx(old.pop("measures"), rel=1e-4, abs=1e-6)
+        assert new == old
+    assert after == before
 
 
 def test_folds_are_trained_with_seeds_of_their_own_and_averaged(project: Path) -> None:

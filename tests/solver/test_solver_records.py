@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -51,8 +51,13 @@ class Recorded(Solver):
 
 
 @pytest.fixture
-def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """`start(run)` copies a record's folder, as runs write snapshots, and gives its Solver."""
+def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """`start(run)` copies a record's folder, as runs write snapshots, and gives its Solver.
+
+    One thread adds up in one order; more would add their own rounding to what these runs amplify.
+    """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
 
     def solver(run: str) -> Recorded:
         folder = (RECORDS if run in LOCAL else SHARED) / run
@@ -64,7 +69,8 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         recorded.record = np.load("trace.npz")
         return recorded
 
-    return solver
+    yield solver
+    torch.set_num_threads(threads)
 
 
 def follow(solver: Recorded, tolerance: float = TOLERANCE) -> None:
