@@ -6,16 +6,18 @@ import json
 import os
 from collections.abc import Iterable
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
+
+from autodial.options import JsonOption
 
 if TYPE_CHECKING:
     from autodial.deploy.doctor import Check
 
 
 def doctor(
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object, for programs.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Say what this machine can do: versions, GPUs, missing libraries, wheels that clash, and what to install.
 

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from autodial.data.source import FILE_OPTIONS
 from autodial.data_checks import check_data
 from autodial.errors import InputError
 from autodial.feed import Feed, sources
@@ -19,8 +20,6 @@ from autodial.net import Net
 from autodial.net_state import filter_net
 from autodial.proto import messages as pb
 
-_OPTIONS = {"ImageData": "image_data_param", "Data": "data_param", "HDF5Data": "hdf5_data_param"}
-"""By type of the layers that read files: the message that says which, and how."""
 _TRANSFORMING = ("ImageData", "Data")
 
 
@@ -82,11 +81,11 @@ def without_augmentation(data: DataTop, test: DataTop, batch_size: int | None = 
     layer.phase = pb.TEST
     for field in ("include", "exclude"):
         layer.ClearField(field)
-    options = _options(layer)
+    options = file_options(layer)
     for field in ("shuffle", "rand_skip"):
         if field in options.DESCRIPTOR.fields_by_name:
             options.ClearField(field)
-    like = _options(test.layer) if test.layer.type in _OPTIONS else options
+    like = file_options(test.layer) if test.layer.type in FILE_OPTIONS else options
     options.batch_size = batch_size or like.batch_size
     if layer.type in _TRANSFORMING:
         layer.transform_param.mirror = False
@@ -107,7 +106,7 @@ def reading(data: DataTop, path: Path, size: tuple[int, int] | None = None) -> D
     """
     layer = pb.LayerParameter()
     layer.CopyFrom(data.layer)
-    options = _options(layer)
+    options = file_options(layer)
     options.source = str(path.absolute())
     if layer.type == "ImageData":
         options.ClearField("root_folder")
@@ -173,7 +172,7 @@ class DomainBatches:
         self._net = Net(pb.NetParameter(layer=[data.layer]), pb.TEST, base_dir=base_dir)
         self._top, self._blob = data.blob, blob
         self._device, self._workers = device, workers
-        self.path: str = _options(data.layer).source
+        self.path: str = file_options(data.layer).source
         (source,) = sources(self._net).values()
         self.rows = len(source)
         self.shape: Shape = self._net.blob_shapes[self._top]
@@ -192,14 +191,14 @@ class DomainBatches:
                 yield {self._blob: tops[self._top][: self.rows - index * self.shape[0]]}
 
 
-def _options(layer: Any) -> Any:
-    """The message that says which files a data layer reads."""
-    if layer.type not in _OPTIONS:
+def file_options(layer: Any) -> Any:
+    """The message that says which files a data layer reads; InputError if a program feeds it."""
+    if layer.type not in FILE_OPTIONS:
         raise InputError(
             f'layer "{layer.name}" ({layer.type}) gets its data from a program, and nothing says how images are to be '
             "prepared for it: use a net whose data layer is of the type ImageData, Data or HDF5Data"
         )
-    return getattr(layer, _OPTIONS[layer.type])
+    return getattr(layer, FILE_OPTIONS[layer.type])
 
 
 def _dial_tops(graph: Graph) -> list[int]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import shutil
 import signal
 import time
@@ -18,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
+from autodial.cpus import available_cpus
 from autodial.data.image_data import init_worker
 from autodial.data.source import Source
 from autodial.errors import AutodialError, InputError, WorkError
@@ -41,8 +41,7 @@ def sources(net: Net) -> dict[str, Source]:
 
 def default_workers() -> int:
     """How many worker processes suit this machine: one less than the CPUs this process may use, 1 to 8."""
-    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(8, max(1, cpus - 1))
+    return min(8, max(1, available_cpus() - 1))
 
 
 def image_format(net: Net, device: torch.device) -> torch.memory_format:

@@ -167,7 +167,13 @@ def _template(recipe: _Recipe, classes: int, start: Weights | None) -> tuple[Net
         return recipe.template, None
     from autodial.converters.dialize import dialize
 
-    made = dialize(recipe.net, start, classes=classes, base_dir=recipe.path.parent)
+    try:
+        made = dialize(recipe.net, start, classes=classes, base_dir=recipe.path.parent)
+    except InputError as error:
+        raise InputError(
+            f"{recipe.path}: {error} (`autodial dialize` has options for such nets, and --arch takes the net that it "
+            "writes)"
+        ) from error
     recipe.notes.append(
         f"{recipe.path} is a plain net: {len(made.report.replaced)} BatchNorm layers became Dial layers, and "
         f"{len(made.report.inserted)} layers got one behind them (`autodial dialize` has choices)."
@@ -181,8 +187,7 @@ def _read_weights(names: str | None) -> Weights | None:
 
     if names is None:
         return None
-    files = [proto.read_weights(name) for name in names.split(",")]
-    return proto.Weights(files[-1].name, [layer for file in files for layer in file.layers])
+    return proto.merge_weights([proto.read_weights(name) for name in names.split(",")])
 
 
 def _look_at(classes: Sequence[str], source: Domain, others: Sequence[Domain], *, skip_bad: bool) -> Data:

@@ -1,10 +1,13 @@
-"""Options that several commands share."""
+"""Options and exit statuses that several commands share."""
 
 from __future__ import annotations
 
 from typing import Annotated
 
 import typer
+
+INTERRUPTED = 130
+"""Exit status after Ctrl-C, as shells have it: 128 + SIGINT."""
 
 VariantOption = Annotated[
     list[str] | None,
@@ -18,3 +21,36 @@ VariantOption = Annotated[
     ),
 ]
 """Names for `autodial.variants.apply_variants`."""
+SettingsOption = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="LAYER.FIELD=VALUE", help="Change a field of the net; may be repeated."),
+]
+"""Settings for `autodial.overrides.apply_to_nets`."""
+WeightsOption = Annotated[str, typer.Option(metavar="W1,W2", help="The trained .caffemodel, or several.")]
+"""Files for `autodial.proto.read_weights`, separated by commas."""
+LogitsOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="BLOB",
+        help="The blob of class scores.",
+        show_default="what the loss, Accuracy or Softmax layer reads",
+    ),
+]
+"""A name for `autodial.graph.Graph.logits`."""
+DeviceOption = Annotated[str, typer.Option(help="auto (a GPU where there is one), cpu, cuda, or cuda:N.")]
+"""A name for `autodial.devices.choose_device`."""
+SolverDeviceOption = Annotated[
+    str, typer.Option(help="auto (what solver_mode says, the CPU where there is no GPU), cpu, cuda, or cuda:N.")
+]
+"""The same, where a solver has a say."""
+WorkersOption = Annotated[
+    int | None,
+    typer.Option(min=0, help="Processes that read images ahead.", show_default="one less than the CPUs, 1 to 8"),
+]
+"""Number for `autodial.feed.Feed`; None for `default_workers`."""
+SeedOption = Annotated[
+    int | None, typer.Option(min=0, help="Replaces the solver's random_seed.", show_default="random_seed, or 0")
+]
+"""Seed for `autodial.solver.Solver`."""
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object, for programs.")]
+"""Whether to print JSON instead of text."""

@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from autodial.data.source import FILE_OPTIONS
 from autodial.errors import InputError
 
-_SOURCES = ("image_data_param", "data_param", "hdf5_data_param")
 
-
-def check_output(output: str | Path, inputs: Iterable[str | Path] = ()) -> Path:
+def check_output(output: str | Path, inputs: Iterable[str | Path] = (), *, suffixes: Sequence[str] = ()) -> Path:
     """The file that `output` leads to, links followed.
 
     Args:
         inputs: files that the same command reads, and so must not write over.
+        suffixes: one of which the name must end in, so that a slip does not write over a file of another kind.
 
     Raises:
-        InputError: there is something else than a file under that name, no folder to put it in or no leave to write
-            there, or it is one of the inputs.
+        InputError: the name has another suffix, there is something else than a file under it, no folder to put it in or
+            no leave to write there, or it is one of the inputs.
     """
     if str(output) == "-":
         raise InputError("-: this command writes a file and not to standard output; name one.")
@@ -33,6 +33,8 @@ def check_output(output: str | Path, inputs: Iterable[str | Path] = ()) -> Path:
         raise InputError(f"{output}: can't write to the folder {final.parent}; choose another one.")
     if final in {Path(used).resolve() for used in inputs}:
         raise InputError(f"{output}: the same command reads this file; choose another name for the output.")
+    if suffixes and not str(output).lower().endswith(tuple(suffixes)):
+        raise InputError(f"{output}: name a file that ends in {' or '.join(suffixes)}.")
     return final
 
 
@@ -51,10 +53,8 @@ def check_folder(folder: str | Path) -> None:
 
 def files_of(net: Any, base_dir: Path) -> list[Path]:
     """The lists and mean files that a NetParameter's data layers name, under both folders they may be found in."""
-    names = [
-        name
-        for layer in net.layer
-        for name in (layer.transform_param.mean_file, *(getattr(layer, field).source for field in _SOURCES))
-        if name
-    ]
+    names: list[str] = []
+    for layer in net.layer:
+        sources = (getattr(layer, field).source for field in FILE_OPTIONS.values())
+        names += filter(None, (layer.transform_param.mean_file, *sources))
     return [folder / name for name in names for folder in (Path(), base_dir)]

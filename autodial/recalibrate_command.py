@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,20 +13,24 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from autodial.errors import InputError
-from autodial.options import VariantOption
+from autodial.options import (
+    INTERRUPTED,
+    DeviceOption,
+    JsonOption,
+    SettingsOption,
+    VariantOption,
+    WeightsOption,
+    WorkersOption,
+)
 
 if TYPE_CHECKING:
     from autodial.domains import DataTop, DomainBatches
-    from autodial.proto import Weights
     from autodial.recalibrate import Distance, Domain, Progress, Recalibration
-
-INTERRUPTED = 130
-"""Exit status after Ctrl-C, as shells have it: 128 + SIGINT."""
 
 
 def recalibrate(
     net: Annotated[Path, typer.Option(metavar="NET.prototxt", help="The net; its TEST phase is run.")],
-    weights: Annotated[str, typer.Option(metavar="W1,W2", help="The trained .caffemodel, or several.")],
+    weights: WeightsOption,
     output: Annotated[
         Path, typer.Option("--output", "-o", metavar="OUT.caffemodel", help="The weights with the new statistics.")
     ],
@@ -42,21 +46,15 @@ def recalibrate(
         Path | None,
         typer.Option(metavar="FOLDER|LIST", help="The target's, likewise.", show_default="those of the TRAIN phase"),
     ] = None,
-    device: Annotated[str, typer.Option(help="auto (a GPU where there is one), cpu, cuda, or cuda:N.")] = "auto",
+    device: DeviceOption = "auto",
     batch_size: Annotated[
         int | None,
         typer.Option(min=1, help="Images per batch, which changes nothing but the speed.", show_default="TEST phase's"),
     ] = None,
-    workers: Annotated[
-        int | None,
-        typer.Option(min=0, help="Processes that read images ahead.", show_default="one less than the CPUs, 1 to 8"),
-    ] = None,
-    settings: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="LAYER.FIELD=VALUE", help="Change a field of the net; may be repeated."),
-    ] = None,
+    workers: WorkersOption = None,
+    settings: SettingsOption = None,
     variants: VariantOption = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of the table.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Compute the Dial layers' statistics anew, over all source and target images, with everything else fixed.
 
@@ -83,19 +81,19 @@ def recalibrate(
     from autodial.overrides import apply_to_nets
     from autodial.recalibrate import recalibrate as run
     from autodial.recalibrate import with_statistics
-    from autodial.variants import apply_variants
+    from autodial.variants import read_variant
 
-    param = apply_variants(proto.read_net(net), variants or (), net.parent)
+    param = read_variant(net, variants or ())
     apply_to_nets(settings or (), [param])
-    given = [path for path in (source, target) if path is not None]
-    check_output(output, (net, *weights.split(","), *files_of(param, net.parent), *given))
+    inputs = [net, *weights.split(","), *files_of(param, net.parent), *(path for path in (source, target) if path)]
+    check_output(output, inputs, suffixes=[".caffemodel", ".caffemodel.h5"])
     chosen = choose_device(device)
     started = time.perf_counter()
     try:
         lists = _Lists(param, net.parent, chosen, batch_size, default_workers() if workers is None else workers)
     except InputError as error:
         raise InputError(f"{net}: {error}") from error
-    saved = _merge([proto.read_weights(path) for path in weights.split(",")])
+    saved = proto.merge_weights([proto.read_weights(path) for path in weights.split(",")])
     with lists:
         target_images = lists.open("target", target)
         pruned, logits = fed_net(param, lists.test.blob, target_images.shape)
@@ -139,16 +137,6 @@ def recalibrate(
         **asdict(result),
     }
     typer.echo(json.dumps(record, indent=2))
-
-
-def _merge(files: Sequence[Weights]) -> Weights:
-    """Several files' weights as one, a later file's layers in the place of an earlier one's."""
-    merged = files[0]
-    for file in files[1:]:
-        names = {layer.name for layer in file.layers}
-        kept = [layer for layer in merged.layers if layer.name not in names]
-        merged = type(file)(file.name, [*kept, *file.layers])
-    return merged
 
 
 class _Lists:

@@ -11,13 +11,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from autodial.errors import InputError
+from autodial.options import INTERRUPTED, DeviceOption, WorkersOption
 from autodial.wording import counted
 
 if TYPE_CHECKING:
     from autodial.report.run import Run
-
-INTERRUPTED = 130
-"""Exit status after Ctrl-C, as shells have it: 128 + SIGINT."""
 
 
 def report(
@@ -43,11 +41,8 @@ def report(
     images: Annotated[
         int, typer.Option(min=2, help="Images of each domain to run the net on, evenly spaced over its list.")
     ] = 1000,
-    device: Annotated[str, typer.Option(help="auto (a GPU where there is one), cpu, cuda, or cuda:N.")] = "auto",
-    workers: Annotated[
-        int | None,
-        typer.Option(min=0, help="Processes that read images ahead.", show_default="one less than the CPUs, 1 to 8"),
-    ] = None,
+    device: DeviceOption = "auto",
+    workers: WorkersOption = None,
 ) -> None:
     """Show a training run on one page: what was run, every alpha, the losses, and what the net makes of the target.
 
@@ -110,15 +105,13 @@ def _check_output(output: Path, run: Run) -> Path:
     """Where the page goes, checked before the work."""
     from autodial.outputs import check_output, files_of
 
-    if output.suffix.lower() not in (".html", ".htm"):
-        raise InputError(f"{output}: name a page to write, such as report.html")
     folder = Path(run.record["folder"])
     inputs = [
         folder / path
         for net, beside in ((run.train_net, run.train_folder), (run.test_net, run.test_folder))
         for path in files_of(net, beside or Path())
     ]
-    return check_output(output, inputs)
+    return check_output(output, inputs, suffixes=[".html", ".htm"])
 
 
 @contextmanager

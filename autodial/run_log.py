@@ -8,7 +8,6 @@ TensorBoard's event files hold the same numbers.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -20,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from torch.utils.tensorboard import SummaryWriter
 
 from autodial.errors import InputError, WorkError
+from autodial.hashing import file_hash
 from autodial.monitor import CollapseRow, Monitor, TestRow, TrainRow, Values
 from autodial.proto.files import replacing
 
@@ -170,15 +170,6 @@ def _cut_unfinished_line(path: Path) -> None:
         text = path.read_bytes()
         with path.open("r+b") as file:
             file.truncate(text.rfind(b"\n") + 1)
-
-
-def file_hash(path: Path) -> str:
-    """SHA-256 of a file, in hexadecimal digits."""
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while chunk := file.read(1 << 20):
-            digest.update(chunk)
-    return digest.hexdigest()
 
 
 def _numbers(outputs: Mapping[str, Values]) -> dict[str, float | Values]:

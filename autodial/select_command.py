@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from autodial.options import VariantOption
+from autodial.options import INTERRUPTED, JsonOption, SeedOption, SolverDeviceOption, VariantOption
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from autodial.selection.experiment import Experiment
     from autodial.selection.job import Job
 
-INTERRUPTED = 130
-"""Exit status after Ctrl-C, as shells have it: 128 + SIGINT."""
 
 _FEW = 30
 """Images that importance-weighted ones are worth, below which the table's reader is warned."""
@@ -62,9 +60,7 @@ def select(
             help="The TEST phase's list has the target's labels: show what each choice would have cost.",
         ),
     ] = False,
-    device: Annotated[
-        str, typer.Option(help="auto (what solver_mode says, the CPU where there is no GPU), cpu, cuda, or cuda:N.")
-    ] = "auto",
+    device: SolverDeviceOption = "auto",
     jobs: Annotated[
         int | None,
         typer.Option(
@@ -80,10 +76,8 @@ def select(
         int | None,
         typer.Option(min=0, help="Processes that read images ahead, per training.", show_default="what CPUs are left"),
     ] = None,
-    seed: Annotated[
-        int | None, typer.Option(min=0, help="Replaces the solver's random_seed.", show_default="random_seed, or 0")
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of the table.")] = False,
+    seed: SeedOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Choose lambda, or any setting, without labels of the target.
 
@@ -100,12 +94,13 @@ def select(
     """
     import json
 
+    from autodial.cpus import available_cpus
     from autodial.errors import InputError, WorkError
     from autodial.proto.files import replacing
     from autodial.selection.candidates import grid
     from autodial.selection.choice import CRITERIA, choose
     from autodial.selection.experiment import locked, prepare
-    from autodial.selection.processes import available_cpus, default_parallel, free_memory, run_jobs
+    from autodial.selection.processes import default_parallel, free_memory, run_jobs
 
     if criterion not in CRITERIA:
         raise InputError(f"--criterion {criterion}: no such criterion; there are {', '.join(CRITERIA)}")

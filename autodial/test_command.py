@@ -8,13 +8,13 @@ from typing import Annotated, Any
 import typer
 
 from autodial.errors import InputError
-from autodial.options import VariantOption
+from autodial.options import DeviceOption, LogitsOption, SettingsOption, VariantOption, WeightsOption, WorkersOption
 from autodial.wording import counted
 
 
 def test(
     net: Annotated[Path, typer.Option(metavar="NET.prototxt", help="The net; its TEST phase is run.")],
-    weights: Annotated[str, typer.Option(metavar="W1,W2", help="The trained .caffemodel, or several.")],
+    weights: WeightsOption,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", metavar="SCORES.csv", help="Write a row per image of the list.")
     ] = None,
@@ -26,24 +26,11 @@ def test(
             show_default="every image once",
         ),
     ] = None,
-    logits: Annotated[
-        str | None,
-        typer.Option(
-            metavar="BLOB",
-            help="The blob of class scores.",
-            show_default="what the loss, Accuracy or Softmax layer reads",
-        ),
-    ] = None,
-    device: Annotated[str, typer.Option(help="auto (a GPU where there is one), cpu, cuda, or cuda:N.")] = "auto",
-    settings: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="LAYER.FIELD=VALUE", help="Change a field of the net; may be repeated."),
-    ] = None,
+    logits: LogitsOption = None,
+    device: DeviceOption = "auto",
+    settings: SettingsOption = None,
     variants: VariantOption = None,
-    workers: Annotated[
-        int | None,
-        typer.Option(min=0, help="Processes that read images ahead.", show_default="one less than the CPUs, 1 to 8"),
-    ] = None,
+    workers: WorkersOption = None,
 ) -> None:
     """Score a trained net: its TEST phase over every image of its list, once.
 
@@ -70,16 +57,17 @@ def test(
     param = read_variant(net, variants or ())
     apply_to_nets(settings or (), [param])
     if output is not None:
-        check_output(output, (net, *weights.split(","), *files_of(param, net.parent)))
+        check_output(output, (net, *weights.split(","), *files_of(param, net.parent)), suffixes=[".csv"])
     chosen = choose_device(device)
     try:
         built = Net(param, proto.messages.TEST, base_dir=net.parent).to(chosen)
         scores = _find_logits(param, logits, required=output is not None)
     except InputError as error:
         raise InputError(f"{net}, TEST phase: {error}") from error
-    missing = load_weights(built, weights.split(","))
-    if missing:
-        typer.echo(f"Not in {weights}, and left as their fillers made them: {', '.join(missing)}", err=True)
+    if missing := load_weights(built, weights.split(",")):
+        raise InputError(
+            f"{weights} holds nothing for {', '.join(missing)}: name the weights that this net was trained to"
+        )
     if unstored := built.without_statistics():
         typer.echo(f"No statistics were ever stored in {', '.join(unstored)}: train the net first.", err=True)
     check_data(built)

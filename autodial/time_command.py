@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from autodial.errors import InputError
-from autodial.options import VariantOption
+from autodial.options import DeviceOption, JsonOption, SettingsOption, VariantOption
 from autodial.wording import counted
 
 if TYPE_CHECKING:
@@ -29,13 +29,10 @@ def time(
     ] = None,
     phase: Annotated[Phase, typer.Option(case_sensitive=False, help="The phase to run.")] = Phase.TRAIN,
     iterations: Annotated[int, typer.Option(min=1, help="Passes to average over.")] = 50,
-    device: Annotated[str, typer.Option(help="auto (a GPU where there is one), cpu, cuda, or cuda:N.")] = "auto",
-    settings: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="LAYER.FIELD=VALUE", help="Change a field of the net; may be repeated."),
-    ] = None,
+    device: DeviceOption = "auto",
+    settings: SettingsOption = None,
     variants: VariantOption = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of the table.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Time a net layer by layer, forward and backward, as `caffe time` does.
 

@@ -14,13 +14,11 @@ import torch
 from torch import Tensor, nn
 
 from autodial.data.paths import find
+from autodial.data.source import FILE_OPTIONS
 from autodial.errors import InputError
 from autodial.layers import Shape
 from autodial.layers.data_sources import SourceLayer
 from autodial.net import Net
-
-_SOURCES = {"ImageData": "image_data_param", "Data": "data_param", "HDF5Data": "hdf5_data_param"}
-"""By type of the layers that read files: the message whose `source` names them."""
 
 
 @dataclass(frozen=True)
@@ -95,10 +93,10 @@ def replace_missing_data(param: Any, base_dir: Path | None) -> tuple[Any, dict[s
     result.CopyFrom(param)
     replaced: dict[str, list[Shape]] = {}
     for layer in result.layer:
-        if layer.type not in _SOURCES:
+        if layer.type not in FILE_OPTIONS:
             continue
         try:
-            find(getattr(layer, _SOURCES[layer.type]).source, base_dir)
+            find(getattr(layer, FILE_OPTIONS[layer.type]).source, base_dir)
         except InputError as error:
             shapes = _stated_shapes(layer)
             if shapes is None:
@@ -107,7 +105,7 @@ def replace_missing_data(param: Any, base_dir: Path | None) -> tuple[Any, dict[s
                     "(crop_size would)"
                 ) from None
             replaced[layer.name] = shapes[: len(layer.top)]
-            layer.ClearField(_SOURCES[layer.type])
+            layer.ClearField(FILE_OPTIONS[layer.type])
             layer.ClearField("transform_param")
             layer.type = "Input"
             for shape in replaced[layer.name]:
@@ -123,7 +121,7 @@ def _stated_shapes(layer: Any) -> list[Shape] | None:
     if layer.type == "HDF5Data" or not height:
         return None
     grey = not images.is_color if layer.type == "ImageData" else layer.transform_param.force_gray
-    batch: int = getattr(layer, _SOURCES[layer.type]).batch_size
+    batch: int = getattr(layer, FILE_OPTIONS[layer.type]).batch_size
     return [(batch, 1 if grey else 3, height, width), (batch,)]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import itertools
 import os
 import shlex
@@ -14,14 +15,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from autodial.errors import InputError
-from autodial.options import VariantOption
+from autodial.options import INTERRUPTED, SeedOption, SolverDeviceOption, VariantOption, WorkersOption
 from autodial.wording import counted
 
 if TYPE_CHECKING:
     from autodial.solver import Solver
-
-INTERRUPTED = 130
-"""Exit status after Ctrl-C, as shells have it: 128 + SIGINT."""
 
 
 def train(
@@ -31,9 +29,7 @@ def train(
         typer.Option(metavar="W1,W2", help="Start from these .caffemodel files; layers find theirs by name."),
     ] = None,
     snapshot: Annotated[Path | None, typer.Option(metavar="X.solverstate", help="Resume from this snapshot.")] = None,
-    device: Annotated[
-        str, typer.Option(help="auto (what solver_mode says, the CPU where there is no GPU), cpu, cuda, or cuda:N.")
-    ] = "auto",
+    device: SolverDeviceOption = "auto",
     settings: Annotated[
         list[str] | None,
         typer.Option(
@@ -43,13 +39,8 @@ def train(
         ),
     ] = None,
     variants: VariantOption = None,
-    workers: Annotated[
-        int | None,
-        typer.Option(min=0, help="Processes that read images ahead.", show_default="one less than the CPUs, 1 to 8"),
-    ] = None,
-    seed: Annotated[
-        int | None, typer.Option(min=0, help="Replaces the solver's random_seed.", show_default="random_seed, or 0")
-    ] = None,
+    workers: WorkersOption = None,
+    seed: SeedOption = None,
     output: Annotated[
         Path | None,
         typer.Option(
@@ -92,14 +83,15 @@ def train(
         variants=variants or (),
     )
     folder = output or _run_folder(run.param.snapshot_prefix, resumed=snapshot is not None)
-    if snapshot is not None:
-        _check_same_variants(folder, variants or [])
+    if snapshot is None and run.param.snapshot_prefix:
+        _check_free(run.param.snapshot_prefix)
     if weights is not None:
         missing = run.load_weights(weights.split(","))
         if missing:
             typer.echo(f"Not in {weights}, and left as their fillers made them: {', '.join(missing)}")
     if snapshot is not None:
         run.restore(snapshot)
+        _check_same_variants(folder, variants or [])
         if run.param.HasField("max_iter") and run.iter >= run.param.max_iter:
             typer.echo(
                 f"Nothing is left to do: {snapshot} is of iteration {run.iter}, and max_iter is {run.param.max_iter}. "
@@ -107,6 +99,7 @@ def train(
             )
             return
     run.check()
+    _warn_of_zeros(run)
 
     command = _command(solver, {"--weights": weights, "--snapshot": snapshot, **options, "-o": output})
     record = _record(run, command, variants or (), settings or ())
@@ -161,6 +154,31 @@ def _run_folder(prefix: str, *, resumed: bool) -> Path:
             return last if resumed and last is not None else folder
         last = folder
     raise AssertionError("unreachable")
+
+
+def _check_free(prefix: str) -> None:
+    """Refuse to write over the snapshots of an earlier run."""
+    found = sorted(Path(prefix).parent.glob(f"{glob.escape(Path(prefix).name)}_iter_*.caffemodel*"))
+    if found:
+        raise InputError(
+            f"{found[0]} is a snapshot of an earlier run, which this one might write over: name another place with "
+            "--set solver.snapshot_prefix=PREFIX, go on from a snapshot with --snapshot, or delete them"
+        )
+
+
+def _warn_of_zeros(run: Solver) -> None:
+    """Say so where several layers start at 0, as a deploy file's do: no gradient gets past two of them."""
+    names = [
+        message.name
+        for message in run.net.param.layer
+        if message.type in ("Convolution", "InnerProduct") and not run.net.layer(message.name).blobs[0].any()
+    ]
+    if len(names) > 1:
+        typer.echo(
+            f"Warning: all weights of {', '.join(names[:3])}{', ...' if len(names) > 3 else ''} are 0, and nothing is "
+            "learned through them: start from --weights, or state a weight_filler",
+            err=True,
+        )
 
 
 def _check_same_variants(folder: Path, variants: list[str]) -> None:

@@ -35,10 +35,10 @@ from pathlib import Path
 from typing import Any
 
 import adaptation_images as images
-import torch
+from demo_seeds import machine
 
-from autodial import __version__, proto
-from autodial.devices import choose_device
+from autodial import proto
+from autodial.cpus import available_cpus
 from autodial.proto.files import replacing
 from autodial.run_log import read_log
 
@@ -105,7 +105,7 @@ class Runner:
 
     def __init__(self, task: Task, data: Path, folder: Path, device: str, jobs: int) -> None:
         self.task, self.folder, self.device, self.jobs = task, folder, device, jobs
-        threads = max(1, _cpus() // jobs)
+        threads = max(1, available_cpus() // jobs)
         self._environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
         self._options = ["--device", device, "--workers", str(min(2, threads - 1))]
         folder.mkdir(parents=True, exist_ok=True)
@@ -213,10 +213,6 @@ def target_score(scores: Path, *, balanced: bool) -> float:
         return statistics.mean(right for _, right in rows)
     labels = {label for label, _ in rows}
     return statistics.mean(statistics.mean(right for label, right in rows if label == one) for one in labels)
-
-
-def _cpus() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 # --- the tasks
@@ -332,13 +328,6 @@ TASKS: dict[str, dict[str, Task]] = {
 
 
 # --- the table
-
-
-def machine(device: str) -> str:
-    """What training ran on, in one line."""
-    chosen = choose_device(device)
-    where = torch.cuda.get_device_name(chosen) if chosen.type == "cuda" else f"{_cpus()} CPUs"
-    return f"{where}; autodial {__version__}, torch {torch.__version__}"
 
 
 def markdown(task: Task, results: dict[str, list[dict[str, Any]]], seeds: Sequence[int]) -> str:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import platform
 import statistics
 import tempfile
@@ -21,6 +20,7 @@ from typing import Any
 import torch
 
 from autodial import __version__
+from autodial.cpus import available_cpus
 from autodial.demo.story import run_demo
 from autodial.devices import choose_device
 from autodial.proto.files import replacing
@@ -48,8 +48,7 @@ def result(folder: Path, seed: int, device: str) -> dict[str, Any]:
 def machine(device: str) -> str:
     """What the training ran on, and the versions that matter, in one line."""
     chosen = choose_device(device)
-    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    cpu = f"{cpus} CPUs, {torch.get_num_threads()} torch threads, {_cpu_name()}"
+    cpu = f"{available_cpus()} CPUs, {torch.get_num_threads()} torch threads, {_cpu_name()}"
     where = torch.cuda.get_device_name(chosen) if chosen.type == "cuda" else cpu
     return f"{where}; autodial {__version__}, torch {torch.__version__}"
 

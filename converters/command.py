@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from autodial.options import VariantOption
+from autodial.options import JsonOption, LogitsOption, SettingsOption, VariantOption, WeightsOption
 from autodial.wording import counted
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 def export(
     net: Annotated[Path, typer.Option(metavar="NET.prototxt", help="The net; its TEST phase is exported.")],
-    weights: Annotated[str, typer.Option(metavar="W1,W2", help="The trained .caffemodel, or several.")],
+    weights: WeightsOption,
     output: Annotated[Path, typer.Option("--output", "-o", metavar="MODEL.onnx", help="The file to write.")] = Path(
         "target_predictor.onnx"
     ),
@@ -28,26 +28,16 @@ def export(
             show_default="labels.txt beside the net, where it fits",
         ),
     ] = None,
-    logits: Annotated[
-        str | None,
-        typer.Option(
-            metavar="BLOB",
-            help="The blob of class scores.",
-            show_default="what the loss, Accuracy or Softmax layer reads",
-        ),
-    ] = None,
+    logits: LogitsOption = None,
     keep_affine: Annotated[
         bool, typer.Option("--keep-affine", help="Leave the folded statistics in the graph, as Mul and Add.")
     ] = False,
     raw_input: Annotated[
         bool, typer.Option("--raw-input", help="Take the net's input blob, float32, instead of uint8 images.")
     ] = False,
-    settings: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="LAYER.FIELD=VALUE", help="Change a field of the net; may be repeated."),
-    ] = None,
+    settings: SettingsOption = None,
     variants: VariantOption = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the report as one JSON object.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Write a trained net as an ONNX file that labels images, for `autodial predict` and any ONNX runtime.
 
@@ -65,11 +55,10 @@ def export(
     param = read_variant(net, variants or ())
     apply_to_nets(settings or (), [param])
     names = labels or net.parent / "labels.txt"
-    check_output(output, (net, names, *weights.split(","), *files_of(param, net.parent)))
-    files = [proto.read_weights(name) for name in weights.split(",")]
+    check_output(output, (net, names, *weights.split(","), *files_of(param, net.parent)), suffixes=[".onnx"])
     report = export_onnx(
         param,
-        proto.Weights(files[-1].name, [layer for file in files for layer in file.layers]),
+        proto.merge_weights([proto.read_weights(name) for name in weights.split(",")]),
         output,
         logits=logits,
         labels=labels,

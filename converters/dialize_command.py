@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from autodial.errors import InputError
+from autodial.options import LogitsOption
 
 if TYPE_CHECKING:
     from autodial.converters.dialize import DialReport
@@ -75,14 +76,7 @@ def dialize(
     no_dropout: Annotated[
         bool, typer.Option("--no-dropout", help="Leave out Dropout, as the paper does in AlexNet.")
     ] = False,
-    logits: Annotated[
-        str | None,
-        typer.Option(
-            metavar="BLOB",
-            help="The blob of class scores.",
-            show_default="what the loss, Accuracy or Softmax layer reads",
-        ),
-    ] = None,
+    logits: LogitsOption = None,
 ) -> None:
     """Turn any Caffe classification net into its AutoDIAL net, and take its weights along.
 
@@ -101,8 +95,6 @@ def dialize(
     if batch_size and source_batch and source_batch >= batch_size:
         raise InputError(f"--slice-point {source_batch} leaves no target images in a batch of {batch_size}")
     output = output or Path(f"{net.stem}_autodial.prototxt")
-    if output.suffix != ".prototxt":
-        raise InputError(f"-o {output}: name a file that ends in .prototxt; weights lie beside it as .caffemodel")
     stated = None
     if transform is not None:
         stated = proto.messages.TransformationParameter()
@@ -110,8 +102,9 @@ def dialize(
     param = proto.read_net(net)
     inputs = [net, *files_of(param, net.parent), *([weights] if weights else [])]
     written = output.with_suffix(".caffemodel")
-    for path in (output, written) if weights else (output,):
-        check_output(path, inputs)
+    check_output(output, inputs, suffixes=[".prototxt"])
+    if weights:
+        check_output(written, inputs)
 
     stored = proto.read_weights(weights) if weights else None
     try:

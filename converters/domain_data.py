@@ -10,21 +10,14 @@ from autodial.converters.classification import Classification
 from autodial.data.datum_data import DatumData
 from autodial.data.hdf5_data import HDF5Data
 from autodial.data.paths import find
-from autodial.data.transforms import Transform
+from autodial.data.source import BATCH_OPTIONS
+from autodial.data.transforms import Transform, size_before_crop
 from autodial.errors import InputError
 from autodial.proto import Weights, read_blob
 from autodial.proto import messages as pb
 
 SOURCE_LIST, TARGET_LIST, TEST_LIST = "source.txt", "target.txt", "target_test.txt"
 """Names of the lists, those of the nets that ship."""
-
-_OPTIONS = {
-    "ImageData": "image_data_param",
-    "HDF5Data": "hdf5_data_param",
-    "Data": "data_param",
-    "MemoryData": "memory_data_param",
-    "WindowData": "window_data_param",
-}
 
 
 @dataclass(frozen=True)
@@ -62,7 +55,7 @@ class DomainData:
             (target, TARGET_LIST, target_batch),
             (test, TEST_LIST, test_batch),
         ):
-            options = getattr(layer, _OPTIONS[layer.type])
+            options = getattr(layer, BATCH_OPTIONS[layer.type])
             options.source, options.batch_size = name, batch_size
             if layer is not test:
                 options.shuffle = True
@@ -145,7 +138,7 @@ def read_domain_data(
     before_crop = stated[1:] if stated and not is_input else None
     if is_input and stated and size and not train.crop_size and stated[1] == stated[2] < min(size):
         train.crop_size = test.crop_size = stated[1]
-    beyond_crop = (train.crop_size // 32 * 32 + 32,) * 2 if train.crop_size else None
+    beyond_crop = size_before_crop(train.crop_size) if train.crop_size else None
     resize = size or (mean and mean[1:]) or before_crop or beyond_crop or (stated and stated[1:])
     if not resize:
         raise InputError(
@@ -181,7 +174,7 @@ def read_domain_data(
 
 
 def _batch_size(layer: Any) -> int | None:
-    options = getattr(layer, _OPTIONS.get(layer.type, ""), None)
+    options = getattr(layer, BATCH_OPTIONS.get(layer.type, ""), None)
     return options.batch_size or None if options is not None else None
 
 

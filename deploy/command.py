@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from autodial.errors import InputError, WorkError
+from autodial.options import INTERRUPTED
 from autodial.wording import counted
 
 if TYPE_CHECKING:
@@ -131,7 +132,7 @@ def predict(
             )
     except KeyboardInterrupt as stop:
         typer.echo(f"Interrupted.{stop}", err=True)
-        raise typer.Exit(130) from None
+        raise typer.Exit(INTERRUPTED) from None
     typer.echo(describe(summary), err=True)
     if summary.table != Path(output):
         typer.echo(f"The table is {summary.table}", err=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -25,6 +24,7 @@ from autodial.deploy.rows import Columns, Row, format_of, score
 from autodial.deploy.sorting import Sorter
 from autodial.deploy.writer import STANDARD_OUTPUT, Table, open_table
 from autodial.errors import InputError, WorkError
+from autodial.hashing import file_hash
 from autodial.outputs import check_output
 from autodial.wording import counted
 
@@ -149,7 +149,7 @@ def predict_folder(
 
     threads = available_cpus()
     with ThreadPoolExecutor(1, "hash") as hashing:
-        digest = None if streamed else hashing.submit(_sha256, Path(model))
+        digest = None if streamed else hashing.submit(_model_hash, Path(model))
         predictor = Predictor(model, device, threads)
         classes = predictor.info.classes
         if not 1 <= top_k <= len(classes):
@@ -299,13 +299,12 @@ class _Run:
             raise WorkError(f"{what}. That is more than {counted(self._max_failures, 'failure')}, so the run stops.")
 
 
-def _sha256(path: Path) -> str:
-    """The digest of a file; of nothing, if it can't be read: whoever loads the model says so."""
-    digest = hashlib.sha256()
-    with contextlib.suppress(OSError), path.open("rb") as file:
-        while block := file.read(2**20):
-            digest.update(block)
-    return digest.hexdigest()
+def _model_hash(path: Path) -> str:
+    """That of the file; nothing, if it can't be read: whoever loads the model says so."""
+    try:
+        return file_hash(path)
+    except OSError:
+        return ""
 
 
 def _versions() -> dict[str, str]:

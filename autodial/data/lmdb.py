@@ -1,44 +1,27 @@
-"""LMDB databases by position, read-only.
-
-Not through the LMDB library, which trusts what it finds in a file: damage crashes the process. It also opens a database
-only once in a process, where a training and a test net may read the same one, and can't be carried into a fork. What
-Caffe's databases need of the format is little: a tree of pages, as mdb.c of https://github.com/LMDB/lmdb writes it on
-64-bit little-endian machines (data version 1).
-"""
+"""LMDB databases by position, read-only, with the `lmdb` package."""
 
 from __future__ import annotations
 
 import os
 import struct
-from array import array
-from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple, NoReturn, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 from autodial.errors import InputError
-from autodial.wording import counted
 
-_PAGE = struct.Struct("<QHHHH")
-"""MDB_page: its number, padding, flags, then where the nodes' offsets and the free space end, or the count of overflow
-pages."""
-_BRANCH, _LEAF, _OVERFLOW = 0x01, 0x02, 0x04
-_KINDS = 0x2F  # these, meta pages, and leaves of another layout
+if TYPE_CHECKING:
+    import lmdb
+
+_PAGE_HEADER = 16
 _PAGE_SIZES = [2**k for k in range(8, 17)]
-
 _MAGIC, _VERSION = 0xBEEFC0DE, 1
-_META = struct.Struct("<II16x I44x 4xHH24xQQ QQ")
-"""MDB_meta, with an MDB_db of the free pages, of which only the page size matters, and one of the data."""
-_NO_PAGE = 2**64 - 1
-_DEEPEST = 32  # CURSOR_STACK
-_DUPSORT = 0x04
+_META = struct.Struct("<II16x I92x QQ")
+"""MDB_meta of mdb.c, on 64-bit little-endian machines: the fields that `_Meta` names."""
 
-_NODE = struct.Struct("<HHHH")
-"""MDB_node: the halves of the value's size, flags, and the key's size; key and value follow. In a branch the first
-three make a page number."""
-_BIGDATA = 0x01  # in the value's place stands the number of its first overflow page
-_SUBDATA = 0x02
+_STRIDE = 64
+"""Entries from one key that is kept to the next, at most as many as are passed to find one again."""
 
 
 class _Meta(NamedTuple):
@@ -47,28 +30,20 @@ class _Meta(NamedTuple):
     magic: int
     version: int
     page_size: int
-    flags: int
-    depth: int
-    entries: int
-    root: int
     last_page: int
     transaction: int
-
-
-class _File(Protocol):
-    def seek(self, offset: int, /) -> int: ...
-
-    def read(self, size: int, /) -> bytes: ...
-
-    def fileno(self) -> int: ...
 
 
 class Lmdb:
     """A database's entries by position, in the order of the keys.
 
-    The file is open only while something is read, and never mapped. All that it says of itself is checked before it is
-    followed. There is no lock and no lock file, so that the folder may be read-only; nobody may write to the database
-    meanwhile. To go far ahead for the first time takes a look at the head of every leaf page that lies between.
+    It is open only while something is read: a process may open an LMDB once at a time, and must not carry it into a
+    fork. There is no lock and no lock file, so that the folder may be read-only; nobody may write to the database
+    meanwhile. An LMDB has no positions: reading on from where the last read ended costs one step per entry, what was
+    passed before is found at once, and to go far ahead for the first time takes a pass over what lies between.
+
+    The file's size is compared with its meta pages before the library maps it. The library trusts the other pages: of
+    damage to them, most is reported or read as other bytes, and some crashes the process.
 
     Args:
         folder: the one that holds data.mdb.
@@ -78,7 +53,7 @@ class Lmdb:
         size: its bytes.
 
     Raises:
-        InputError: the folder holds no LMDB, or one that is cut short or damaged.
+        InputError: the folder holds no LMDB, or one that is cut short.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -86,164 +61,95 @@ class Lmdb:
             raise InputError(f"{folder} is a file; an LMDB is named by the folder that holds its data.mdb")
         # Absolute, so that a later change of the working directory does not move it.
         self.path = (folder / "data.mdb").absolute()
-        self._ends = array("Q")  # position behind the last entry of each leaf, for the leaves passed so far
-        with self._opened() as file:
-            self.size = os.fstat(file.fileno()).st_size
-            self._meta = self._read_meta(file)
-            self._leaves = self._find_leaves(file)
+        self._keys: list[bytes] = []  # of entries 0, _STRIDE, 2 * _STRIDE, ..., as far as they were passed
+        self._last = (-1, b"")  # position and key of the entry read last
+        with self._opened() as transaction:
+            self._count: int = transaction.stat()["entries"]
+        self.size = self.path.stat().st_size
 
     def __len__(self) -> int:
-        return self._meta.entries
+        return self._count
 
     def read(self, positions: Sequence[int]) -> list[tuple[bytes, bytes]]:
         """Keys and values of the entries at `positions`, each in [0, len).
 
         Raises:
-            InputError: the file is damaged, or it has been cut short or written to since.
+            InputError: the file is damaged, or it has been cut short since.
         """
         entries = []
-        with self._opened() as file:
-            if self._read_meta(file) != self._meta:
-                raise InputError(f"{self.path} has been written to since it was opened: start again")
-            at, number, page = -1, 0, b""
+        at = -1
+        with self._opened() as transaction, transaction.cursor() as cursor:
             for position in positions:
-                leaf = self._leaf_of(file, position)
-                if leaf != at:
-                    at, number = leaf, self._leaves[leaf]
-                    page = self._page(file, number, _LEAF)
-                first = self._ends[leaf - 1] if leaf else 0
-                entries.append(self._entry(file, number, page, position - first))
+                if position != at + 1:
+                    at, key = self._passed(position)
+                    if key and not cursor.set_key(key):
+                        raise self._too_few()
+                while at < position:
+                    if not cursor.next():
+                        raise self._too_few()
+                    at += 1
+                    if at == len(self._keys) * _STRIDE:
+                        self._keys.append(bytes(cursor.key()))
+                key, value = map(bytes, cursor.item())
+                entries.append((key, value))
+                self._last = at, key
         return entries
 
+    def _passed(self, position: int) -> tuple[int, bytes]:
+        """Position and key of the nearest known entry up to `position`; -1 and no key where none is."""
+        mark = min(position // _STRIDE, len(self._keys) - 1)
+        if mark * _STRIDE <= self._last[0] <= position:
+            return self._last
+        return mark * _STRIDE, self._keys[mark]
+
+    def _too_few(self) -> InputError:
+        return InputError(f"{self.path} is damaged: it has fewer than its {self._count} entries; copy it again")
+
     @contextmanager
-    def _opened(self) -> Iterator[_File]:
-        """data.mdb, for a moment."""
+    def _opened(self) -> Iterator[lmdb.Transaction]:
+        """The database, for a moment."""
+        import lmdb
+
+        _check(self.path)
         try:
-            with self.path.open("rb", buffering=0) as file:
-                yield file
-        except FileNotFoundError:
-            raise InputError(f"{self.path.parent} is not an LMDB: it holds no data.mdb") from None
-        except OSError as error:
-            raise InputError(f"{self.path} can't be read: {error.strerror}") from None
-
-    # --- the meta pages
-
-    def _read_meta(self, file: _File) -> _Meta:
-        """The later of the two meta pages; InputError if this is no LMDB, or not a whole one."""
-        size = os.fstat(file.fileno()).st_size
-        first = self._unpack_meta(file, 0, size)
-        if first.page_size not in _PAGE_SIZES:
-            raise InputError(f"{self.path} is damaged: it says that its pages have {first.page_size} bytes")
-        second = self._unpack_meta(file, first.page_size, size)
-        meta = max(first, second, key=lambda meta: meta.transaction)
-        if meta.flags & _DUPSORT:
-            raise InputError(f"{self.path} holds several values for a key, which Caffe's databases don't")
-        wanted = (meta.last_page + 1) * meta.page_size
-        if size < wanted:
-            raise InputError(f"{self.path} is cut short: it has {size} of its {wanted} bytes; copy it again")
-        if meta.page_size != first.page_size or meta.depth > _DEEPEST or meta.entries * _NODE.size > size:
-            self._damaged(0)
-        return meta
-
-    def _unpack_meta(self, file: _File, start: int, size: int) -> _Meta:
-        file.seek(start)
-        head = file.read(_PAGE.size + _META.size)
-        if len(head) < _PAGE.size + _META.size:
-            short = f"cut short: it has only {size} bytes" if size else "empty"
-            raise InputError(f"{self.path} is {short}")
-        meta = _Meta(*_META.unpack_from(head, _PAGE.size))
-        if meta.magic != _MAGIC:
-            raise InputError(f"{self.path} is no LMDB, or not one of a 64-bit little-endian machine")
-        if meta.version != _VERSION:
-            raise InputError(f"{self.path} is an LMDB of data version {meta.version}; only {_VERSION} can be read")
-        return meta
-
-    # --- the tree
-
-    def _find_leaves(self, file: _File) -> array[int]:
-        """The numbers of the leaf pages, in the order of the keys. All lie at the same depth."""
-        if self._meta.root == _NO_PAGE:
-            return array("Q")
-        numbers = array("Q", [self._meta.root])
-        for _ in range(self._meta.depth - 1):
-            children = array("Q")
-            for number in numbers:
-                page = self._page(file, number, _BRANCH)
-                for i in range(_node_count(page)):
-                    low, high, higher, _ = _NODE.unpack_from(page, self._node(number, page, i))
-                    children.append(low | high << 16 | higher << 32)
-                if len(children) > self._meta.last_page:  # damage can lead in circles
-                    self._damaged(number)
-            numbers = children
-        return numbers
-
-    def _leaf_of(self, file: _File, position: int) -> int:
-        """Which leaf holds the entry at a position."""
-        while not self._ends or self._ends[-1] <= position:
-            if len(self._ends) == len(self._leaves):
-                count = counted(len(self), "entry", "entries")
-                raise InputError(f"{self.path} is damaged: it has fewer than its {count}; copy it again")
-            head = self._head(file, self._leaves[len(self._ends)], _LEAF)
-            self._ends.append((self._ends[-1] if self._ends else 0) + _node_count(head))
-        return bisect_right(self._ends, position)
-
-    def _entry(self, file: _File, number: int, page: bytes, i: int) -> tuple[bytes, bytes]:
-        """Key and value of node `i` of a leaf page."""
-        node = self._node(number, page, i)
-        low, high, flags, key_size = _NODE.unpack_from(page, node)
-        start, size = node + _NODE.size + key_size, low | high << 16
-        if flags & _SUBDATA:
-            raise InputError(f"{self.path} holds databases inside of it, which Caffe's databases don't")
-        if flags & ~_BIGDATA or start + (8 if flags else size) > len(page):
-            self._damaged(number)
-        key = page[node + _NODE.size : start]
-        if not flags:
-            return key, page[start : start + size]
-        first = int.from_bytes(page[start : start + 8], "little")
-        pages = int.from_bytes(self._head(file, first, _OVERFLOW)[12:16], "little")
-        if first + pages > self._meta.last_page + 1 or size > pages * self._meta.page_size - _PAGE.size:
-            self._damaged(first)
-        return key, self._bytes(file, first * self._meta.page_size + _PAGE.size, size)
-
-    def _node(self, number: int, page: bytes, i: int) -> int:
-        """Where node `i` of a branch or leaf page begins in it."""
-        offset = int.from_bytes(page[_PAGE.size + 2 * i : _PAGE.size + 2 * i + 2], "little")
-        if offset + _NODE.size > len(page):
-            self._damaged(number)
-        return offset
-
-    # --- pages
-
-    def _page(self, file: _File, number: int, kind: int) -> bytes:
-        """A whole page of this kind."""
-        self._head(file, number, kind)
-        return self._bytes(file, number * self._meta.page_size, self._meta.page_size)
-
-    def _head(self, file: _File, number: int, kind: int) -> bytes:
-        """The header of a page, which must be of this kind."""
-        if number > self._meta.last_page:
-            self._damaged(number)
-        head = self._bytes(file, number * self._meta.page_size, _PAGE.size)
-        own, _, flags, lower, _ = _PAGE.unpack(head)
-        fits = kind == _OVERFLOW or _PAGE.size <= lower <= self._meta.page_size
-        if own != number or flags & _KINDS != kind or not fits:
-            self._damaged(number)
-        return head
-
-    def _bytes(self, file: _File, start: int, size: int) -> bytes:
-        file.seek(start)
-        data = b""
-        while len(data) < size:
-            more = file.read(size - len(data))
-            if not more:
-                raise InputError(f"{self.path} is cut short: it ends at byte {start + len(data)}; copy it again")
-            data += more
-        return data
-
-    def _damaged(self, number: int) -> NoReturn:
-        raise InputError(f"{self.path} is damaged: page {number} is not what the pages before it say; copy it again")
+            environment = lmdb.open(str(self.path.parent), readonly=True, lock=False)
+        except lmdb.Error as error:
+            raise InputError(f"{self.path} can't be opened: {error}") from None
+        with environment:
+            try:
+                with environment.begin() as transaction:
+                    yield transaction
+            except lmdb.Error as error:
+                raise InputError(f"{self.path} is damaged: {error}; copy it again") from None
 
 
-def _node_count(page: bytes) -> int:
-    """The nodes of a branch or leaf page, from its header."""
-    return (int.from_bytes(page[12:14], "little") - _PAGE.size) // 2
+def _check(path: Path) -> None:
+    """Compare the size of a database with its meta pages; InputError if it is no LMDB, or not a whole one."""
+    try:
+        with path.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            first = _read_meta(path, file.read(_PAGE_HEADER + _META.size), size)
+            if first.page_size not in _PAGE_SIZES:
+                raise InputError(f"{path} is damaged: it says that its pages have {first.page_size} bytes")
+            file.seek(first.page_size)
+            second = _read_meta(path, file.read(_PAGE_HEADER + _META.size), size)
+    except FileNotFoundError:
+        raise InputError(f"{path.parent} is not an LMDB: it holds no data.mdb") from None
+    except OSError as error:
+        raise InputError(f"{path} can't be read: {error.strerror}") from None
+    last_page = max(first, second, key=lambda meta: meta.transaction).last_page
+    wanted = (last_page + 1) * first.page_size
+    if size < wanted:
+        raise InputError(f"{path} is cut short: it has {size} of its {wanted} bytes; copy it again")
+
+
+def _read_meta(path: Path, page: bytes, size: int) -> _Meta:
+    """What a meta page says, from its first bytes."""
+    if len(page) < _PAGE_HEADER + _META.size:
+        raise InputError(f"{path} is empty" if not size else f"{path} is cut short: it has only {size} bytes")
+    meta = _Meta(*_META.unpack_from(page, _PAGE_HEADER))
+    if meta.magic != _MAGIC:
+        raise InputError(f"{path} is no LMDB, or not one of a 64-bit little-endian machine")
+    if meta.version != _VERSION:
+        raise InputError(f"{path} is an LMDB of data version {meta.version}; only {_VERSION} can be read")
+    return meta

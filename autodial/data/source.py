@@ -8,6 +8,11 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+FILE_OPTIONS = {"ImageData": "image_data_param", "Data": "data_param", "HDF5Data": "hdf5_data_param"}
+"""By type of the layers that read files: the message whose `source` names them."""
+BATCH_OPTIONS = {**FILE_OPTIONS, "MemoryData": "memory_data_param", "WindowData": "window_data_param"}
+"""By type of the layers whose batches have a size of their own: the message that states it."""
+
 
 class Source(Protocol):
     """The batches of a data layer. A source can be pickled, and used in a forked process."""

@@ -114,6 +114,15 @@ def decode_bytes(data: NDArray[np.uint8], color: bool | None) -> NDArray[np.uint
     return image if image.ndim == 3 else image[:, :, np.newaxis]  # type: ignore[return-value]
 
 
+def size_before_crop(crop: int) -> tuple[int, int]:
+    """Height and width that images usually have before a crop to `crop` pixels: the next multiple of 32 beyond it.
+
+    256 for ImageNet's 224 and 227, 32 for 28.
+    """
+    side = crop // 32 * 32 + 32
+    return side, side
+
+
 def resize(image: NDArray[np.uint8], height: int, width: int) -> NDArray[np.uint8]:
     """Resize uint8 (H, W, C) to (height, width, C) with OpenCV's bilinear interpolation, as Caffe does.
 

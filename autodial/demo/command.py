@@ -7,8 +7,7 @@ from typing import Annotated
 
 import typer
 
-INTERRUPTED = 130
-"""Exit status after Ctrl-C, as shells have it: 128 + SIGINT."""
+from autodial.options import INTERRUPTED, DeviceOption
 
 
 def demo(
@@ -16,7 +15,7 @@ def demo(
         Path, typer.Option("--output", "-o", metavar="DIR", help="Folder to make, with all that the demo writes.")
     ] = Path("autodial-demo"),
     seed: Annotated[int, typer.Option(min=0, help="For the rendered digits and for training.")] = 1,
-    device: Annotated[str, typer.Option(help="auto (a GPU where there is one), cpu, cuda, or cuda:N.")] = "auto",
+    device: DeviceOption = "auto",
 ) -> None:
     """Show the whole of AutoDIAL in a few minutes, without a network: train, export, predict, compare.
 

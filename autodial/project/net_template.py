@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from autodial.data.paths import find
+from autodial.data.source import BATCH_OPTIONS
+from autodial.data.transforms import size_before_crop
 from autodial.errors import InputError
 from autodial.graph import Graph, Node
 from autodial.net_state import included
@@ -26,13 +28,6 @@ _PER_CLASS = ("BatchNorm", "Bias", "Dial", "PReLU", "Scale")
 """Layers behind the classifier that have parameters or statistics for each class."""
 _NO_IMAGES = ("DummyData", "Parameter")
 """Layers without bottoms that bring no images, but the size of a crop, for example."""
-_DATA_OPTIONS = {
-    "ImageData": "image_data_param",
-    "Data": "data_param",
-    "HDF5Data": "hdf5_data_param",
-    "MemoryData": "memory_data_param",
-    "WindowData": "window_data_param",
-}
 
 
 @dataclass(frozen=True)
@@ -255,7 +250,7 @@ class NetTemplate:
         if transform.mean_file:
             height, width = read_blob(find(transform.mean_file, self._base_dir)).shape[-2:]
             return height, width
-        return (transform.crop_size // 32 * 32 + 32,) * 2 if transform.crop_size else None
+        return size_before_crop(transform.crop_size) if transform.crop_size else None
 
     # --- filling in
 
@@ -292,7 +287,7 @@ class NetTemplate:
         if layer.transform_param.mean_file:
             found = find(layer.transform_param.mean_file, self._base_dir)
             layer.transform_param.mean_file = str(found.resolve())
-        for field in (*_DATA_OPTIONS.values(), "input_param", "dummy_data_param"):
+        for field in (*BATCH_OPTIONS.values(), "input_param", "dummy_data_param"):
             layer.ClearField(field)
         layer.type = "ImageData"
         layer.image_data_param.CopyFrom(options)
@@ -357,7 +352,7 @@ def _axis(layer: Any) -> int:
 
 def _batch_size(layer: Any) -> int:
     """Images in a data layer's batch, 0 where it does not say."""
-    options = _DATA_OPTIONS.get(layer.type)
+    options = BATCH_OPTIONS.get(layer.type)
     return int(getattr(layer, options).batch_size) if options else 0
 
 

@@ -8,7 +8,7 @@ from .binary import array_from_blob, blob_from_array, read_blob
 from .snapshots import read_state, read_weights, write_state, write_weights
 from .text import parse_net, parse_solver, read_net, read_solver, to_text, write_text
 from .upgrade import upgrade_net, upgrade_solver
-from .weights import LayerWeights, State, Weights
+from .weights import LayerWeights, State, Weights, merge_weights
 
 __all__ = [
     "LayerWeights",
@@ -16,6 +16,7 @@ __all__ = [
     "Weights",
     "array_from_blob",
     "blob_from_array",
+    "merge_weights",
     "parse_net",
     "parse_solver",
     "read_blob",

@@ -67,6 +67,15 @@ class Weights:
     layers: list[LayerWeights] = field(default_factory=list)
 
 
+def merge_weights(files: Sequence[Weights]) -> Weights:
+    """Several caffemodels as one, at least one: a later one's layers take the place of an earlier one's."""
+    merged = files[0]
+    for file in files[1:]:
+        names = {layer.name for layer in file.layers}
+        merged = Weights(file.name, [*(layer for layer in merged.layers if layer.name not in names), *file.layers])
+    return merged
+
+
 @dataclass
 class State:
     """A solverstate: what a solver needs besides the weights to go on."""

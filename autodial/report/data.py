@@ -21,7 +21,6 @@ from autodial.net_state import filter_net
 from autodial.proto import messages as pb
 from autodial.report.run import Run
 
-_OPTIONS = {"ImageData": "image_data_param", "Data": "data_param", "HDF5Data": "hdf5_data_param"}
 _LABEL_READERS = ("SoftmaxWithLoss", "Accuracy")
 
 
@@ -99,20 +98,12 @@ def label_top(graph: Graph) -> LabelTop | None:
     return None
 
 
-def file_options(layer: Any) -> Any:
-    """The message that says which files a data layer reads; InputError if a program feeds it."""
-    if layer.type not in _OPTIONS:
-        raise InputError(f'layer "{layer.name}" ({layer.type}) gets its data from a program, which is not here')
-    return getattr(layer, _OPTIONS[layer.type])
-
-
 def row_reader(layer: Any, base_dir: Path | None) -> tuple[Net, SourceLayer]:
     """A net of a data layer alone, of which batch k is row k of its files, unaugmented; and the layer.
 
     Raises:
         InputError: a program feeds it, or its files can't be read.
     """
-    file_options(layer)
     data = DataTop(layer, layer.top[0])
     single = without_augmentation(data, data, batch_size=1).layer
     net = Net(pb.NetParameter(layer=[single]), pb.TEST, base_dir=base_dir)

@@ -21,10 +21,11 @@ from autodial.data.image_data import ImageData
 from autodial.data.labels import read_labels
 from autodial.data.source import Source
 from autodial.devices import naming_full_memory
-from autodial.domains import DataTop, data_in_train, without_augmentation
+from autodial.domains import DataTop, data_in_train, file_options, without_augmentation
 from autodial.errors import InputError
 from autodial.feed import Feed, naming_dead_workers
 from autodial.graph import Graph
+from autodial.hashing import file_hash
 from autodial.layers import DomainAlignment
 from autodial.layers.data_sources import SourceLayer
 from autodial.net import Net
@@ -35,7 +36,6 @@ from autodial.report.data import (
     Sizes,
     count_rows,
     data_nodes,
-    file_options,
     label_top,
     row_reader,
     source_layer,
@@ -44,7 +44,6 @@ from autodial.report.data import (
 from autodial.report.features import Capture, Domain, LayerFeatures
 from autodial.report.predictions import Predictions, why_unlabelled
 from autodial.report.run import Run, Snapshot
-from autodial.run_log import file_hash
 from autodial.scoring import Row
 from autodial.solver import load_weights
 from autodial.wording import counted

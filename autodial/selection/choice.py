@@ -104,15 +104,19 @@ CRITERIA: Mapping[str, Criterion] = {
 }
 """By name; "alignment" decides unless another is asked for.
 
-The paper chooses lambda by cross-validation on the source after the protocol of RTN. Read literally, that is "source",
-without a guard. It hardly sees what the entropy loss does to the target: accuracies differ by an image or two, and the
-best is often the candidate without adaptation. RTN's authors select by transfer cross-validation (Zhong et al., 2010),
-the first half of which is "weighted": held-out source samples count by p_target(x) / p_source(x). Where the source's
-accuracy is near 1, it rests on the few images that are mistaken. For DAN (Long et al., 2015) the same authors assess
-the test error of the source's classifier together with that of a classifier of the domains, which rests on all images:
-"alignment". With lambda too small, the target's logits are undecided where the source's are not; too large, they are
-more decided than the source's; collapsed, they are something else altogether. Entropy and density go on improving with
-lambda also when whole classes change places, which no guard on the number of classes can see.
+The paper chooses lambda by cross-validation on the source after the protocol of RTN, and says no more. Read literally,
+that is "source", without a guard. It hardly sees what the entropy loss does to the target: accuracies differ by an
+image or two, and the best is often the candidate without adaptation. Two ways look at the target, without its labels:
+
+- "weighted", as in transfer cross-validation (Zhong et al., 2010): held-out source samples count by
+  p_target(x) / p_source(x). Where the source's accuracy is near 1, it rests on the few images that are mistaken.
+- "alignment": the error on the source plus the distance of the domains, which bounds the target's error but for a
+  constant (Ben-David et al., 2010). It rests on all images. With lambda too small, the target's logits are undecided
+  where the source's are not; too large, they are more decided than the source's; collapsed, they are something else
+  altogether.
+
+Entropy and density go on improving with lambda also when whole classes change places, which no guard on the number of
+classes can see.
 """
 
 

@@ -27,14 +27,12 @@ _PENALTIES = 10.0 ** np.arange(-4, 1)
 
 def softmax(logits: Floats) -> NDArray[np.float64]:
     """Probabilities (N, C) of logits (N, C)."""
-    shifted = np.exp(logits - logits.max(axis=1, keepdims=True).astype(np.float64))
-    return np.asarray(shifted / shifted.sum(axis=1, keepdims=True))
+    return torch.from_numpy(logits).double().softmax(1).numpy()
 
 
 def entropy(probabilities: Floats, axis: int = -1) -> NDArray[np.float64]:
     """-sum p log p in nats along an axis, 0 log 0 counting as 0."""
-    logs = np.log(np.where(probabilities > 0, probabilities, 1), dtype=np.float64)
-    return np.asarray(0 - (probabilities * logs).sum(axis=axis))
+    return torch.special.entr(torch.from_numpy(np.asarray(probabilities, np.float64))).sum(axis).numpy()
 
 
 def mean_entropy(probabilities: Floats) -> float:
@@ -86,8 +84,8 @@ def accuracy_error(accuracy: float, count: float) -> float:
 
 def log_loss(logits: Floats, labels: Labels) -> NDArray[np.float64]:
     """-log p(label) of each row of logits (N, C), in nats."""
-    shifted = logits - logits.max(axis=1, keepdims=True).astype(np.float64)
-    return np.asarray(np.log(np.exp(shifted).sum(axis=1)) - shifted[np.arange(len(labels)), labels])
+    scores, classes = torch.from_numpy(logits).double(), torch.from_numpy(labels).long()
+    return torch.nn.functional.cross_entropy(scores, classes, reduction="none").numpy()
 
 
 def weighted_mean(values: Floats, weights: Floats) -> tuple[float, float]:

@@ -21,13 +21,13 @@ from autodial.devices import choose_device
 from autodial.domains import data_in_test, data_in_train, fed_net
 from autodial.errors import InputError
 from autodial.feed import sources
+from autodial.hashing import file_hash
 from autodial.layers import layer_class
 from autodial.net import Net
 from autodial.net_state import filter_net
 from autodial.overrides import apply_to_nets, apply_to_solver, for_nets
 from autodial.proto import messages as pb
 from autodial.proto.files import replacing
-from autodial.run_log import file_hash
 from autodial.selection.candidates import Candidate
 from autodial.selection.choice import Row, mean_measures
 from autodial.selection.holdout import write_folds

@@ -14,11 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from autodial.errors import AutodialError, DivergedError, InputError
+from autodial.options import INTERRUPTED
 from autodial.proto.files import replacing
 from autodial.selection.holdout import Fold
-
-INTERRUPTED = 130
-"""Exit status after SIGINT, as shells have it: 128 + SIGINT."""
 
 _PREFIX = "net"
 _LOOK = 2.0

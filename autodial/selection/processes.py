@@ -13,7 +13,8 @@ from pathlib import Path
 from types import FrameType
 
 from autodial.errors import WorkError
-from autodial.selection.job import INTERRUPTED, Job
+from autodial.options import INTERRUPTED
+from autodial.selection.job import Job
 
 _CGROUP = Path("/sys/fs/cgroup")
 _POLL = 0.1
@@ -21,16 +22,6 @@ _POLL = 0.1
 _CPUS_PER_GPU_JOB = 2
 """One to launch kernels, one to read images."""
 _THREAD_LIMITS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
-
-
-def available_cpus() -> int:
-    """CPUs that this process may use: its affinity, and in a container the share that it was given (cgroup v2)."""
-    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    try:
-        quota, period = (_CGROUP / "cpu.max").read_text().split()
-        return cpus if quota == "max" else max(1, min(cpus, int(quota) // int(period)))
-    except (OSError, ValueError):
-        return cpus
 
 
 def free_memory() -> int:

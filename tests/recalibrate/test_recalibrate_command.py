@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -16,7 +15,6 @@ import torch
 from numpy.typing import NDArray
 
 from autodial import proto
-from autodial.cli import main
 from autodial.domains import data_in_test, data_in_train, without_augmentation
 from autodial.net import Net
 from autodial.proto import messages as pb
@@ -104,16 +102,12 @@ def train(net: str, alpha: float = ALPHA) -> None:
 
 
 @pytest.fixture
-def autodial(pictures: dict[str, Pictures], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+def autodial(pictures: dict[str, Pictures], autodial: Run) -> Run:
     """`autodial(arguments...)` runs recalibrate to out.caffemodel: exit status, standard output, standard error."""
 
     def run(*arguments: str, output: str = "out.caffemodel") -> tuple[int, str, str]:
         options = ["--net", "net.prototxt", "--weights", "w.caffemodel", "--device", "cpu", "--workers", "0"]
-        monkeypatch.setattr(sys, "argv", ["autodial", "recalibrate", *options, "-o", output, *arguments])
-        with pytest.raises(SystemExit) as exit_:
-            main()
-        out, err = capsys.readouterr()
-        return int(exit_.value.code or 0), out, err
+        return autodial("recalibrate", *options, "-o", output, *arguments)
 
     return run
 

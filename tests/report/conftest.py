@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from html.parser import HTMLParser
@@ -12,8 +11,6 @@ from pathlib import Path
 import cv2
 import numpy as np
 import pytest
-
-from autodial.cli import main
 
 CLASSES = ["<b>cats & dogs</b>", "$x_1$", "日本語"]
 NET = """
@@ -76,20 +73,6 @@ def write_project(folder: Path) -> None:
     (folder / "labels.txt").write_text("\n".join(CLASSES), encoding="utf-8")
     (folder / "net.prototxt").write_text(NET)
     (folder / "solver.prototxt").write_text(SOLVER)
-
-
-@pytest.fixture
-def autodial(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Autodial:
-    """`autodial(arguments...)` gives exit status, standard output and standard error."""
-
-    def run(*arguments: str | Path) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["autodial", *map(str, arguments)])
-        with pytest.raises(SystemExit) as exit_:
-            main()
-        out, err = capsys.readouterr()
-        return int(exit_.value.code or 0), out, err
-
-    return run
 
 
 @pytest.fixture(scope="session")

@@ -332,7 +332,8 @@ def test_placeholders_are_no_labels(report: Report, project: Path, label: str, r
 
 
 def test_a_variant_without_dial_layers(autodial: Autodial, read_page: ReadPage, project: Path) -> None:
-    arguments = ("--solver", "solver.prototxt", "--variant", "source-only", "-o", "plain", *OPTIONS)
+    other = ("--set", "solver.snapshot_prefix=plain/spots", "-o", "plain")
+    arguments = ("--solver", "solver.prototxt", "--variant", "source-only", *other, *OPTIONS)
     assert autodial("train", *arguments)[0] == 0
     assert autodial("report", "plain", *OPTIONS)[0] == 0
     page = read_page(project / "plain/report.html")
@@ -351,7 +352,7 @@ def test_what_is_refused(autodial: Autodial, project: Path, tmp_path: Path) -> N
     assert "nowhere is no folder: name the run folder that `autodial train` wrote" in error("nowhere")
     assert "source is no run's folder, as run.json is missing" in error("source")
     assert 'the net has no Dial layer "fc"; it has conv/dial, fc/dial' in error("run", "--layers", "fc")
-    assert "run/log.jsonl: name a page to write, such as report.html" in error("run", "-o", "run/log.jsonl")
+    assert "run/log.jsonl: name a file that ends in .html or .htm" in error("run", "-o", "run/log.jsonl")
     assert "there is no folder" in error("run", "-o", "there/report.html")
     assert 'device "gpu" does not exist' in error("run", "--device", "gpu")
     Path("run/log.jsonl").unlink()

@@ -84,3 +84,9 @@ def edit(project: Path) -> Callable[[str, str, str], None]:
         (project / file).write_text(text.replace(old, new))
 
     return replace
+
+
+@pytest.fixture
+def autodial(project: Path, autodial: Callable[..., tuple[int, str, str]]) -> Callable[..., tuple[int, str, str]]:
+    """`autodial(arguments...)`, in the project."""
+    return autodial

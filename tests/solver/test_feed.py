@@ -15,7 +15,7 @@ import torch
 from autodial import feed as feed_module
 from autodial.data_checks import check_data, label_readers
 from autodial.errors import InputError
-from autodial.feed import Feed, sources
+from autodial.feed import Feed, image_format, sources
 from autodial.net import Net
 from autodial.proto import messages as pb
 from autodial.proto import read_net
@@ -40,6 +40,22 @@ def test_batches_are_the_readers_in_order(project: Path, workers: int) -> None:
             assert got.dtype == torch.float32
             assert torch.equal(got, wanted)
     feed.close()
+
+
+@pytest.mark.parametrize("convolves", [False, True])
+def test_images_lie_channels_last_for_convolutions_on_the_cpu(project: Path, convolves: bool) -> None:
+    param = read_net("net.prototxt")
+    if not convolves:
+        del param.layer[next(i for i, layer in enumerate(param.layer) if "Data" not in layer.type) :]
+    net = Net(param, pb.TRAIN)
+    assert any(layer.type == "Convolution" for layer in net.param.layer) == convolves
+    inputs = next(Feed(net, range(1), device=CPU, workers=0))
+    expected = [torch.from_numpy(array) for reader in sources(net).values() for array in reader.batch(0)]
+    for got, wanted in zip(inputs.values(), expected, strict=True):
+        assert torch.equal(got, wanted)
+        if got.dim() == 4:
+            assert got.is_contiguous(memory_format=torch.channels_last if convolves else torch.contiguous_format)
+    assert image_format(net, torch.device("cuda")) == torch.contiguous_format
 
 
 def test_a_finite_feed_ends(project: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -139,6 +140,7 @@ def test_interrupted_run_resumes_to_the_same_files(project: Path, edit: Edit) ->
     assert process.returncode == 0, text
     resumed = snapshot(end), snapshot(end, "solverstate")
     # uninterrupted, and by the same command, as the number of threads shows in the last bits
+    shutil.rmtree("snapshots")
     process = run_command("-o", "whole", "--set", f"solver.max_iter={end}")
     text, _ = process.communicate(timeout=120)
     assert process.returncode == 0, text

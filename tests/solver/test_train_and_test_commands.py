@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 
-from autodial.cli import main
 from autodial.net import Net
 from autodial.proto import messages as pb
 from autodial.proto import parse_net, read_net, read_weights
@@ -22,22 +20,6 @@ from autodial.solver import Solver
 Edit = Callable[[str, str, str], None]
 TRAIN = ("train", "--solver", "solver.prototxt", "--workers", "0", "--device", "cpu")
 TEST = ("test", "--net", "net.prototxt", "--weights", "snapshots/stripes_iter_8.caffemodel", "--workers", "0")
-
-
-@pytest.fixture
-def autodial(
-    project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Callable[..., tuple[int, str, str]]:
-    """`autodial(arguments...)` gives exit status, standard output and standard error."""
-
-    def run(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["autodial", *arguments])
-        with pytest.raises(SystemExit) as exit_:
-            main()
-        out, err = capsys.readouterr()
-        return int(exit_.value.code or 0), out, err
-
-    return run
 
 
 Run = Callable[..., tuple[int, str, str]]
@@ -63,8 +45,22 @@ def test_train_shows_logs_and_records(autodial: Run) -> None:
     assert start["command"].endswith("--set loss-target.loss_weight=0.25 --set solver.display=4 --workers 0")
 
 
+def test_snapshots_of_an_earlier_run_are_not_written_over(autodial: Run) -> None:
+    autodial(*TRAIN)
+    before = {path: path.read_bytes() for path in Path("snapshots").glob("*.caffemodel")}
+    status, _, err = autodial(*TRAIN, "--variant", "fixed-alpha", "-o", "again")
+    assert status == 2
+    assert "stripes_iter_4.caffemodel is a snapshot of an earlier run" in err and "solver.snapshot_prefix=" in err
+    assert {path: path.read_bytes() for path in Path("snapshots").glob("*.caffemodel")} == before
+    assert not Path("again").exists()
+    assert autodial(*TRAIN, "--set", "solver.snapshot_prefix=snapshots/other")[0] == 0
+    assert {path: path.read_bytes() for path in before} == before
+
+
 def test_runs_get_folders_of_their_own_and_resumed_ones_go_on(autodial: Run) -> None:
     autodial(*TRAIN)
+    for snapshot in Path("snapshots").glob("stripes_iter_*"):
+        snapshot.unlink()
     autodial(*TRAIN)
     status, out, _ = autodial(*TRAIN, "--snapshot", "snapshots/stripes_iter_4.solverstate")
     assert status == 0
@@ -73,7 +69,8 @@ def test_runs_get_folders_of_their_own_and_resumed_ones_go_on(autodial: Run) -> 
     assert read_log(Path("snapshots/stripes_run")) != []
     first, second = ([row["iteration"] for row in read_log(Path(f"snapshots/stripes_run{n}"))] for n in ("", "2"))
     assert first == second
-    status, _, err = autodial(*TRAIN, "-o", "snapshots/stripes_run")
+    other = ("--set", "solver.snapshot_prefix=snapshots/other")
+    status, _, err = autodial(*TRAIN, *other, "-o", "snapshots/stripes_run")
     assert status == 2
     assert "snapshots/stripes_run already holds a run" in err
 
@@ -126,7 +123,7 @@ def test_net_of_the_working_directory_that_hides_the_solver_s_own_is_pointed_out
     assert status == 0 and "Training ../net.prototxt on cpu" in out and not caplog.messages
     text = (project / "net.prototxt").read_text()
     (elsewhere / "net.prototxt").write_text(text.replace('source: "', 'source: "../'))
-    status, out, _ = autodial(*arguments)
+    status, out, _ = autodial(*arguments, "--set", "solver.snapshot_prefix=other")
     assert status == 0 and "Training net.prototxt on cpu" in out
     assert (
         "net: net.prototxt in the working directory is taken, as in Caffe, and not ../net.prototxt." in caplog.messages
@@ -193,11 +190,22 @@ def test_test_with_iterations_averages_whole_batches(autodial: Run) -> None:
     assert len(Path("scores.csv").read_text().splitlines()) == 1 + 11
 
 
-def test_test_says_which_layers_have_no_weights(autodial: Run, edit: Edit) -> None:
+def test_weights_of_another_net_are_refused(autodial: Run, edit: Edit) -> None:
     autodial(*TRAIN)
     edit("net.prototxt", 'layer { name: "fc"', 'layer { name: "fc-new"')
-    _, _, err = autodial(*TEST)
-    assert err.splitlines()[-1].endswith(", and left as their fillers made them: fc-new")
+    status, _, err = autodial(*TEST)
+    assert status == 2
+    assert "stripes_iter_8.caffemodel holds nothing for fc-new: name the weights" in err
+
+
+def test_layers_that_start_at_0_are_pointed_out(autodial: Run, edit: Edit) -> None:
+    edit("solver.prototxt", "max_iter: 8", "max_iter: 1")
+    assert "are 0" not in autodial(*TRAIN)[2]
+    net = Path("net.prototxt").read_text()
+    Path("net.prototxt").write_text(net.replace('weight_filler { type: "xavier" }', ""))
+    status, _, err = autodial(*TRAIN, "--set", "solver.snapshot_prefix=other")
+    assert status == 0
+    assert "Warning: all weights of conv, fc are 0, and nothing is learned through them" in err
 
 
 def test_what_test_refuses(autodial: Run) -> None:
@@ -237,7 +245,7 @@ def test_domains_parted_in_several_places_are_pointed_out(
     assert autodial(*TRAIN, "-o", "agreeing")[0] == 0
     assert "parted in several places" not in caplog.text
     edit("net.prototxt", "slice_point: 4 moving", "slice_point: 2 moving")
-    assert autodial(*TRAIN, "-o", "disagreeing")[0] == 0
+    assert autodial(*TRAIN, "--set", "solver.snapshot_prefix=other", "-o", "disagreeing")[0] == 0
     assert 'after 4 in layer "data", 2 in layer "conv/dial"' in caplog.text
 
 

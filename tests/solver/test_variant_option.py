@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from autodial.cli import main
 from autodial.proto import parse_net, read_weights, write_weights
 from autodial.run_log import read_log
 from autodial.variants import VARIANTS
@@ -18,20 +16,6 @@ from autodial.variants import VARIANTS
 Run = Callable[..., tuple[int, str, str]]
 TRAIN = ("train", "--solver", "solver.prototxt", "--workers", "0", "--device", "cpu")
 WEIGHTS = "snapshots/stripes_iter_8.caffemodel"
-
-
-@pytest.fixture
-def autodial(project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    """`autodial(arguments...)` gives exit status, standard output and standard error."""
-
-    def run(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["autodial", *arguments])
-        with pytest.raises(SystemExit) as exit_:
-            main()
-        out, err = capsys.readouterr()
-        return int(exit_.value.code or 0), out, err
-
-    return run
 
 
 @pytest.mark.parametrize("command", ["train", "test", "export", "time"])
@@ -57,8 +41,8 @@ def test_source_only_from_training_to_the_exported_file(autodial: Run) -> None:
     status, _, err = autodial("test", "--net", "net.prototxt", "--weights", WEIGHTS, "--workers", "0", *variant)
     assert (status, err) == (0, "")
     # the net as it is misses its Dial layer's statistics
-    _, _, err = autodial("test", "--net", "net.prototxt", "--weights", WEIGHTS, "--workers", "0")
-    assert "Not in" in err
+    status, _, err = autodial("test", "--net", "net.prototxt", "--weights", WEIGHTS, "--workers", "0")
+    assert status == 2 and "holds nothing for conv/dial" in err
     status, out, err = autodial("export", "--net", "net.prototxt", "--weights", WEIGHTS, *variant)
     assert (status, err) == (0, "")
     assert "statistics" not in out
@@ -87,7 +71,8 @@ def test_fixed_alpha_holds_against_weights(autodial: Run) -> None:
     assert dial.blobs[0] is not None
     dial.blobs = [np.full_like(dial.blobs[0], 0.6), *dial.blobs[1:]]
     write_weights(weights, "start.caffemodel")
-    status, _, _ = autodial(*TRAIN, "--variant", "adabn", "--weights", "start.caffemodel", "-o", "run")
+    other = ("--set", "solver.snapshot_prefix=other")
+    status, _, _ = autodial(*TRAIN, *other, "--variant", "adabn", "--weights", "start.caffemodel", "-o", "run")
     assert status == 0
     alphas = [row["alphas"]["conv/dial"] for row in read_log(Path("run")) if row["event"] == "train"]
     assert set(alphas) == {1.0}
