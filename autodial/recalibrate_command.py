@@ -85,7 +85,8 @@ def recalibrate(
 
     param = read_variant(net, variants or ())
     apply_to_nets(settings or (), [param])
-    inputs = [net, *weights.split(","), *files_of(param, net.parent), *(path for path in (source, target) if path)]
+    given = [path for path in (source, target) if path is not None]
+    inputs: list[str | Path] = [net, *weights.split(","), *files_of(param, net.parent), *given]
     check_output(output, inputs, suffixes=[".caffemodel", ".caffemodel.h5"])
     chosen = choose_device(device)
     started = time.perf_counter()

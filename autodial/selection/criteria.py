@@ -27,12 +27,12 @@ _PENALTIES = 10.0 ** np.arange(-4, 1)
 
 def softmax(logits: Floats) -> NDArray[np.float64]:
     """Probabilities (N, C) of logits (N, C)."""
-    return torch.from_numpy(logits).double().softmax(1).numpy()
+    return np.asarray(torch.from_numpy(logits).double().softmax(1))
 
 
 def entropy(probabilities: Floats, axis: int = -1) -> NDArray[np.float64]:
     """-sum p log p in nats along an axis, 0 log 0 counting as 0."""
-    return torch.special.entr(torch.from_numpy(np.asarray(probabilities, np.float64))).sum(axis).numpy()
+    return np.asarray(torch.special.entr(torch.from_numpy(np.asarray(probabilities, np.float64))).sum(axis))
 
 
 def mean_entropy(probabilities: Floats) -> float:
@@ -85,7 +85,7 @@ def accuracy_error(accuracy: float, count: float) -> float:
 def log_loss(logits: Floats, labels: Labels) -> NDArray[np.float64]:
     """-log p(label) of each row of logits (N, C), in nats."""
     scores, classes = torch.from_numpy(logits).double(), torch.from_numpy(labels).long()
-    return torch.nn.functional.cross_entropy(scores, classes, reduction="none").numpy()
+    return np.asarray(torch.nn.functional.cross_entropy(scores, classes, reduction="none"))
 
 
 def weighted_mean(values: Floats, weights: Floats) -> tuple[float, float]:
