@@ -4,7 +4,7 @@
 
 ARCH is a net that ships with the product. `autodial init` makes its project from generated images of two classes;
 `autodial train` then runs for two iterations in a process of its own, its readers as by default, on the CPU. Seconds
-are of the clock, from the start of the process. Memory is the largest resident size of the trainer, without its readers.
+are of the clock, from the start of the process. Memory is the most that is resident in the trainer, not in its readers.
 """
 
 from __future__ import annotations
