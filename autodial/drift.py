@@ -10,6 +10,7 @@ counts those of what it labels.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -20,15 +21,17 @@ from numpy.typing import NDArray
 
 OUTPUTS = ("entropy", "confidence")
 """Of the probabilities: their entropy in nats, and the largest."""
-_GREY = ("brightness", "contrast", "sharpness")
-"""Of grey levels, 0 to 255: their mean, their standard deviation, and the root mean square of their Laplacian."""
+_GREY = ("brightness", "contrast", "sharpness", "evenness")
+"""Of grey levels, 0 to 255: their mean, their standard deviation, and the root mean square of their Laplacian. At a
+quarter of the size, the Laplacian's mean absolute value divided by its root mean square: from 0 for a few edges on
+plain ground to 1 for detail that is everywhere alike, it says of a filter's responses what their kurtosis does."""
 _COLOR = ("blue", "red")
 """Of colour images: by how much the channel's mean exceeds the brightness."""
 
 _LEVELS = np.arange(0.05, 0.96, 0.05)
 """Quantiles of the training list at which distributions are compared."""
-_STEPS = {"entropy": 1e-3, "confidence": 1e-3}
-"""Differences that mean nothing; that of figures of the image is `_GREY_STEP`."""
+_STEPS = {"entropy": 1e-3, "confidence": 1e-3, "evenness": 1e-3}
+"""Differences that mean nothing; those of grey levels are `_GREY_STEP`."""
 _GREY_STEP = 0.1
 _FIRST = ord("0")
 """The character that stands for a figure below all edges."""
@@ -47,9 +50,13 @@ def image_figures(image: NDArray[np.uint8]) -> list[float]:
     mean, deviation = cv2.meanStdDev(grey)
     brightness = float(mean[0, 0])
     sharpness = cv2.norm(cv2.Laplacian(grey, cv2.CV_16S)) / (grey.shape[0] * grey.shape[1]) ** 0.5
+    height, width = (math.ceil(length / 4) for length in grey.shape[:2])
+    detail = cv2.Laplacian(cv2.resize(grey, (width, height), interpolation=cv2.INTER_AREA), cv2.CV_16S)
+    spread = cv2.norm(detail) * (height * width) ** 0.5
+    evenness = cv2.norm(detail, cv2.NORM_L1) / spread if spread else 0.0
     blue, _, red, _ = cv2.mean(image) if image.shape[2] == 3 else (0.0,) * 4
     color = [blue - brightness, red - brightness] if image.shape[2] == 3 else []
-    return [brightness, float(deviation[0, 0]), sharpness, *color]
+    return [brightness, float(deviation[0, 0]), sharpness, evenness, *color]
 
 
 def figures(probabilities: NDArray[np.float32], of_images: Values) -> Values:

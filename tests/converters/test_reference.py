@@ -91,7 +91,7 @@ def test_predict_finds_no_difference_to_the_list_itself(project: Path) -> None:
         project / "model.onnx", [project / "target.txt"], project / "a.csv", batch_size=5, drift=project / "a.json"
     ).drift
     assert drift is not None and drift.images == 12
-    assert [figure.distance for figure in drift.figures] == pytest.approx([0] * 7, abs=1e-12)
+    assert [figure.distance for figure in drift.figures] == pytest.approx([0] * 8, abs=1e-12)
     assert [figure.mean for figure in drift.figures] == pytest.approx([f.reference_mean for f in drift.figures])
     assert drift.classes is not None and drift.classes.distance == 0
 
@@ -182,4 +182,4 @@ def test_torch_modules_may_name_their_target_images(project: Path) -> None:
         project / "m.onnx", images_of(project, "target"), project / "a.csv", drift=project / "a.json"
     ).drift
     assert drift is not None
-    assert [figure.distance for figure in drift.figures] == pytest.approx([0] * 7, abs=1e-12)
+    assert [figure.distance for figure in drift.figures] == pytest.approx([0] * 8, abs=1e-12)
