@@ -37,7 +37,7 @@ OUTPUT_TOLERANCE = 0.3
 than of others. Nets for digits came to a distance of 0.2 after seeing 800 images 30 times, of 0.3 after 100 times, and
 of 0.03 to 0.08 with 7,000 images."""
 IMAGE_TOLERANCE = 0.15
-"""Of the other figures, which training can't change: those of two halves of a domain came to 0.05 at most."""
+"""Of the other figures, which training can't change: those of two halves of a domain came to less than 0.08."""
 CLASS_TOLERANCE = 0.15
 """Of the predicted classes' total variation."""
 ENOUGH = 0.5
