@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -11,15 +12,38 @@ from autodial.options import JsonOption, LogitsOption, SettingsOption, VariantOp
 from autodial.wording import counted
 
 if TYPE_CHECKING:
+    from autodial.converters.fold import Domain
     from autodial.converters.onnx_file import ExportReport
+
+
+class StatisticsDomain(str, Enum):
+    """Whose statistics the predictor normalizes with."""
+
+    source = "source"
+    target = "target"
 
 
 def export(
     net: Annotated[Path, typer.Option(metavar="NET.prototxt", help="The net; its TEST phase is exported.")],
     weights: WeightsOption,
-    output: Annotated[Path, typer.Option("--output", "-o", metavar="MODEL.onnx", help="The file to write.")] = Path(
-        "target_predictor.onnx"
-    ),
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="MODEL.onnx",
+            help="The ONNX file to write.",
+            show_default="target_predictor.onnx, or source_predictor.onnx with --domain source",
+        ),
+    ] = None,
+    domain: Annotated[
+        StatisticsDomain | None,
+        typer.Option(
+            help="Whose statistics the Dial layers normalize with: target for target images, source for a predictor of "
+            "source images.",
+            show_default="what their test_stats say, which is target unless the net states another",
+        ),
+    ] = None,
     labels: Annotated[
         Path | None,
         typer.Option(
@@ -30,7 +54,10 @@ def export(
     ] = None,
     logits: LogitsOption = None,
     keep_affine: Annotated[
-        bool, typer.Option("--keep-affine", help="Leave the folded statistics in the graph, as Mul and Add.")
+        bool,
+        typer.Option(
+            "--keep-affine", help="Leave the folded statistics in the graph, as Mul and Add, or Scale layers."
+        ),
     ] = False,
     raw_input: Annotated[
         bool, typer.Option("--raw-input", help="Take the net's input blob, float32, instead of uint8 images.")
@@ -54,18 +81,20 @@ def export(
 
     param = read_variant(net, variants or ())
     apply_to_nets(settings or (), [param])
-    names = labels or net.parent / "labels.txt"
-    check_output(output, (net, names, *weights.split(","), *files_of(param, net.parent)), suffixes=[".onnx"])
-    report = export_onnx(
-        param,
-        proto.merge_weights([proto.read_weights(name) for name in weights.split(",")]),
-        output,
-        logits=logits,
-        labels=labels,
-        keep_affine=keep_affine,
-        raw_input=raw_input,
-        base_dir=net.parent,
-    )
+    statistics: Domain | None = domain.value if domain else None
+    output = output or Path(f"{statistics or 'target'}_predictor.onnx")
+    inputs: list[str | Path] = [net, labels or net.parent / "labels.txt", *weights.split(",")]
+    inputs += files_of(param, net.parent)
+    check_output(output, inputs, suffixes=[".onnx"])
+    trained = proto.merge_weights([proto.read_weights(name) for name in weights.split(",")])
+    options: dict[str, Any] = {
+        "logits": logits,
+        "labels": labels,
+        "keep_affine": keep_affine,
+        "domain": statistics,
+        "base_dir": net.parent,
+    }
+    report = export_onnx(param, trained, output, raw_input=raw_input, **options)
     typer.echo(json.dumps(report.record(), indent=2) if as_json else describe(report))
 
 
@@ -73,7 +102,9 @@ def describe(report: ExportReport) -> str:
     """An ExportReport as a few lines of text."""
     metadata = report.metadata
     size = metadata["size"]
-    taken = f"images of {size[0]} x {size[1]}, {metadata['channel_order']}" if size else f'blob "{report.input}"'
+    taken = f"images of {size[0]} x {size[1]}, {metadata['channel_order']}"
+    if metadata["raw_input"]:
+        taken = f'blob "{report.input}"'
     statistics = f", {metadata['statistics']} statistics" if metadata["statistics"] else ""
     kept = f"; in the graph remain {', '.join(report.kept)}" if report.kept else ""
     return "\n".join(
@@ -82,7 +113,13 @@ def describe(report: ExportReport) -> str:
             f"Folded into other layers: {len(report.merged)}{kept}",
             f"Largest difference from the unfolded net: {report.max_difference:.2g}, {report.relative_difference:.1g} "
             f"of the logits' range {report.logits_range:.3g} (on {report.compared_on})",
-            f"{report.file_size / 2**20:.1f} MiB, opset {report.opset}, IR version {report.ir_version}",
+            _describe_files(report),
             *report.notes,
         ]
     )
+
+
+def _describe_files(report: ExportReport) -> str:
+    if report.opset is None:
+        return ", ".join(f"{name} ({size / 2**20:.1f} MiB)" for name, size in report.files.items())
+    return f"{report.file_size / 2**20:.1f} MiB, opset {report.opset}, IR version {report.ir_version}"
