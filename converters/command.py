@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from autodial.errors import InputError
 from autodial.options import JsonOption, LogitsOption, SettingsOption, VariantOption, WeightsOption
 from autodial.wording import counted
 
@@ -34,6 +35,14 @@ def export(
             metavar="MODEL.onnx",
             help="The ONNX file to write.",
             show_default="target_predictor.onnx, or source_predictor.onnx with --domain source",
+        ),
+    ] = None,
+    caffe: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="Write plain Caffe instead, without the AutoDIAL fork's layers: deploy.prototxt, "
+            "target_predictor.caffemodel, labels.txt.",
         ),
     ] = None,
     domain: Annotated[
@@ -70,22 +79,35 @@ def export(
 
     The target domain's statistics are folded into the weights; crop, mean and scale are part of the graph. The file is
     compared with the net as it was, on images of its list where they are there, before it is written.
+
+    With --caffe the net becomes a deploy.prototxt and a caffemodel for readers of Caffe files, with the crop's size as
+    its input; comments in deploy.prototxt say how an image is to be prepared.
     """
     import json
 
     from autodial import proto
+    from autodial.converters.caffe_export import check_caffe_folder, export_caffe
     from autodial.converters.onnx_export import export as export_onnx
     from autodial.outputs import check_output, files_of
     from autodial.overrides import apply_to_nets
     from autodial.variants import read_variant
 
+    if output is not None and caffe is not None:
+        raise InputError("-o and --caffe are two forms of the net, and one run writes one: leave out one of them")
+    if raw_input and caffe is not None:
+        raise InputError(
+            "--raw-input is for ONNX files: plain Caffe always takes the net's input blob, so leave it out"
+        )
     param = read_variant(net, variants or ())
     apply_to_nets(settings or (), [param])
     statistics: Domain | None = domain.value if domain else None
     output = output or Path(f"{statistics or 'target'}_predictor.onnx")
     inputs: list[str | Path] = [net, labels or net.parent / "labels.txt", *weights.split(",")]
     inputs += files_of(param, net.parent)
-    check_output(output, inputs, suffixes=[".onnx"])
+    if caffe is None:
+        check_output(output, inputs, suffixes=[".onnx"])
+    else:
+        check_caffe_folder(caffe, param, inputs, domain=statistics)
     trained = proto.merge_weights([proto.read_weights(name) for name in weights.split(",")])
     options: dict[str, Any] = {
         "logits": logits,
@@ -94,7 +116,10 @@ def export(
         "domain": statistics,
         "base_dir": net.parent,
     }
-    report = export_onnx(param, trained, output, raw_input=raw_input, **options)
+    if caffe is None:
+        report = export_onnx(param, trained, output, raw_input=raw_input, **options)
+    else:
+        report = export_caffe(param, trained, caffe, **options)
     typer.echo(json.dumps(report.record(), indent=2) if as_json else describe(report))
 
 
