@@ -81,9 +81,8 @@ def replacing_files(folder: str | os.PathLike[str], last: str) -> Iterator[Path]
     names `folder`.
     """
     folder = Path(folder)
-    aside = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
-    if folder.is_dir():
-        aside = folder / f".{os.getpid()}.tmp"
+    name = f".{folder.name}.{os.getpid()}.tmp"
+    aside = folder / name if folder.is_dir() else folder.with_name(name)
     try:
         shutil.rmtree(aside, ignore_errors=True)  # of a process that was killed and had the same number
         aside.mkdir()

@@ -29,6 +29,12 @@ def test_a_new_folder_and_an_old_one(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["x"]
 
 
+def test_the_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    fill(Path(), "1")
+    assert contents(tmp_path) == dict.fromkeys("abc", "1")
+
+
 @pytest.mark.parametrize("exists", [False, True])
 def test_after_an_exception_nothing_has_changed(tmp_path: Path, exists: bool) -> None:
     if exists:
