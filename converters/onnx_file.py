@@ -34,8 +34,11 @@ TOLERANCE = 1e-4
 BATCHES = (1, 2, 7)
 """Batch sizes at which the two are compared."""
 
+Runner = Callable[[NDArray[Any]], Sequence[NDArray[Any]]]
+"""What gives (logits, probabilities), float32 (N, classes) each, for N rows."""
+
 _TRAINING_ONLY = ("Dropout", "BatchNormalization")
-_LARGEST = 2**31 - 2**20
+LARGEST = 2**31 - 2**20
 """Bytes of weights beyond which a protobuf file, limited to 2 GiB, has no room left for the graph."""
 
 
@@ -44,27 +47,27 @@ class ExportReport:
     """What was exported, what was compared and how far off it was.
 
     Attributes:
-        output: the file.
-        file_size: in bytes.
-        opset, ir_version: of the file.
-        input: name of its input: `image`, or with raw_input the prototxt's blob.
+        output: the file, or the folder of a form that has several.
+        files: each file's size in bytes, by its name.
+        opset, ir_version: of the ONNX file; None for plain Caffe.
+        input: name of its input: `image`, or the prototxt's blob with raw_input and for plain Caffe.
         logits: name of the blob that holds the logits; of a torch module, its class.
         metadata: the JSON object under the metadata key `autodial`.
         merged: names of the layers that folding removed, with the layer that took each in.
-        kept: names of the layers that remain of folding, as Mul and Add nodes.
+        kept: names of the layers that remain of folding, as Mul and Add nodes; as Scale layers in plain Caffe.
         compared_on: in words, what the compared rows are.
         batches: the sizes of the batches in which they were compared.
-        runtime: in words, what ran the file.
+        runtime: in words, what ran it.
         tolerance: the largest `relative_difference` with which a file is written.
-        max_difference: largest absolute difference of a logit between ONNX Runtime and the unfolded net.
+        max_difference: largest absolute difference of a logit between what was exported and the unfolded net.
         logits_range: largest minus smallest logit of the unfolded net, over all compared rows.
         notes: what the user should know beside it, a sentence each.
     """
 
     output: Path
-    file_size: int
-    opset: int
-    ir_version: int
+    files: dict[str, int]
+    opset: int | None
+    ir_version: int | None
     input: str
     logits: str
     metadata: dict[str, Any]
@@ -79,13 +82,23 @@ class ExportReport:
     notes: tuple[str, ...]
 
     @property
+    def file_size(self) -> int:
+        """Bytes of all files together."""
+        return sum(self.files.values())
+
+    @property
     def relative_difference(self) -> float:
         """`max_difference` as a part of `logits_range`."""
         return self.max_difference / self.logits_range if self.max_difference else 0.0
 
     def record(self) -> dict[str, Any]:
         """All of it as values that JSON knows."""
-        return {**asdict(self), "output": str(self.output), "relative_difference": self.relative_difference}
+        return {
+            **asdict(self),
+            "output": str(self.output),
+            "file_size": self.file_size,
+            "relative_difference": self.relative_difference,
+        }
 
 
 class Preprocess(nn.Module):
@@ -191,12 +204,7 @@ def write_verified(
     """
     model = _to_onnx(predictor, torch.from_numpy(comparison.fed[:2]), input_name, metadata)
     data: bytes = model.SerializeToString()
-    difference, spread = _compare(data, comparison)
-    if not difference <= TOLERANCE * spread:
-        raise WorkError(
-            f"nothing was written: ONNX Runtime's logits differ from the unfolded net's by {difference:.3g}, more than "
-            f"{TOLERANCE:g} of their range {spread:.3g} (on {comparison.words})"
-        )
+    difference, spread = verify(_onnx_runner(data), comparison, "ONNX Runtime")
     if measure is not None:
         reference, more = measure(data)
         notes = [*notes, *more]
@@ -208,7 +216,7 @@ def write_verified(
         file.write(data)
     return ExportReport(
         output=output,
-        file_size=len(data),
+        files={output.name: len(data)},
         opset=OPSET,
         ir_version=model.ir_version,
         input=input_name,
@@ -292,7 +300,7 @@ def note_repeated(classes: Sequence[str], where: str) -> list[str]:
 def _to_onnx(predictor: nn.Module, example: Tensor, input_name: str, metadata: dict[str, Any]) -> onnx.ModelProto:
     """The ONNX file of a predictor, checked for what every reader of it relies on; raises WorkError."""
     size = sum(tensor.nbytes for tensor in predictor.state_dict().values())
-    if size > _LARGEST:
+    if size > LARGEST:
         raise InputError(f"the folded weights take {size / 2**30:.1f} GiB, and an ONNX file holds at most 2 GiB")
     try:
         program = torch.onnx.export(
@@ -351,27 +359,26 @@ def _check(model: onnx.ModelProto, input_name: str) -> None:
             raise WorkError(f'{end} "{value.name}" has a fixed batch size, as a layer does not take every batch')
 
 
-def _compare(model: bytes, comparison: Comparison) -> tuple[float, float]:
-    """Run a file in ONNX Runtime, on the CPU, and the unfolded net at each batch size.
+def verify(run: Runner, comparison: Comparison, reader: str) -> tuple[float, float]:
+    """Run what was exported and the unfolded net at each batch size.
+
+    Args:
+        run: gives (logits, probabilities), float32 (N, classes) each, for rows of `comparison.fed`.
+        comparison: with the unfolded net.
+        reader: what runs it, in words.
 
     Returns:
         largest absolute difference of a logit, and the range of the unfolded net's.
 
     Raises:
-        WorkError: a logit of the unfolded net is not finite, or the probabilities are not the softmax of the logits.
+        WorkError: they differ by more than TOLERANCE of that range, a logit of the unfolded net is not finite, or the
+            probabilities are not the softmax of the logits.
     """
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3
-    try:
-        session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
-    except Exception as error:  # ONNX Runtime's exceptions have no base class of their own
-        raise WorkError(f"nothing was written: ONNX Runtime can't load the exported net: {error}") from error
     results, expected, start = [], [], 0
     for size in BATCHES:
         rows = slice(start, start + size)
         start += size
-        put = {session.get_inputs()[0].name: comparison.fed[rows]}
-        results.append(session.run(["logits", "probabilities"], put))
+        results.append(run(comparison.fed[rows]))
         with torch.no_grad():
             expected.append(comparison.unfolded(comparison.blobs[rows]).numpy())
     ours, probabilities = (np.concatenate(parts) for parts in zip(*results, strict=True))
@@ -380,5 +387,23 @@ def _compare(model: bytes, comparison: Comparison) -> tuple[float, float]:
         raise WorkError("nothing was written: the unfolded net's logits are not finite, so the weights are of no use")
     softmax = torch.from_numpy(ours).softmax(1).numpy()
     if not np.allclose(probabilities, softmax, rtol=0, atol=1e-5):
-        raise WorkError("nothing was written: ONNX Runtime's probabilities are not the softmax of its logits")
-    return float(np.abs(ours - theirs).max()), float(theirs.max() - theirs.min())
+        raise WorkError(f"nothing was written: {reader}'s probabilities are not the softmax of its logits")
+    difference, spread = float(np.abs(ours - theirs).max()), float(theirs.max() - theirs.min())
+    if not difference <= TOLERANCE * spread:
+        raise WorkError(
+            f"nothing was written: {reader}'s logits differ from the unfolded net's by {difference:.3g}, more than "
+            f"{TOLERANCE:g} of their range {spread:.3g} (on {comparison.words})"
+        )
+    return difference, spread
+
+
+def _onnx_runner(model: bytes) -> Runner:
+    """An ONNX file in ONNX Runtime, on the CPU."""
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    try:
+        session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # ONNX Runtime's exceptions have no base class of their own
+        raise WorkError(f"nothing was written: ONNX Runtime can't load the exported net: {error}") from error
+    name = session.get_inputs()[0].name
+    return lambda fed: session.run(["logits", "probabilities"], {name: fed})

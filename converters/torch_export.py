@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from autodial.converters.fold import Domain
 from autodial.converters.image_input import ImageInput
 from autodial.converters.onnx_file import (
     BATCHES,
@@ -57,6 +58,7 @@ def export_module(
     scale: float = 1 / 255,
     channel_order: Literal["RGB", "BGR", "GRAY"] = "RGB",
     classes: Sequence[str] | None = None,
+    domain: Domain | None = None,
     target_images: Iterable[str | Path] = (),
 ) -> ExportReport:
     """Fold a torch classifier in eval mode, export it, and compare the file with the module before it is written.
@@ -76,6 +78,8 @@ def export_module(
         scale: factor of the pixels' values, 0 to 255, before mean and std.
         channel_order: of the module's input.
         classes: their names, in the order of the logits; None for "0", "1", ...
+        domain: whose stored statistics every DomainAlignment layer normalizes with; None: what each one's test_stats
+            says, the target unless the module says otherwise.
         target_images: image files of the target that the module was trained on, with which `autodial predict --drift`
             compares others; up to 2,000 of them, evenly spread, are measured.
 
@@ -88,6 +92,8 @@ def export_module(
     check_output(path)
     images = _image_input(size, crop, mean, std, scale, channel_order)
     copied = copy.deepcopy(module).cpu().float().eval()
+    if domain is not None:
+        _choose_statistics(copied, domain)
     statistics = _statistics(copied)
     unfolded = ModuleLogits(copied)
     samples, words = images.sample(sum(BATCHES))
@@ -145,6 +151,19 @@ def _image_input(
         channel_scale=factors.astype(np.float32).reshape(-1, 1, 1),
         rgb=channel_order == "RGB",
     )
+
+
+def _choose_statistics(module: nn.Module, domain: Domain) -> None:
+    """Make all DomainAlignment layers normalize with one domain's statistics; InputError where there are none."""
+    if domain not in ("source", "target"):
+        raise InputError(f'domain is "source" or "target", not {domain!r}')
+    layers = [layer for layer in module.modules() if isinstance(layer, DomainAlignment)]
+    if not layers:
+        raise InputError(
+            f"{type(module).__name__} has no DomainAlignment layer, so no {domain} statistics: leave out domain"
+        )
+    for layer in layers:
+        layer.test_stats = domain
 
 
 def _statistics(module: nn.Module) -> str | None:
