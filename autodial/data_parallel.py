@@ -183,12 +183,12 @@ def _layouts(
         return _cut(parts, points)
     if isinstance(layer, Reduction) and across and layer.operation != "MEAN":
         return [None]
-    if across and not second:
+    if isinstance(layer, Reshape):
+        _check_reshape(layer, bottom_shapes[0], top_shapes[0], Shares(ranks, parts).here)
+    elif across and not second:
         raise LayerError(f"works across the rows of the batch (axis 0), of which each process has some: {_ALONE}")
     if kind in _SUMS:
         return [None, *([parts] if kind in _WITH_ROWS else [None])][: len(top_shapes)]
-    if isinstance(layer, Reshape):
-        _check_reshape(layer, bottom_shapes[0], top_shapes[0], Shares(ranks, parts).here)
     return [parts] * len(top_shapes)
 
 
