@@ -183,7 +183,7 @@ def _start_worker(worker: int) -> None:
 
 
 def _start_worker_of_rank(worker: int) -> None:
-    # torchrun ends a rank's workers along with it, when another is lost; as above, the trainer needs them until it stops
+    # torchrun sends it to a rank's workers too, when another is lost. As above, the trainer needs them until it stops.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     _start_worker(worker)
 

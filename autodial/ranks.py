@@ -118,6 +118,8 @@ class Ranks:
     def settle(self, device: torch.device) -> None:
         """Wait until the device has done what it was given, so that sums on it are there. The CPU has none left.
 
+        Signals are seen meanwhile, and what is given to the device afterwards builds on sums that did come.
+
         Raises:
             LostRankError: a sum on the GPU does not end, as another rank is gone.
         """
@@ -161,6 +163,8 @@ class Ranks:
                 return
             self._finish(work)
         except RuntimeError as error:
+            if _from_reader(error):
+                raise
             raise _lost(error) from error
 
     def _finish(self, work: Any) -> None:
@@ -169,8 +173,8 @@ class Ranks:
             try:
                 work.wait(_GLANCE)
                 return
-            except RuntimeError:
-                if work.is_completed():
+            except RuntimeError as error:
+                if work.is_completed() or _from_reader(error):
                     raise
             if self._ends():
                 raise LostRankError("torchrun ended the run, and another rank can't be reached")
@@ -191,6 +195,11 @@ def _buckets(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:
             bucket, size = [], 0
     if bucket:
         yield bucket
+
+
+def _from_reader(error: RuntimeError) -> bool:
+    """Whether an error comes from torch's signal handler for dead workers of a DataLoader (autodial.feed)."""
+    return "DataLoader worker" in str(error)
 
 
 def _lost(error: RuntimeError) -> LostRankError:

@@ -106,6 +106,8 @@ class Solver:
             prefer_gpu=self.param.solver_mode == pb.SolverParameter.GPU,
             index=self.param.device_id if ranks is None else ranks.local_rank,
         )
+        if ranks is not None and self.device.type == "cuda":
+            torch.cuda.set_device(self.device)  # for what torch puts on a GPU by itself
         self.seed = max(self.param.random_seed, 0) if seed is None else seed
         self.workers = workers
         self.monitors: list[Monitor] = []
@@ -409,7 +411,7 @@ class Solver:
         assert self.ranks is not None
         names = dict.fromkeys((*net.outputs, *net.loss_weights))
         nothing = {name: torch.zeros(net.blob_shapes[name], device=self.device) for name in names}
-        return {name: self.ranks.sum(totals.get(name, nothing[name])) for name in names}
+        return {name: self.ranks.sum(totals.get(name, nothing[name]).float()) for name in names}
 
     def _test_outputs(self, index: int, batches: int) -> Iterator[Mapping[str, Tensor]]:
         """The output blobs of a test net for each batch of a test, or for those that fall to this rank."""

@@ -331,7 +331,9 @@ def test_rows_are_the_same_without_the_others(tmp_path: Path, size: str) -> None
     for i in range(9):  # of as many sizes, on which the crops' draws depend
         cv2.imwrite(str(tmp_path / f"{i}.png"), rng.integers(0, 256, (9 + i, 20 - i, 3), dtype=np.uint8))
     (tmp_path / "list.txt").write_text("".join(f"{i}.png {i}\n" for i in range(9)))
-    data = image_data(tmp_path, f"batch_size: 7 shuffle: true {size}", "crop_size: 6 mirror: true", phase=pb.TRAIN)
+    data = image_data(
+        tmp_path, f'source: "list.txt" batch_size: 7 shuffle: true {size}', "crop_size: 6 mirror: true", phase=pb.TRAIN
+    )
     for index in range(3):
         images, labels = data.batch(index)
         for rows in (slice(0, 3), slice(3, 7), slice(6, 7)):

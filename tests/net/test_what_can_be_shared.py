@@ -7,9 +7,12 @@ import pytest
 from autodial.data_parallel import DataParallel, check_test_net
 from autodial.errors import InputError
 from autodial.net import Net
+from autodial.net_state import filter_net
 from autodial.proto import messages as pb
-from autodial.proto import parse_net
+from autodial.proto import parse_net, read_net
 from autodial.ranks import Ranks
+from autodial.shipped import shipped_names, shipped_net
+from autodial.timing import replace_missing_data
 
 TWO = Ranks(0, 2, 0, 2)
 X = 'layer { name: "x" type: "Input" top: "x" input_param { shape { dim: 6 dim: 4 } } }'
@@ -87,6 +90,19 @@ def test_what_is_not_refused(text: str) -> None:
     net = Net(parse_net(XY + six + LOSS + f'layer {{ name: "odd" top: "odd" {text} }}'), pb.TRAIN)
     DataParallel(net, TWO)
     assert net.layer("odd").shares is not None
+
+
+@pytest.mark.parametrize("name", shipped_names())
+def test_shipped_nets_can_be_shared_out(name: str) -> None:
+    message, _ = replace_missing_data(filter_net(read_net(shipped_net(name)), pb.TRAIN), None)
+    for layer in message.layer:  # to fill large layers takes long
+        for param in (layer.convolution_param, layer.inner_product_param):
+            if param.HasField("weight_filler"):
+                param.weight_filler.Clear()
+    net = Net(message, pb.TRAIN)
+    DataParallel(net, Ranks(1, 4, 1, 4))
+    shared = {message.type for message in net.param.layer if net.layer(message.name).shares is not None}
+    assert {"Dial", "EntropyLoss", "Slice", "SoftmaxWithLoss"}.issubset(shared)
 
 
 @pytest.mark.parametrize(

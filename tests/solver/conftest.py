@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import multiprocessing
 import runpy
-import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ import cv2
 import numpy as np
 import pytest
 import torch
+from torch.distributed import TCPStore
 
 NET = """
 name: "stripes"
@@ -119,16 +119,15 @@ def on_ranks(
     """
 
     def run(size: int, name: str, **options: Any) -> list[tuple[int | None, Any]]:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
+        store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # torchrun's own, which outlives ranks
         results = [project / f"result-{rank}" for rank in range(size)]
         ranks = []
         for rank, result in enumerate(results):
             result.unlink(missing_ok=True)
             environment = {
                 **{"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size},
-                **{"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "TORCHELASTIC_RUN_ID": "test"},
+                **{"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": store.port},
+                **{"TORCHELASTIC_RUN_ID": "test", "TORCHELASTIC_USE_AGENT_STORE": True},
             }
             call = {"environment": environment, "folder": project, "name": name, "options": options, "result": result}
             ranks.append(processes.Process(target=runpy.run_path, args=(str(PROGRAMS), {"CALL": call})))
