@@ -13,7 +13,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from math import isfinite, prod
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor
@@ -55,6 +55,8 @@ class Solver:
         seed: replaces the param's random_seed. A random_seed that is unset or negative means 0, not the clock.
         workers: processes that read images ahead, for the train net and for a test net while it is tested.
         base_dir: folder of the solver's file; relative paths of nets are looked for in the working directory first.
+        precision: "float32", or "bf16": training passes compute convolutions, products and what lies between them in
+            bfloat16 (torch.autocast); parameters, statistics, losses, updates and tests stay float32.
         name: what messages call the solver.
         overrides: `LAYER.FIELD=VALUE` and `solver.FIELD=VALUE` settings, as in autodial.overrides.
         variants: what to turn the train net and the test nets into before that, as in autodial.variants.
@@ -68,6 +70,7 @@ class Solver:
         net_name: the train net's file, or the field that holds it.
         net_params: the NetParameters that the train net and the test nets were built from, variants and overrides
             applied.
+        precision: as given.
         update: the solver type's update, with the history.
         iter: number of updates done.
         current_step: number of steps that the learning rate has come down.
@@ -86,6 +89,7 @@ class Solver:
         device: str = "cpu",
         seed: int | None = None,
         workers: int = 0,
+        precision: Literal["float32", "bf16"] = "float32",
         base_dir: Path | None = None,
         name: str = "the solver",
         overrides: Sequence[str] = (),
@@ -110,6 +114,7 @@ class Solver:
             torch.cuda.set_device(self.device)  # for what torch puts on a GPU by itself
         self.seed = max(self.param.random_seed, 0) if seed is None else seed
         self.workers = workers
+        self.precision = precision
         self.monitors: list[Monitor] = []
         self.iter = 0
         self.current_step = 0
@@ -210,7 +215,7 @@ class Solver:
         for message in (self.param, *self.net_params):
             state.update(proto.to_text(message).encode())
         lengths = [[len(source) for source in sources(net).values()] for net in (self.net, *self.test_nets)]
-        state.update(repr((self.seed, self.iter, self.current_step, lengths)).encode())
+        state.update(repr((self.seed, self.precision, self.iter, self.current_step, lengths)).encode())
         for tensor in (*(param.tensor for param in self.net.params), *self.update.history):
             state.update(tensor.detach().cpu().numpy().tobytes())
         return state.hexdigest()
@@ -329,7 +334,9 @@ class Solver:
     def _forward_backward(self, pass_: int) -> Mapping[str, Tensor]:
         """Run the train net forward and backward once, adding to the blobs' `.grad`, and return its output blobs."""
         self.net.seed_pass(self.iter, pass_)
-        outputs: dict[str, Tensor] = self.net(self._batch(self.iter * self.param.iter_size + pass_))
+        batch = self._batch(self.iter * self.param.iter_size + pass_)
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.precision == "bf16"):
+            outputs: dict[str, Tensor] = self.net(batch)
         loss = self.net.loss(outputs)
         if loss.requires_grad:  # not if every lr_mult is 0, as when only statistics are to be gathered
             loss.backward()  # type: ignore[no-untyped-call]

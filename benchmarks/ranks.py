@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import platform
 import statistics
 import subprocess
 import sys
@@ -21,8 +20,10 @@ import time
 from pathlib import Path
 
 import torch
+from measuring import describe
 from torch import Tensor
 
+from autodial.cpus import available_cpus
 from autodial.data_parallel import DataParallel
 from autodial.devices import choose_device
 from autodial.feed import image_format
@@ -89,7 +90,7 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=2, help="processes to compare with one")
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=5, help="of which the median counts")
+    parser.add_argument("--steps", type=int, default=5, help="whose median counts")
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--result", type=Path, help=argparse.SUPPRESS)  # a process of a round writes its number there
     arguments = parser.parse_args()
@@ -101,13 +102,12 @@ def main() -> None:
     if arguments.quick:
         arguments.net, arguments.rounds, arguments.steps = shipped_net("digits"), 1, 2
     count = arguments.ranks
-    kinds = {"1 process, 1 thread": (1, 1), f"1 process, {count} threads": (1, count)}
+    kinds = {"1 process, 1 thread": (1, 1)}
+    if arguments.device == "cpu" and not arguments.quick:
+        kinds[f"1 process, {count} threads"] = (1, count)
     kinds[f"{count} processes, 1 thread each"] = (count, 1)
-    if arguments.device == "cuda":
-        kinds = {"1 process": (1, 1), f"{count} processes": (count, 1)}
     rounds = [{kind: run(arguments, *numbers) for kind, numbers in kinds.items()} for _ in range(arguments.rounds)]
-    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    print(f"{arguments.net}, {arguments.device}, {cpus} CPUs, torch {torch.__version__}, {platform.platform()}")
+    print(f"{arguments.net}, {available_cpus()} CPUs, {describe(torch.device(arguments.device))}")
     first = next(iter(kinds))
     for kind in kinds:
         speeds = [speed[kind] for speed in rounds]

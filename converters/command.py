@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -56,17 +58,31 @@ def export(
     apply_to_nets(settings or (), [param])
     names = labels or net.parent / "labels.txt"
     check_output(output, (net, names, *weights.split(","), *files_of(param, net.parent)), suffixes=[".onnx"])
-    report = export_onnx(
-        param,
-        proto.merge_weights([proto.read_weights(name) for name in weights.split(",")]),
-        output,
-        logits=logits,
-        labels=labels,
-        keep_affine=keep_affine,
-        raw_input=raw_input,
-        base_dir=net.parent,
-    )
+    with _progress() as progress:
+        report = export_onnx(
+            param,
+            proto.merge_weights([proto.read_weights(name) for name in weights.split(",")]),
+            output,
+            logits=logits,
+            labels=labels,
+            keep_affine=keep_affine,
+            raw_input=raw_input,
+            base_dir=net.parent,
+            progress=progress,
+        )
     typer.echo(json.dumps(report.record(), indent=2) if as_json else describe(report))
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[int, int], None]]:
+    """Yield a function of the training images done and of all, which shows them as a bar on a terminal."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    console = Console(stderr=True)
+    with Progress(console=console, disable=not console.is_terminal, transient=True) as bar:
+        task = bar.add_task("training images", visible=False)
+        yield lambda done, total: bar.update(task, completed=done, total=total, visible=True)
 
 
 def describe(report: ExportReport) -> str:
@@ -82,7 +98,15 @@ def describe(report: ExportReport) -> str:
             f"Folded into other layers: {len(report.merged)}{kept}",
             f"Largest difference from the unfolded net: {report.max_difference:.2g}, {report.relative_difference:.1g} "
             f"of the logits' range {report.logits_range:.3g} (on {report.compared_on})",
+            *_describe_reference(metadata.get("reference")),
             f"{report.file_size / 2**20:.1f} MiB, opset {report.opset}, IR version {report.ir_version}",
             *report.notes,
         ]
     )
+
+
+def _describe_reference(reference: dict[str, Any] | None) -> list[str]:
+    if reference is None:
+        return []
+    kept = f"{reference['images']} of {counted(reference['listed'], 'image')} of {reference['list']}"
+    return [f"Kept for `autodial predict --drift`: figures of {kept}"]

@@ -8,6 +8,7 @@ it beside the unfolded torch net.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from autodial.converters.onnx_file import (
     note_repeated,
     write_verified,
 )
+from autodial.converters.reference import Progress, TrainingImages, measure
 from autodial.data.labels import read_labels
 from autodial.errors import InputError
 from autodial.graph import Graph
@@ -75,6 +77,7 @@ def export(
     keep_affine: bool = False,
     raw_input: bool = False,
     base_dir: Path | None = None,
+    progress: Progress | None = None,
 ) -> ExportReport:
     """Fold a net, export it to ONNX and compare the file with the unfolded net; if they differ, nothing is written.
 
@@ -94,6 +97,7 @@ def export(
         raw_input: take the net's input blob, float32 (batch, C, h, w), under its own name: what the ImageData layer,
             and a Crop layer right behind it, make of an image.
         base_dir: folder of the prototxt.
+        progress: told of the training images that are measured for `autodial predict --drift`.
 
     Raises:
         InputError: the net, the weights or the labels can't be exported as asked.
@@ -130,6 +134,13 @@ def export(
     window = unfolded.blob_shapes[graph.names[cropped]]
     pictures = None if raw_input else images
     preprocess = Preprocess(pictures) if pictures else None
+    measured = None
+    if pictures:
+        try:
+            training = TrainingImages.of_caffe(net_param, folded.statistics, base_dir)
+            measured = partial(measure, training=training, images=pictures, progress=progress)
+        except InputError as error:
+            notes.append(f"`autodial predict --drift` will have nothing to compare with: {error}")
     samples, compared_on = _samples(images, shape)
     blobs = torch.from_numpy(images.blob(samples) if images else samples)
     with torch.no_grad():
@@ -146,6 +157,7 @@ def export(
         merged=folded.merged,
         kept=folded.kept,
         notes=notes,
+        measure=measured,
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 import autodial
 from autodial.converters.image_input import ImageInput
+from autodial.drift import Reference
 from autodial.errors import InputError, WorkError
 from autodial.proto.files import replacing
 
@@ -172,6 +173,7 @@ def write_verified(
     merged: dict[str, str],
     kept: Sequence[str],
     notes: Sequence[str],
+    measure: Callable[[bytes], tuple[Reference | None, list[str]]] | None = None,
 ) -> ExportReport:
     """Export a predictor to ONNX, compare the file with the unfolded net, and write it if they agree.
 
@@ -181,6 +183,7 @@ def write_verified(
         comparison: with the unfolded net.
         input_name: the name of the file's input.
         logits, metadata, merged, kept, notes: of the report.
+        measure: what the metadata keeps of training images, by the file to write; and more notes.
 
     Raises:
         WorkError: the exporter failed, or its result differs from the unfolded net; nothing was written.
@@ -194,6 +197,13 @@ def write_verified(
             f"nothing was written: ONNX Runtime's logits differ from the unfolded net's by {difference:.3g}, more than "
             f"{TOLERANCE:g} of their range {spread:.3g} (on {comparison.words})"
         )
+    if measure is not None:
+        reference, more = measure(data)
+        notes = [*notes, *more]
+        if reference is not None:
+            metadata = {**metadata, "reference": reference.record()}
+            _set_metadata(model, metadata)
+            data = model.SerializeToString()
     with replacing(output) as file:
         file.write(data)
     return ExportReport(
@@ -301,9 +311,13 @@ def _to_onnx(predictor: nn.Module, example: Tensor, input_name: str, metadata: d
     assert program is not None, "dynamo=True returns a program"
     model = program.model_proto
     _strip(model)
-    onnx.helper.set_model_props(model, {"autodial": json.dumps(metadata)})
+    _set_metadata(model, metadata)
     _check(model, input_name)
     return model
+
+
+def _set_metadata(model: onnx.ModelProto, metadata: dict[str, Any]) -> None:
+    onnx.helper.set_model_props(model, {"autodial": json.dumps(metadata)})
 
 
 def _strip(model: onnx.ModelProto) -> None:

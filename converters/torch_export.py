@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -24,6 +25,7 @@ from autodial.converters.onnx_file import (
     note_repeated,
     write_verified,
 )
+from autodial.converters.reference import TrainingImages, measure
 from autodial.converters.torch_fold import batch_statistics_error, fold_graph
 from autodial.data.transforms import Transform
 from autodial.errors import InputError, WorkError
@@ -55,6 +57,7 @@ def export_module(
     scale: float = 1 / 255,
     channel_order: Literal["RGB", "BGR", "GRAY"] = "RGB",
     classes: Sequence[str] | None = None,
+    target_images: Iterable[str | Path] = (),
 ) -> ExportReport:
     """Fold a torch classifier in eval mode, export it, and compare the file with the module before it is written.
 
@@ -73,6 +76,8 @@ def export_module(
         scale: factor of the pixels' values, 0 to 255, before mean and std.
         channel_order: of the module's input.
         classes: their names, in the order of the logits; None for "0", "1", ...
+        target_images: image files of the target that the module was trained on, with which `autodial predict --drift`
+            compares others; up to 2,000 of them, evenly spread, are measured.
 
     Raises:
         InputError: the file can't be written there, an argument makes no sense, the module can't run on such images or
@@ -87,6 +92,7 @@ def export_module(
     unfolded = ModuleLogits(copied)
     samples, words = images.sample(sum(BATCHES))
     blobs = torch.from_numpy(images.blob(samples))
+    training = TrainingImages.of_files(target_images)
     count = _class_count(copied, blobs[:1])
     names, notes = _class_names(classes, count)
 
@@ -103,6 +109,7 @@ def export_module(
         merged=merged,
         kept=kept,
         notes=notes,
+        measure=partial(measure, training=training, images=images) if training.files else None,
     )
 
 

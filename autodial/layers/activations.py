@@ -167,6 +167,8 @@ class Dropout(Elementwise):
 class Softmax(Elementwise):
     """exp(x) over the sum of exp(x) along `axis` (softmax_layer.cpp)."""
 
+    full_precision = True
+
     def __init__(self, axis: int = 1) -> None:
         super().__init__()
         self.axis = axis

@@ -61,6 +61,8 @@ class Layer(nn.Module):
     """Least and largest number of tops (None: any)."""
     is_loss: ClassVar[bool] = False
     """Whether the first top has loss_weight 1 unless the prototxt says otherwise."""
+    full_precision: ClassVar[bool] = False
+    """Whether the layer computes in float32 where others take half precision (torch.autocast); a loss always does."""
     is_data: ClassVar[bool] = False
     """Whether the tops are fed from outside (Input and the data layers), so that `forward` is never called."""
     is_random: ClassVar[bool] = False
