@@ -104,7 +104,7 @@ class DataParallel:
         whole = {}
         for name, value in outputs.items():
             parts = self._layouts[name]
-            value = value.detach().float().clone()
+            value = value.detach().clone()
             whole[name] = self._ranks.sum(value) if parts is None else Shares(self._ranks, parts).gather(value)
         return whole
 

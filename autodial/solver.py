@@ -418,7 +418,7 @@ class Solver:
         assert self.ranks is not None
         names = dict.fromkeys((*net.outputs, *net.loss_weights))
         nothing = {name: torch.zeros(net.blob_shapes[name], device=self.device) for name in names}
-        return {name: self.ranks.sum(totals.get(name, nothing[name]).float()) for name in names}
+        return {name: self.ranks.sum(totals.get(name, nothing[name])) for name in names}
 
     def _test_outputs(self, index: int, batches: int) -> Iterator[Mapping[str, Tensor]]:
         """The output blobs of a test net for each batch of a test, or for those that fall to this rank."""
