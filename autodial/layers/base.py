@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from autodial.errors import InputError
+from autodial.layers.shares import N, Shares
 
 TRAIN, TEST = 0, 1
 """Values of caffe.Phase."""
@@ -73,6 +74,9 @@ class Layer(nn.Module):
     options: ClassVar[tuple[str, ...]] = ()
     """The LayerParameter's `*_param` messages that the layer reads, besides the one that is called like its type."""
 
+    shares: Shares | None = None
+    """How the batch is shared out where several processes train; None where all of it is here."""
+
     @classmethod
     def from_caffe(cls, context: LayerContext) -> Layer:
         """Build the layer from its prototxt; raises LayerError for what can't be honoured."""
@@ -99,6 +103,10 @@ class Layer(nn.Module):
     def top_shapes(self, bottom_shapes: Sequence[Shape]) -> list[Shape]:
         """Shapes of the tops for these bottoms; raises LayerError, naming the shapes, when they don't fit."""
         raise NotImplementedError
+
+    def whole(self, count: N) -> N:
+        """What a count of the rows that are here is for the whole batch (`Shares.whole`)."""
+        return count if self.shares is None else self.shares.whole(count)
 
     def reseed(self, seed: int) -> None:
         """Restart the random state of a layer with `is_random`."""

@@ -22,6 +22,7 @@ BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
         ("training_step --device cpu", ["plain", "ours", "bf16"]),
         ("resnet50_step --device cpu", ["BatchNorm", "aligned"]),
         ("folding", ["unfolded", "affine", "folded"]),
+        ("ranks", ["1 process, 1 thread", "2 processes, 1 thread each"]),
         ("start_up", ["digits ready", "first step", "memory"]),
     ],
 )
