@@ -29,6 +29,8 @@ from autodial.converters.onnx_file import (
     note_repeated,
     write_verified,
 )
+from autodial.converters.precision import Precision, plan_lowering
+from autodial.converters.triton import TritonModel
 from autodial.data.labels import read_labels
 from autodial.errors import InputError
 from autodial.graph import Graph
@@ -68,38 +70,48 @@ class NetLogits(nn.Module):
 def export(
     net_param: Any,
     weights: Weights,
-    output: Path,
+    output: Path | TritonModel,
     *,
     logits: str | None = None,
     labels: Path | None = None,
     keep_affine: bool = False,
     raw_input: bool = False,
+    precision: Precision = "float32",
+    calibration: Path | None = None,
+    min_agreement: float | None = None,
     base_dir: Path | None = None,
 ) -> ExportReport:
     """Fold a net, export it to ONNX and compare the file with the unfolded net; if they differ, nothing is written.
 
     The input is `image`, uint8 (batch, H, W, C), BGR or grey; the outputs are `logits` and `probabilities`, float32
     (batch, classes). The metadata key `autodial` holds a JSON object: schema, classes, size, resize, crop, mean, scale,
-    channel_order, exif, alpha, raw_input, statistics, weights_sha256 and version.
+    channel_order, exif, alpha, raw_input, statistics, weights_sha256, version and precision.
 
     Args:
         net_param: NetParameter of a train_val net whose TEST phase reads an ImageData layer, or, with `raw_input`, of
             a deploy net with an Input layer.
         weights: a caffemodel with every layer that has parameters.
-        output: the file to write; its folder must exist.
+        output: the file to write, whose folder must exist, or a model in a Triton model repository.
         logits: name of the logits' blob; None: what the TEST phase's SoftmaxWithLoss, Accuracy or Softmax layer reads.
         labels: text file with one class name per line; None: labels.txt in `base_dir` if it has as many lines as
             there are classes, else the names are "0", "1", ...
         keep_affine: leave the folded statistics as Mul and Add nodes instead of merging them into weights.
         raw_input: take the net's input blob, float32 (batch, C, h, w), under its own name: what the ImageData layer,
             and a Crop layer right behind it, make of an image.
+        precision: of the file's weights and computation, "float32", "fp16" or "int8"; inputs and outputs are the same.
+        calibration: a folder of images of the target, or a list of them, to calibrate int8 on and to compare a lower
+            precision with float32 on; None: the target's list in the TRAIN phase, else the TEST phase's.
+        min_agreement: share of these images that must keep their most probable class, in [0, 1]; None: 0.99.
         base_dir: folder of the prototxt.
 
     Raises:
         InputError: the net, the weights or the labels can't be exported as asked.
-        WorkError: the exporter failed, or its result differs from the unfolded net.
+        WorkError: the exporter failed, its result differs from the unfolded net, or a lower precision agrees with
+            float32 on too few images.
     """
-    if output.is_dir() or not output.absolute().parent.is_dir():
+    if isinstance(output, TritonModel):
+        output.check()
+    elif output.is_dir() or not output.absolute().parent.is_dir():
         raise InputError(f"{output} can't be written: name a file in a folder that exists")
     graph = Graph(filter_net(net_param, pb.TEST).layer)
     scores = graph.logits(logits)
@@ -130,6 +142,14 @@ def export(
     window = unfolded.blob_shapes[graph.names[cropped]]
     pictures = None if raw_input else images
     preprocess = Preprocess(pictures) if pictures else None
+    lowering = plan_lowering(
+        precision,
+        calibration=calibration,
+        min_agreement=min_agreement,
+        images=pictures,
+        net_param=net_param,
+        base_dir=base_dir,
+    )
     samples, compared_on = _samples(images, shape)
     blobs = torch.from_numpy(images.blob(samples) if images else samples)
     with torch.no_grad():
@@ -146,6 +166,7 @@ def export(
         merged=folded.merged,
         kept=folded.kept,
         notes=notes,
+        lowering=lowering,
     )
 
 

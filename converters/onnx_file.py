@@ -19,6 +19,8 @@ from torch import Tensor, nn
 
 import autodial
 from autodial.converters.image_input import ImageInput
+from autodial.converters.precision import Agreement, Lowering, Precision, lower
+from autodial.converters.triton import TritonModel
 from autodial.errors import InputError, WorkError
 from autodial.proto.files import replacing
 
@@ -43,25 +45,29 @@ class ExportReport:
     """What was exported, what was compared and how far off it was.
 
     Attributes:
-        output: the file.
-        file_size: in bytes.
+        output: the file, or the folder of the model in a Triton model repository.
+        file_size: of the ONNX file, in bytes.
+        files: sizes in bytes of all files that were written, by their paths in the folder: `output`, or the file's.
         opset, ir_version: of the file.
         input: name of its input: `image`, or with raw_input the prototxt's blob.
         logits: name of the blob that holds the logits; of a torch module, its class.
         metadata: the JSON object under the metadata key `autodial`.
         merged: names of the layers that folding removed, with the layer that took each in.
         kept: names of the layers that remain of folding, as Mul and Add nodes.
-        compared_on: in words, what the compared rows are.
+        compared_on: in words, what the rows are on which the float32 file was compared with the unfolded net.
         batches: the sizes of the batches in which they were compared.
         runtime: in words, what ran the file.
         tolerance: the largest `relative_difference` with which a file is written.
         max_difference: largest absolute difference of a logit between ONNX Runtime and the unfolded net.
         logits_range: largest minus smallest logit of the unfolded net, over all compared rows.
+        precision: of the file's weights and computation.
+        agreement: of a file of lower precision with the float32 file; None for a float32 file.
         notes: what the user should know beside it, a sentence each.
     """
 
     output: Path
     file_size: int
+    files: dict[str, int]
     opset: int
     ir_version: int
     input: str
@@ -75,6 +81,8 @@ class ExportReport:
     tolerance: float
     max_difference: float
     logits_range: float
+    precision: Precision
+    agreement: Agreement | None
     notes: tuple[str, ...]
 
     @property
@@ -162,7 +170,7 @@ class Comparison:
 
 
 def write_verified(
-    output: Path,
+    output: Path | TritonModel,
     predictor: nn.Module,
     comparison: Comparison,
     *,
@@ -172,20 +180,24 @@ def write_verified(
     merged: dict[str, str],
     kept: Sequence[str],
     notes: Sequence[str],
+    lowering: Lowering | None = None,
 ) -> ExportReport:
     """Export a predictor to ONNX, compare the file with the unfolded net, and write it if they agree.
 
     Args:
-        output: the file to write.
+        output: the file to write, or the model to add a version to.
         predictor: from its input to (logits, probabilities), folded.
         comparison: with the unfolded net.
         input_name: the name of the file's input.
         logits, metadata, merged, kept, notes: of the report.
+        lowering: the precision to give the file once it agrees; None for float32.
 
     Raises:
         WorkError: the exporter failed, or its result differs from the unfolded net; nothing was written.
         InputError: the weights don't fit into an ONNX file.
     """
+    precision = "float32" if lowering is None else lowering.precision
+    metadata = {**metadata, "precision": precision}
     model = _to_onnx(predictor, torch.from_numpy(comparison.fed[:2]), input_name, metadata)
     data: bytes = model.SerializeToString()
     difference, spread = _compare(data, comparison)
@@ -194,11 +206,23 @@ def write_verified(
             f"nothing was written: ONNX Runtime's logits differ from the unfolded net's by {difference:.3g}, more than "
             f"{TOLERANCE:g} of their range {spread:.3g} (on {comparison.words})"
         )
-    with replacing(output) as file:
-        file.write(data)
+    agreement = None
+    if lowering is not None:
+        model, agreement, more = lower(model, lowering, comparison.fed, comparison.words)
+        notes = [*notes, *more]
+        onnx.helper.set_model_props(model, {"autodial": json.dumps(metadata)})
+        _check(model, input_name, f"ONNX Runtime {onnxruntime.__version__}")
+        data = model.SerializeToString()
+    if isinstance(output, TritonModel):
+        files = output.add(model)
+    else:
+        files = {output.name: len(data)}
+        with replacing(output) as file:
+            file.write(data)
     return ExportReport(
-        output=output,
+        output=output.folder if isinstance(output, TritonModel) else output,
         file_size=len(data),
+        files=files,
         opset=OPSET,
         ir_version=model.ir_version,
         input=input_name,
@@ -212,6 +236,8 @@ def write_verified(
         tolerance=TOLERANCE,
         max_difference=difference,
         logits_range=spread,
+        precision=precision,
+        agreement=agreement,
         notes=tuple(notes),
     )
 
@@ -302,7 +328,7 @@ def _to_onnx(predictor: nn.Module, example: Tensor, input_name: str, metadata: d
     model = program.model_proto
     _strip(model)
     onnx.helper.set_model_props(model, {"autodial": json.dumps(metadata)})
-    _check(model, input_name)
+    _check(model, input_name, f"torch {torch.__version__}")
     return model
 
 
@@ -314,16 +340,16 @@ def _strip(model: onnx.ModelProto) -> None:
         part.ClearField("metadata_props")
 
 
-def _check(model: onnx.ModelProto, input_name: str) -> None:
-    """Raise WorkError for a file that is not what its readers were promised."""
+def _check(model: onnx.ModelProto, input_name: str, writer: str) -> None:
+    """Raise WorkError for a file that is not what its readers were promised; `writer` made it."""
     try:
         onnx.checker.check_model(model, full_check=True)
     except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
-        raise WorkError(f"torch {torch.__version__} wrote an ONNX graph that is not valid: {error}") from error
+        raise WorkError(f"{writer} wrote an ONNX graph that is not valid: {error}") from error
     opsets = {opset.domain: opset.version for opset in model.opset_import}
     if opsets != {"": OPSET} or model.ir_version > IR_VERSION:
         raise WorkError(
-            f"torch {torch.__version__} wrote opsets {opsets} and IR version {model.ir_version}; for every supported "
+            f"{writer} wrote opsets {opsets} and IR version {model.ir_version}; for every supported "
             f"ONNX Runtime to read the file, it must be opset {OPSET} alone and IR version {IR_VERSION} at most"
         )
     training = [node.op_type for node in model.graph.node if node.op_type in _TRAINING_ONLY]
@@ -331,7 +357,7 @@ def _check(model: onnx.ModelProto, input_name: str) -> None:
         raise WorkError(f"{training[0]} is left in the exported graph, which an inference graph must not hold")
     ends = [("input", value) for value in model.graph.input] + [("output", value) for value in model.graph.output]
     if [value.name for _, value in ends] != [input_name, "logits", "probabilities"]:
-        raise WorkError(f"torch named the graph's ends {', '.join(value.name for _, value in ends)}")
+        raise WorkError(f"{writer} named the graph's ends {', '.join(value.name for _, value in ends)}")
     for end, value in ends:
         if value.type.tensor_type.shape.dim[0].dim_param != "batch":
             raise WorkError(f'{end} "{value.name}" has a fixed batch size, as a layer does not take every batch')
