@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,6 @@ import pytest
 from torch import nn
 
 from autodial.converters import export_module
-from autodial.converters.onnx_file import ExportReport
 from autodial.converters.triton import TritonModel
 from autodial.deploy import Predictor
 from autodial.errors import InputError, WorkError
@@ -54,9 +53,27 @@ layer { name: "accuracy" type: "Accuracy" bottom: "fc" bottom: "labels" top: "ac
 """
 
 
-def add(model: TritonModel, classes: tuple[str, ...] = ("cat", "chien étrange"), width: int = 5) -> ExportReport:
-    module = nn.Sequential(nn.Flatten(), nn.Linear(3 * 6 * width, len(classes)))
-    return export_module(module, model, size=(6, width), classes=classes)
+CLASSES = ("cat", "chien étrange")
+
+
+@pytest.fixture(scope="module")
+def make(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., onnx.ModelProto]:
+    """`make(width=5, classes=CLASSES)`: an exported file of images of 6 x `width`, each exported once."""
+    made: dict[int, onnx.ModelProto] = {}
+
+    def exported(width: int = 5, classes: Sequence[str] = CLASSES) -> onnx.ModelProto:
+        if width not in made:
+            module = nn.Sequential(nn.Flatten(), nn.Linear(3 * 6 * width, 2))
+            path = tmp_path_factory.mktemp("model") / "model.onnx"
+            export_module(module, path, size=(6, width), classes=CLASSES)
+            made[width] = onnx.load(path)
+        model = onnx.ModelProto()
+        model.CopyFrom(made[width])
+        metadata = json.loads(model.metadata_props[0].value)
+        onnx.helper.set_model_props(model, {"autodial": json.dumps(metadata | {"classes": list(classes)})})
+        return model
+
+    return exported
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -64,7 +81,8 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def test_a_new_model_in_a_new_repository(tmp_path: Path) -> None:
-    report = add(TritonModel(tmp_path / "models", "pets"))
+    module = nn.Sequential(nn.Flatten(), nn.Linear(90, 2))
+    report = export_module(module, TritonModel(tmp_path / "models", "pets"), size=(6, 5), classes=CLASSES)
     folder = tmp_path / "models" / "pets"
     files = contents(tmp_path)
     assert files.keys() == {f"models/pets/{name}" for name in ("config.pbtxt", "labels.txt", "1/model.onnx")}
@@ -77,9 +95,9 @@ def test_a_new_model_in_a_new_repository(tmp_path: Path) -> None:
     assert logits.shape == (1, 2)
 
 
-def test_the_next_version_leaves_all_else_alone(tmp_path: Path) -> None:
+def test_the_next_version_leaves_all_else_alone(make: Callable[..., onnx.ModelProto], tmp_path: Path) -> None:
     model = TritonModel(tmp_path, "pets")
-    add(model)
+    model.add(make())
     (tmp_path / "other" / "7").mkdir(parents=True)
     (tmp_path / "other" / "config.pbtxt").write_text('name: "other"')
     (model.folder / "config.pbtxt").write_text(CONFIG + "instance_group [ { count: 4 } ]\n")
@@ -87,9 +105,9 @@ def test_the_next_version_leaves_all_else_alone(tmp_path: Path) -> None:
         (model.folder / name).mkdir()
     (model.folder / "1" / "model.onnx").rename(model.folder / "9" / "model.onnx")
     before = contents(tmp_path)
-    report = add(model)
+    written = model.add(make())
     after = contents(tmp_path)
-    assert after.keys() - before.keys() == {"pets/10/model.onnx"} and report.files.keys() == {"10/model.onnx"}
+    assert after.keys() - before.keys() == {"pets/10/model.onnx"} and written.keys() == {"10/model.onnx"}
     assert all(after[name] == data for name, data in before.items())
 
 
@@ -100,12 +118,14 @@ def test_the_next_version_leaves_all_else_alone(tmp_path: Path) -> None:
         ({"classes": ("dog", "cat")}, "1/model.onnx knows other classes"),
     ],
 )
-def test_another_model_is_no_version(changed: dict[str, Any], message: str, tmp_path: Path) -> None:
+def test_another_model_is_no_version(
+    changed: dict[str, Any], message: str, make: Callable[..., onnx.ModelProto], tmp_path: Path
+) -> None:
     model = TritonModel(tmp_path, "pets")
-    add(model)
+    model.add(make())
     before = contents(tmp_path)
     with pytest.raises(InputError, match=message):
-        add(model, **changed)
+        model.add(make(**changed))
     assert contents(tmp_path) == before
 
 
@@ -118,18 +138,20 @@ def test_a_model_of_others_is_refused_before_any_work(data: bytes | None, tmp_pa
         TritonModel(tmp_path, "pets").check()
 
 
-def test_settings_made_beforehand_are_not_written_over(tmp_path: Path) -> None:
+def test_settings_made_beforehand_are_not_written_over(make: Callable[..., onnx.ModelProto], tmp_path: Path) -> None:
     model = TritonModel(tmp_path, "pets")
     model.folder.mkdir()
     (model.folder / "config.pbtxt").write_text("max_batch_size: 8")
     with pytest.raises(InputError, match=r"config.pbtxt is there without a version of the model, and differs"):
-        add(model)
+        model.add(make())
     (model.folder / "config.pbtxt").write_text(CONFIG)  # what an interrupted export leaves
-    add(model)
+    model.add(make())
     assert (model.folder / "1" / "model.onnx").is_file()
 
 
-def test_the_version_appears_last_and_complete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_version_appears_last_and_complete(
+    make: Callable[..., onnx.ModelProto], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     seen = []
     rename = Path.rename
 
@@ -138,17 +160,19 @@ def test_the_version_appears_last_and_complete(tmp_path: Path, monkeypatch: pyte
         return rename(path, target)
 
     monkeypatch.setattr(Path, "rename", watched)
-    add(TritonModel(tmp_path, "pets"))
+    TritonModel(tmp_path, "pets").add(make())
     ((name, files),) = seen
     assert name == "1" and len(files) == 3 and files[1:] == ["config.pbtxt", "labels.txt"]
     assert files[0].startswith(".1.") and files[0].endswith("/model.onnx")
 
 
 @pytest.mark.parametrize("before", [0, 1])
-def test_what_fails_leaves_nothing_behind(before: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_fails_leaves_nothing_behind(
+    before: int, make: Callable[..., onnx.ModelProto], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model = TritonModel(tmp_path, "pets")
     for _ in range(before):
-        add(model)
+        model.add(make())
     expected = contents(tmp_path)
 
     def full(*_: Any) -> None:
@@ -156,7 +180,7 @@ def test_what_fails_leaves_nothing_behind(before: int, tmp_path: Path, monkeypat
 
     monkeypatch.setattr(Path, "rename", full)
     with pytest.raises(WorkError, match="pets can't be written: No space left on device"):
-        add(model)
+        model.add(make())
     assert contents(tmp_path) == expected
     assert [path.name for path in tmp_path.iterdir()] == (["pets"] if before else [])
     assert not list(tmp_path.rglob("*.tmp"))
@@ -168,9 +192,9 @@ def test_names(tmp_path: Path) -> None:
     assert found == ["digits", "Cats_dogs_v2", "x", "target_predictor", "target_predictor", "hidden"]
 
 
-def test_a_class_that_is_no_line(tmp_path: Path) -> None:
+def test_a_class_that_is_no_line(make: Callable[..., onnx.ModelProto], tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"the class 'a\\nb' can't be a line of labels.txt"):
-        add(TritonModel(tmp_path, "pets"), ("a\nb", "c"))
+        TritonModel(tmp_path, "pets").add(make(classes=("a\nb", "c")))
     assert not list(tmp_path.iterdir())
 
 
@@ -219,8 +243,8 @@ print("parsed")
 
 
 @pytest.mark.network
-def test_tritonclient_parses_the_config(tmp_path: Path) -> None:
-    add(TritonModel(tmp_path, "pets"))
+def test_tritonclient_parses_the_config(make: Callable[..., onnx.ModelProto], tmp_path: Path) -> None:
+    TritonModel(tmp_path, "pets").add(make())
     python = tmp_path / "venv" / ("Scripts" if sys.platform == "win32" else "bin") / "python"
     subprocess.run([sys.executable, "-m", "venv", tmp_path / "venv"], check=True, timeout=300)
     install = [python, "-m", "pip", "install", "--quiet", "tritonclient[grpc]==2.54.0"]
