@@ -14,13 +14,15 @@ if TYPE_CHECKING:
     from autodial.converters.onnx_file import ExportReport
     from autodial.converters.torch_export import export_module
     from autodial.converters.torch_modules import AlignedBatchNorm, AutoDIAL, convert_batchnorm
+    from autodial.converters.triton import TritonModel
 
-__all__ = ["AlignedBatchNorm", "AutoDIAL", "ExportReport", "convert_batchnorm", "export_module"]
+__all__ = ["AlignedBatchNorm", "AutoDIAL", "ExportReport", "TritonModel", "convert_batchnorm", "export_module"]
 
 _HOME = {
     "AlignedBatchNorm": "torch_modules",
     "AutoDIAL": "torch_modules",
     "ExportReport": "onnx_file",
+    "TritonModel": "triton",
     "convert_batchnorm": "torch_modules",
     "export_module": "torch_export",
 }

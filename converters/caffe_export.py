@@ -151,6 +151,8 @@ def export_caffe(
         tolerance=TOLERANCE,
         max_difference=difference,
         logits_range=spread,
+        precision="float32",
+        agreement=None,
         notes=(*net.notes, *([f'"{net.input}" is an image {", ".join(preparation)}'] if preparation else ())),
     )
 

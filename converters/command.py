@@ -26,6 +26,14 @@ class StatisticsDomain(str, Enum):
     target = "target"
 
 
+class PrecisionChoice(str, Enum):
+    """Values of --precision."""
+
+    float32 = "float32"
+    fp16 = "fp16"
+    int8 = "int8"
+
+
 def export(
     net: Annotated[Path, typer.Option(metavar="NET.prototxt", help="The net; its TEST phase is exported.")],
     weights: WeightsOption,
@@ -37,6 +45,14 @@ def export(
             metavar="MODEL.onnx",
             help="The ONNX file to write.",
             show_default="target_predictor.onnx, or source_predictor.onnx with --domain source",
+        ),
+    ] = None,
+    triton: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="Add the net to this Triton model repository instead, with config.pbtxt and labels, as the next "
+            "version of the model of its name.",
         ),
     ] = None,
     caffe: Annotated[
@@ -73,6 +89,27 @@ def export(
     raw_input: Annotated[
         bool, typer.Option("--raw-input", help="Take the net's input blob, float32, instead of uint8 images.")
     ] = False,
+    precision: Annotated[
+        PrecisionChoice,
+        typer.Option(help="Of weights and computation; images, logits and probabilities are of the same types in all."),
+    ] = PrecisionChoice.float32,
+    calibration: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER|LIST",
+            help="Images of the target, to calibrate int8 on and to compare fp16 and int8 with float32 on.",
+            show_default="the target's list in TRAIN, or TEST's list",
+        ),
+    ] = None,
+    min_agreement: Annotated[
+        float | None,
+        typer.Option(
+            min=0,
+            max=1,
+            help="Write fp16 or int8 only if this share of the images keeps float32's class.",
+            show_default="0.99",
+        ),
+    ] = None,
     settings: SettingsOption = None,
     variants: VariantOption = None,
     as_json: JsonOption = False,
@@ -84,32 +121,46 @@ def export(
 
     With --caffe the net becomes a deploy.prototxt and a caffemodel for readers of Caffe files, with the crop's size as
     its input; comments in deploy.prototxt say how an image is to be prepared.
+
+    fp16 and int8 are compared with float32 on up to 500 images of the target, int8 on others than those that it is
+    calibrated on, and refused where too many change their class.
     """
     import json
 
     from autodial import proto
     from autodial.converters.caffe_export import check_caffe_folder, export_caffe
     from autodial.converters.onnx_export import export as export_onnx
+    from autodial.converters.triton import TritonModel
     from autodial.outputs import check_output, files_of
     from autodial.overrides import apply_to_nets
     from autodial.variants import read_variant
 
-    if output is not None and caffe is not None:
-        raise InputError("-o and --caffe are two forms of the net, and one run writes one: leave out one of them")
-    if raw_input and caffe is not None:
+    forms = {"-o": output, "--caffe": caffe, "--triton": triton}
+    named = [option for option, place in forms.items() if place is not None]
+    if len(named) > 1:
+        raise InputError(f"{' and '.join(named)} are forms of the net, and one run writes one: name one of them")
+    if caffe is not None and raw_input:
         raise InputError(
             "--raw-input is for ONNX files: plain Caffe always takes the net's input blob, so leave it out"
         )
+    lowered = precision is not PrecisionChoice.float32 or calibration is not None or min_agreement is not None
+    if caffe is not None and lowered:
+        raise InputError("--precision, with its images and agreement, is for ONNX files: plain Caffe is float32")
     param = read_variant(net, variants or ())
     apply_to_nets(settings or (), [param])
     statistics: Domain | None = domain.value if domain else None
-    output = output or Path(f"{statistics or 'target'}_predictor.onnx")
     inputs: list[str | Path] = [net, labels or net.parent / "labels.txt", *weights.split(",")]
     inputs += files_of(param, net.parent)
-    if caffe is None:
-        check_output(output, inputs, suffixes=[".onnx"])
+    inputs += [calibration] if calibration else []
+    destination: Path | TritonModel
+    if triton is not None:
+        destination = TritonModel.named(triton, param.name)
     else:
-        check_caffe_folder(caffe, param, inputs, domain=statistics)
+        destination = output or Path(f"{statistics or 'target'}_predictor.onnx")
+        if caffe is None:
+            check_output(destination, inputs, suffixes=[".onnx"])
+        else:
+            check_caffe_folder(caffe, param, inputs, domain=statistics)
     trained = proto.merge_weights([proto.read_weights(name) for name in weights.split(",")])
     options: dict[str, Any] = {
         "logits": logits,
@@ -118,11 +169,21 @@ def export(
         "domain": statistics,
         "base_dir": net.parent,
     }
-    if caffe is None:
-        with _progress() as progress:
-            report = export_onnx(param, trained, output, raw_input=raw_input, progress=progress, **options)
-    else:
+    if caffe is not None:
         report = export_caffe(param, trained, caffe, **options)
+    else:
+        with _progress() as progress:
+            report = export_onnx(
+                param,
+                trained,
+                destination,
+                raw_input=raw_input,
+                precision=precision.value,
+                calibration=calibration,
+                min_agreement=min_agreement,
+                progress=progress,
+                **options,
+            )
     typer.echo(json.dumps(report.record(), indent=2) if as_json else describe(report))
 
 
@@ -141,10 +202,11 @@ def _progress() -> Iterator[Callable[[int, int], None]]:
 def describe(report: ExportReport) -> str:
     """An ExportReport as a few lines of text."""
     metadata = report.metadata
-    size = metadata["size"]
-    taken = f"images of {size[0]} x {size[1]}, {metadata['channel_order']}"
     if metadata["raw_input"]:
         taken = f'blob "{report.input}"'
+    else:
+        height, width = metadata["size"]
+        taken = f"images of {height} x {width}, {metadata['channel_order']}"
     statistics = f", {metadata['statistics']} statistics" if metadata["statistics"] else ""
     kept = f"; in the graph remain {', '.join(report.kept)}" if report.kept else ""
     return "\n".join(
@@ -153,6 +215,7 @@ def describe(report: ExportReport) -> str:
             f"Folded into other layers: {len(report.merged)}{kept}",
             f"Largest difference from the unfolded net: {report.max_difference:.2g}, {report.relative_difference:.1g} "
             f"of the logits' range {report.logits_range:.3g} (on {report.compared_on})",
+            *_describe_agreement(report),
             *_describe_reference(metadata.get("reference")),
             _describe_files(report),
             *report.notes,
@@ -168,6 +231,23 @@ def _describe_reference(reference: dict[str, Any] | None) -> list[str]:
 
 
 def _describe_files(report: ExportReport) -> str:
-    if report.opset is None:
-        return ", ".join(f"{name} ({size / 2**20:.1f} MiB)" for name, size in report.files.items())
-    return f"{report.file_size / 2**20:.1f} MiB, opset {report.opset}, IR version {report.ir_version}"
+    if report.files.keys() == {report.output.name}:
+        files = f"{report.file_size / 2**20:.1f} MiB"
+    else:
+        files = ", ".join(f"{name} ({size / 2**20:.1f} MiB)" for name, size in report.files.items())
+    return files if report.opset is None else f"{files}, opset {report.opset}, IR version {report.ir_version}"
+
+
+def _describe_agreement(report: ExportReport) -> list[str]:
+    agreement = report.agreement
+    if agreement is None:
+        return []
+    calibrated = ""
+    if agreement.calibration_images:
+        count = agreement.calibration_images
+        calibrated = f"; calibrated on {count} others" if agreement.held_out else "; calibrated on the same"
+    return [
+        f"{report.precision} beside float32 ({agreement.float32_file_size / 2**20:.1f} MiB): the same class for "
+        f"{agreement.same_class:.2%}, probabilities within {agreement.max_probability_difference:.2g} (on "
+        f"{agreement.compared_on}{calibrated})"
+    ]

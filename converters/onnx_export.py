@@ -31,7 +31,9 @@ from autodial.converters.onnx_file import (
     note_repeated,
     write_verified,
 )
+from autodial.converters.precision import Precision, plan_lowering
 from autodial.converters.reference import Progress, TrainingImages, measure
+from autodial.converters.triton import TritonModel
 from autodial.data.labels import read_labels
 from autodial.errors import InputError
 from autodial.graph import Graph, Node
@@ -102,13 +104,16 @@ class Prepared:
 def export(
     net_param: Any,
     weights: Weights,
-    output: Path,
+    output: Path | TritonModel,
     *,
     logits: str | None = None,
     labels: Path | None = None,
     keep_affine: bool = False,
     raw_input: bool = False,
     domain: Domain | None = None,
+    precision: Precision = "float32",
+    calibration: Path | None = None,
+    min_agreement: float | None = None,
     base_dir: Path | None = None,
     progress: Progress | None = None,
 ) -> ExportReport:
@@ -116,13 +121,13 @@ def export(
 
     The input is `image`, uint8 (batch, H, W, C), BGR or grey; the outputs are `logits` and `probabilities`, float32
     (batch, classes). The metadata key `autodial` holds a JSON object: schema, classes, size, resize, crop, mean, scale,
-    channel_order, exif, alpha, raw_input, statistics, weights_sha256 and version.
+    channel_order, exif, alpha, raw_input, statistics, weights_sha256, version and precision.
 
     Args:
         net_param: NetParameter of a train_val net whose TEST phase reads an ImageData layer, or, with `raw_input`, of
             a deploy net with an Input layer.
         weights: a caffemodel with every layer that has parameters.
-        output: the file to write; its folder must exist.
+        output: the file to write, whose folder must exist, or a model in a Triton model repository.
         logits: name of the logits' blob; None: what the TEST phase's SoftmaxWithLoss, Accuracy or Softmax layer reads.
         labels: text file with one class name per line; None: labels.txt in `base_dir` if it has as many lines as
             there are classes, else the names are "0", "1", ...
@@ -130,14 +135,21 @@ def export(
         raw_input: take the net's input blob, float32 (batch, C, h, w), under its own name: what the ImageData layer,
             and a Crop layer right behind it, make of an image.
         domain: whose stored statistics every Dial layer normalizes with; None: what each one's test_stats says.
+        precision: of the file's weights and computation, "float32", "fp16" or "int8"; inputs and outputs are the same.
+        calibration: a folder of images of the target, or a list of them, to calibrate int8 on and to compare a lower
+            precision with float32 on; None: the target's list in the TRAIN phase, else the TEST phase's.
+        min_agreement: share of these images that must keep their most probable class, in [0, 1]; None: 0.99.
         base_dir: folder of the prototxt.
         progress: told of the training images that are measured for `autodial predict --drift`.
 
     Raises:
         InputError: the net, the weights or the labels can't be exported as asked.
-        WorkError: the exporter failed, or its result differs from the unfolded net.
+        WorkError: the exporter failed, its result differs from the unfolded net, or a lower precision agrees with
+            float32 on too few images.
     """
-    if output.is_dir() or not output.absolute().parent.is_dir():
+    if isinstance(output, TritonModel):
+        output.check()
+    elif output.is_dir() or not output.absolute().parent.is_dir():
         raise InputError(f"{output} can't be written: name a file in a folder that exists")
     net = prepare(
         net_param,
@@ -151,6 +163,15 @@ def export(
         base_dir=base_dir,
     )
     pictures = None if raw_input else net.images
+    lowering = plan_lowering(
+        precision,
+        calibration=calibration,
+        min_agreement=min_agreement,
+        images=pictures,
+        net_param=net_param,
+        statistics=net.folded.statistics,
+        base_dir=base_dir,
+    )
     measured, notes = None, list(net.notes)
     if pictures:
         try:
@@ -170,6 +191,7 @@ def export(
         merged=net.folded.merged,
         kept=net.folded.kept,
         notes=notes,
+        lowering=lowering,
         measure=measured,
     )
 

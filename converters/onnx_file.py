@@ -19,6 +19,8 @@ from torch import Tensor, nn
 
 import autodial
 from autodial.converters.image_input import ImageInput
+from autodial.converters.precision import Agreement, Lowering, Precision, lower
+from autodial.converters.triton import TritonModel
 from autodial.drift import Reference
 from autodial.errors import InputError, WorkError
 from autodial.proto.files import replacing
@@ -48,19 +50,21 @@ class ExportReport:
 
     Attributes:
         output: the file, or the folder of a form that has several.
-        files: each file's size in bytes, by its name.
+        files: sizes in bytes of all files that were written, by their paths in the folder: `output`, or the file's.
         opset, ir_version: of the ONNX file; None for plain Caffe.
         input: name of its input: `image`, or the prototxt's blob with raw_input and for plain Caffe.
         logits: name of the blob that holds the logits; of a torch module, its class.
         metadata: the JSON object under the metadata key `autodial`.
         merged: names of the layers that folding removed, with the layer that took each in.
         kept: names of the layers that remain of folding, as Mul and Add nodes; as Scale layers in plain Caffe.
-        compared_on: in words, what the compared rows are.
+        compared_on: in words, what the rows are on which the float32 form was compared with the unfolded net.
         batches: the sizes of the batches in which they were compared.
         runtime: in words, what ran it.
         tolerance: the largest `relative_difference` with which a file is written.
         max_difference: largest absolute difference of a logit between what was exported and the unfolded net.
         logits_range: largest minus smallest logit of the unfolded net, over all compared rows.
+        precision: of the file's weights and computation.
+        agreement: of a file of lower precision with the float32 file; None for a float32 file.
         notes: what the user should know beside it, a sentence each.
     """
 
@@ -79,6 +83,8 @@ class ExportReport:
     tolerance: float
     max_difference: float
     logits_range: float
+    precision: Precision
+    agreement: Agreement | None
     notes: tuple[str, ...]
 
     @property
@@ -176,7 +182,7 @@ class Comparison:
 
 
 def write_verified(
-    output: Path,
+    output: Path | TritonModel,
     predictor: nn.Module,
     comparison: Comparison,
     *,
@@ -187,24 +193,35 @@ def write_verified(
     kept: Sequence[str],
     notes: Sequence[str],
     measure: Callable[[bytes], tuple[Reference | None, list[str]]] | None = None,
+    lowering: Lowering | None = None,
 ) -> ExportReport:
     """Export a predictor to ONNX, compare the file with the unfolded net, and write it if they agree.
 
     Args:
-        output: the file to write.
+        output: the file to write, or the model to add a version to.
         predictor: from its input to (logits, probabilities), folded.
         comparison: with the unfolded net.
         input_name: the name of the file's input.
         logits, metadata, merged, kept, notes: of the report.
         measure: what the metadata keeps of training images, by the file to write; and more notes.
+        lowering: the precision to give the file once it agrees; None for float32.
 
     Raises:
         WorkError: the exporter failed, or its result differs from the unfolded net; nothing was written.
         InputError: the weights don't fit into an ONNX file.
     """
+    precision = "float32" if lowering is None else lowering.precision
+    metadata = {**metadata, "precision": precision}
     model = _to_onnx(predictor, torch.from_numpy(comparison.fed[:2]), input_name, metadata)
     data: bytes = model.SerializeToString()
     difference, spread = verify(_onnx_runner(data), comparison, "ONNX Runtime")
+    agreement = None
+    if lowering is not None:
+        model, agreement, more = lower(model, lowering, comparison.fed, comparison.words)
+        notes = [*notes, *more]
+        _set_metadata(model, metadata)
+        _check(model, input_name, f"ONNX Runtime {onnxruntime.__version__}")
+        data = model.SerializeToString()
     if measure is not None:
         reference, more = measure(data)
         notes = [*notes, *more]
@@ -212,11 +229,15 @@ def write_verified(
             metadata = {**metadata, "reference": reference.record()}
             _set_metadata(model, metadata)
             data = model.SerializeToString()
-    with replacing(output) as file:
-        file.write(data)
+    if isinstance(output, TritonModel):
+        files = output.add(model)
+    else:
+        files = {output.name: len(data)}
+        with replacing(output) as file:
+            file.write(data)
     return ExportReport(
-        output=output,
-        files={output.name: len(data)},
+        output=output.folder if isinstance(output, TritonModel) else output,
+        files=files,
         opset=OPSET,
         ir_version=model.ir_version,
         input=input_name,
@@ -230,6 +251,8 @@ def write_verified(
         tolerance=TOLERANCE,
         max_difference=difference,
         logits_range=spread,
+        precision=precision,
+        agreement=agreement,
         notes=tuple(notes),
     )
 
@@ -320,7 +343,7 @@ def _to_onnx(predictor: nn.Module, example: Tensor, input_name: str, metadata: d
     model = program.model_proto
     _strip(model)
     _set_metadata(model, metadata)
-    _check(model, input_name)
+    _check(model, input_name, f"torch {torch.__version__}")
     return model
 
 
@@ -336,16 +359,16 @@ def _strip(model: onnx.ModelProto) -> None:
         part.ClearField("metadata_props")
 
 
-def _check(model: onnx.ModelProto, input_name: str) -> None:
-    """Raise WorkError for a file that is not what its readers were promised."""
+def _check(model: onnx.ModelProto, input_name: str, writer: str) -> None:
+    """Raise WorkError for a file that is not what its readers were promised; `writer` made it."""
     try:
         onnx.checker.check_model(model, full_check=True)
     except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
-        raise WorkError(f"torch {torch.__version__} wrote an ONNX graph that is not valid: {error}") from error
+        raise WorkError(f"{writer} wrote an ONNX graph that is not valid: {error}") from error
     opsets = {opset.domain: opset.version for opset in model.opset_import}
     if opsets != {"": OPSET} or model.ir_version > IR_VERSION:
         raise WorkError(
-            f"torch {torch.__version__} wrote opsets {opsets} and IR version {model.ir_version}; for every supported "
+            f"{writer} wrote opsets {opsets} and IR version {model.ir_version}; for every supported "
             f"ONNX Runtime to read the file, it must be opset {OPSET} alone and IR version {IR_VERSION} at most"
         )
     training = [node.op_type for node in model.graph.node if node.op_type in _TRAINING_ONLY]
@@ -353,7 +376,7 @@ def _check(model: onnx.ModelProto, input_name: str) -> None:
         raise WorkError(f"{training[0]} is left in the exported graph, which an inference graph must not hold")
     ends = [("input", value) for value in model.graph.input] + [("output", value) for value in model.graph.output]
     if [value.name for _, value in ends] != [input_name, "logits", "probabilities"]:
-        raise WorkError(f"torch named the graph's ends {', '.join(value.name for _, value in ends)}")
+        raise WorkError(f"{writer} named the graph's ends {', '.join(value.name for _, value in ends)}")
     for end, value in ends:
         if value.type.tensor_type.shape.dim[0].dim_param != "batch":
             raise WorkError(f'{end} "{value.name}" has a fixed batch size, as a layer does not take every batch')

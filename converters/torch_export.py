@@ -26,8 +26,10 @@ from autodial.converters.onnx_file import (
     note_repeated,
     write_verified,
 )
+from autodial.converters.precision import Precision, plan_lowering
 from autodial.converters.reference import TrainingImages, measure
 from autodial.converters.torch_fold import batch_statistics_error, fold_graph
+from autodial.converters.triton import TritonModel
 from autodial.data.transforms import Transform
 from autodial.errors import InputError, WorkError
 from autodial.layers import DomainAlignment
@@ -49,7 +51,7 @@ class ModuleLogits(nn.Module):
 
 def export_module(
     module: nn.Module,
-    output: str | Path,
+    output: str | Path | TritonModel,
     *,
     size: tuple[int, int],
     crop: int | None = None,
@@ -60,6 +62,9 @@ def export_module(
     classes: Sequence[str] | None = None,
     domain: Domain | None = None,
     target_images: Iterable[str | Path] = (),
+    precision: Precision = "float32",
+    calibration: str | Path | None = None,
+    min_agreement: float | None = None,
 ) -> ExportReport:
     """Fold a torch classifier in eval mode, export it, and compare the file with the module before it is written.
 
@@ -71,7 +76,7 @@ def export_module(
 
     Args:
         module: from float32 (N, C, h, w) to logits, (N, classes). It is copied; its mode and device don't matter.
-        output: the file to write.
+        output: the file to write, or a model in a Triton model repository.
         size: height and width of the images that the file takes, in pixels.
         crop: side of the square that is cut out of their centre; None for the whole image.
         mean, std: per channel, in the module's order and in the unit of its input; empty for 0 and 1.
@@ -82,19 +87,34 @@ def export_module(
             says, the target unless the module says otherwise.
         target_images: image files of the target that the module was trained on, with which `autodial predict --drift`
             compares others; up to 2,000 of them, evenly spread, are measured.
+        precision: of the file's weights and computation, "float32", "fp16" or "int8"; inputs and outputs are the same.
+        calibration: a folder of images of the target, or a list of them, to calibrate int8 on and to compare a lower
+            precision with float32 on; int8 needs it.
+        min_agreement: share of these images that must keep their most probable class, in [0, 1]; None: 0.99.
 
     Raises:
         InputError: the file can't be written there, an argument makes no sense, the module can't run on such images or
             gives no logits, or a layer's statistics are of no use.
-        WorkError: the module can't be exported, or the file's logits differ from the module's.
+        WorkError: the module can't be exported, the file's logits differ from the module's, or a lower precision agrees
+            with float32 on too few images.
     """
-    path = Path(output)
-    check_output(path)
+    if isinstance(output, TritonModel):
+        output.check()
+    else:
+        output = Path(output)
+        check_output(output)
     images = _image_input(size, crop, mean, std, scale, channel_order)
     copied = copy.deepcopy(module).cpu().float().eval()
     if domain is not None:
         _choose_statistics(copied, domain)
     statistics = _statistics(copied)
+    lowering = plan_lowering(
+        precision,
+        calibration=None if calibration is None else Path(calibration),
+        min_agreement=min_agreement,
+        images=images,
+        statistics=statistics,
+    )
     unfolded = ModuleLogits(copied)
     samples, words = images.sample(sum(BATCHES))
     blobs = torch.from_numpy(images.blob(samples))
@@ -106,7 +126,7 @@ def export_module(
     folded, merged, kept = fold_graph(_exported(predictor, torch.from_numpy(samples[:2])), _name)
     weights = ((name, value.detach().numpy()) for name, value in copied.state_dict().items())
     return write_verified(
-        path,
+        output,
         folded,
         Comparison(unfolded, blobs, samples, words),
         input_name="image",
@@ -116,6 +136,7 @@ def export_module(
         kept=kept,
         notes=notes,
         measure=partial(measure, training=training, images=images) if training.files else None,
+        lowering=lowering,
     )
 
 

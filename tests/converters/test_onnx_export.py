@@ -196,6 +196,7 @@ def test_interface_and_metadata(alex: Any) -> None:
     assert len(record.pop("weights_sha256")) == 64
     assert record.pop("version")
     assert record == {
+        "precision": "float32",
         "schema": 1,
         "classes": ["cat", "dog", "owl", "fish"],
         "size": [HEIGHT, WIDTH],

@@ -1,0 +1,135 @@
+"""Images of a domain that a file of lower precision is calibrated on, and compared on with the float32 one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autodial.converters.fold import Domain
+from autodial.converters.image_input import ImageInput
+from autodial.data.folders import is_hidden, is_image, walk
+from autodial.data.image_data import ImageData
+from autodial.data.image_list import read_paths
+from autodial.data.paths import find
+from autodial.data.transforms import decode, resize
+from autodial.domains import data_in_train
+from autodial.errors import InputError
+from autodial.proto import messages as pb
+
+_LIMIT = 4096
+"""Files that are drawn from a list or a folder at most."""
+_BATCH = 16
+
+
+@dataclass(frozen=True)
+class DomainFiles:
+    """Image files of a domain, each once, in a random order that is the same every time.
+
+    Attributes:
+        name: of the list or folder.
+        paths: of the files; whether they are images is not known yet.
+        missing: how many others the list names that are not there.
+    """
+
+    name: str
+    paths: tuple[Path, ...]
+    missing: int = 0
+
+    @classmethod
+    def of(cls, given: Path) -> DomainFiles:
+        """Those of a folder, with all that is in it, or of a list of paths, with labels or without.
+
+        Raises:
+            InputError: it isn't there, can't be read, or none of its images is there.
+        """
+        if given.is_dir():
+            images = (Path(name) for name in walk(given) if is_image(name) and not is_hidden(name))
+            return cls._drawn(str(given), images, lambda path: path)
+        if given.is_file():
+            return cls._drawn(str(given), read_paths(given), lambda name: find(name, given.parent))
+        raise InputError(f"{given}: no such folder of images, or list of them")
+
+    @classmethod
+    def of_net(cls, net_param: Any, images: ImageInput, domain: Domain, base_dir: Path | None) -> DomainFiles:
+        """Those that a NetParameter's TRAIN phase names as the domain's; without such a list, the TEST phase's.
+
+        Args:
+            images: the TEST phase's.
+
+        Raises:
+            InputError: neither list can be read, or none of its images is there.
+        """
+        listed = _training_list(net_param, domain, base_dir) or images.listed
+        if listed is None:
+            raise InputError(images.reason)
+        entries = {entry.path: entry for entry in listed.entries}
+        return cls._drawn(str(listed.list_path), entries.values(), listed.path)
+
+    @classmethod
+    def _drawn(cls, name: str, listed: Iterable[Any], find_file: Callable[[Any], Path]) -> DomainFiles:
+        unique = list(dict.fromkeys(listed))
+        if not unique:
+            raise InputError(f"{name} holds no images")
+        paths, errors = [], []
+        for i in np.random.default_rng(0).permutation(len(unique))[:_LIMIT]:
+            try:
+                paths.append(find_file(unique[i]))
+            except InputError as error:
+                errors.append(error)
+        if not paths:
+            raise InputError(f"none of the images of {name} is there: {errors[0]}")
+        return cls(name, tuple(paths), len(errors))
+
+
+def _training_list(net_param: Any, domain: Domain, base_dir: Path | None) -> ImageData | None:
+    try:
+        domains = data_in_train(net_param)
+        layer = domains and domains[0 if domain == "source" else 1].layer
+        if layer is None or layer.type != "ImageData":
+            return None
+        return ImageData(layer, phase=pb.TEST, seed=0, base_dir=base_dir)
+    except InputError:  # a net without Dial layers, or a list that stayed on the machine that trained
+        return None
+
+
+class FileBatches:
+    """Images of files as an exported file takes them, in batches; it can be gone through again and again.
+
+    Files that can't be read are left out.
+
+    Args:
+        paths: the files.
+        images: size and channels of what the exported file takes.
+
+    Attributes:
+        unreadable: why files were left out, by file, as far as the batches were gone through.
+    """
+
+    def __init__(self, paths: Sequence[Path], images: ImageInput) -> None:
+        self._paths = paths
+        self._images = images
+        self.unreadable: dict[Path, str] = {}
+
+    @property
+    def images(self) -> int:
+        """How many there were, of the files that were gone through."""
+        return len(self._paths) - len(self.unreadable)
+
+    def __iter__(self) -> Iterator[NDArray[np.uint8]]:
+        """Yields uint8 (n, height, width, channels)."""
+        for start in range(0, len(self._paths), _BATCH):
+            batch = []
+            for path in self._paths[start : start + _BATCH]:
+                try:
+                    image = decode(path, self._images.channels == 3)
+                except InputError as error:
+                    self.unreadable[path] = str(error)
+                else:
+                    batch.append(resize(image, self._images.height, self._images.width))
+            if batch:
+                yield np.stack(batch)

@@ -1,0 +1,41 @@
+"""What conversions of an exported ONNX graph share: its parts, and images to try it on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import onnx
+from numpy.typing import NDArray
+from onnxruntime.quantization import CalibrationDataReader  # type: ignore[import-untyped]
+
+_HEAD = ("Cast", "Gather", "Mul", "Slice", "Sub", "Transpose")
+
+
+def head_nodes(model: onnx.ModelProto) -> list[Any]:
+    """The nodes between the graph's input and the net's first layer: crop, order of the channels, mean and scale."""
+    found: list[Any] = []
+    name = model.graph.input[0].name
+    while True:
+        readers = [node for node in model.graph.node if name in node.input]
+        if len(readers) != 1 or readers[0].op_type not in _HEAD:
+            return found
+        found.append(readers[0])
+        name = readers[0].output[0]
+
+
+class Calibration(CalibrationDataReader):  # type: ignore[misc]
+    """Batches as ONNX Runtime's calibration reads them.
+
+    Args:
+        model: whose one input they are for.
+        batches: arrays as that input takes them.
+    """
+
+    def __init__(self, model: onnx.ModelProto, batches: Iterable[NDArray[Any]]) -> None:
+        self._name = model.graph.input[0].name
+        self._batches = iter(batches)
+
+    def get_next(self) -> dict[str, NDArray[Any]] | None:
+        batch = next(self._batches, None)
+        return None if batch is None else {self._name: batch}

@@ -1,0 +1,80 @@
+"""An exported ONNX graph with weights and values of 8 bits, by static quantization after training."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnxruntime.quantization import (  # type: ignore[import-untyped]
+    QuantFormat,
+    QuantType,
+    quant_pre_process,
+    quantize_static,
+)
+
+from autodial.converters.onnx_graph import Calibration, head_nodes
+
+_WEIGHTED = ("Conv", "ConvTranspose", "Gemm", "MatMul")
+_PASSING = (
+    "Add", "AveragePool", "Clip", "Concat", "Flatten", "GlobalAveragePool", "MaxPool", "Relu", "Reshape", "Squeeze",
+    "Transpose", "Unsqueeze",
+)  # fmt: skip
+"""Operators that are exact, or nearly so, on values of 8 bits. Pad isn't one: ahead of a pooling it pads with -inf."""
+
+
+def to_int8(model: onnx.ModelProto, batches: Iterable[NDArray[Any]]) -> onnx.ModelProto:
+    """A float32 graph with QuantizeLinear and DequantizeLinear nodes around its operators, weights in int8.
+
+    Weights are scaled per output channel, and of 7 bits: processors without VNNI sum products of 8-bit numbers in 16
+    bits, which overflow, so that accuracy would depend on the machine. Values between the layers are uint8, scaled by
+    the least and the largest that the batches give. In float32 stay what is done to the images, the logits, and local
+    response normalization, whose squares span more than 8 bits.
+
+    Args:
+        model: as it was exported.
+        batches: what the graph's input takes, to calibrate it on.
+    """
+    excluded = [node.name for node in head_nodes(model)]
+    squares = {node.output[0] for node in model.graph.node if node.op_type == "Mul" and len({*node.input}) == 1}
+    excluded += [node.name for node in model.graph.node if node.op_type in _WEIGHTED and node.input[0] in squares]
+    with tempfile.TemporaryDirectory() as folder:
+        shaped, quantized = Path(folder) / "shaped.onnx", Path(folder) / "quantized.onnx"
+        quant_pre_process(model, shaped, skip_optimization=True, skip_symbolic_shape=True)
+        # It works out scales of all values first, also of padding with -inf, which it then has no use for.
+        with np.errstate(invalid="ignore"):
+            quantize_static(
+                shaped,
+                quantized,
+                Calibration(model, batches),
+                quant_format=QuantFormat.QDQ,
+                op_types_to_quantize=[*_WEIGHTED, *_PASSING],
+                per_channel=True,
+                reduce_range=True,
+                activation_type=QuantType.QUInt8,
+                weight_type=QuantType.QInt8,
+                nodes_to_exclude=excluded,
+            )
+        result = onnx.load(quantized)
+    _restore_logits(result.graph)
+    return result
+
+
+def _restore_logits(graph: Any) -> None:
+    """Take the last quantization away, which would leave the logits 256 values."""
+    makers = {name: node for node in graph.node for name in node.output}
+    back = makers["logits"]
+    if back.op_type != "DequantizeLinear" or back.input[0] not in makers:
+        return
+    forth = makers[back.input[0]]
+    layer = makers[forth.input[0]]
+    layer.output[list(layer.output).index(forth.input[0])] = "logits"
+    graph.node.remove(back)
+    graph.node.remove(forth)
+    read = {name for node in graph.node for name in node.input}
+    for tensor in [tensor for tensor in graph.initializer if tensor.name not in read]:
+        graph.initializer.remove(tensor)

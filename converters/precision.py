@@ -1,0 +1,267 @@
+"""Files of lower precision: how they are asked for, made, and held against the float32 file."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import numpy as np
+import onnx
+import onnxruntime  # type: ignore[import-untyped]
+from numpy.typing import NDArray
+
+from autodial.converters.domain_files import DomainFiles, FileBatches
+from autodial.converters.fold import Domain
+from autodial.converters.image_input import ImageInput
+from autodial.errors import AutodialError, InputError, WorkError
+from autodial.wording import counted
+
+Precision = Literal["float32", "fp16", "int8"]
+
+MIN_AGREEMENT = 0.99
+"""Share of the images that must keep their class. Accuracy, whatever the labels, then moves by one point at most."""
+
+_CALIBRATION = 128
+"""Images that int8 is calibrated on, at most, and half of them where there are fewer than twice as many."""
+_COMPARED = 500
+"""Images that are compared, at most: enough to tell fifths of a percent."""
+_FEW = 20
+"""Below so many, all are calibrated on and all compared."""
+
+_Batches = FileBatches | list[NDArray[Any]]
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """How far a file of lower precision is from the float32 file that it was made of.
+
+    Attributes:
+        images: how many were compared.
+        compared_on: in words, what they are.
+        same_class: share of the images with the same most probable class, in [0, 1].
+        max_probability_difference: largest absolute difference of a probability.
+        min_agreement: the least `same_class` with which a file is written.
+        calibration_images: how many int8 was calibrated on; 0 for fp16.
+        held_out: whether none of those was compared.
+        float32_file_size: of the float32 file, in bytes.
+    """
+
+    images: int
+    compared_on: str
+    same_class: float
+    max_probability_difference: float
+    min_agreement: float
+    calibration_images: int
+    held_out: bool
+    float32_file_size: int
+
+
+@dataclass(frozen=True, eq=False)
+class Lowering:
+    """A precision below float32, and the images that it is tried on.
+
+    Attributes:
+        precision: of the file to write.
+        min_agreement: as in Agreement.
+        images: what the file takes; None for a raw blob.
+        files: images of the domain; None where none can be read, which fp16 can do without.
+        reason: why there are none.
+    """
+
+    precision: Precision
+    min_agreement: float
+    images: ImageInput | None
+    files: DomainFiles | None
+    reason: str
+
+
+def plan_lowering(
+    precision: Precision,
+    *,
+    calibration: Path | None,
+    min_agreement: float | None,
+    images: ImageInput | None,
+    net_param: Any = None,
+    statistics: str | None = None,
+    base_dir: Path | None = None,
+) -> Lowering | None:
+    """What an export has to do beyond its float32 file, None for nothing; whatever can be refused is refused here.
+
+    Args:
+        precision: of the file.
+        calibration: a folder of images of the domain that the file is for, or a list of them; None for the net's own
+            lists.
+        min_agreement: as in Agreement; None for MIN_AGREEMENT.
+        images: what the file takes; None for a raw blob.
+        net_param: the NetParameter with the lists; None for a torch module.
+        statistics: domain of the statistics that the exported net has; the file is for the target for all but "source".
+        base_dir: folder of its prototxt.
+
+    Raises:
+        InputError: an argument makes no sense, or there are no images to calibrate int8 on.
+    """
+    if precision not in get_args(Precision):
+        raise InputError(f"precision is one of {', '.join(get_args(Precision))}, not {precision!r}")
+    if precision == "float32":
+        if calibration is not None or min_agreement is not None:
+            raise InputError("calibration images and a least agreement are for --precision fp16 or int8")
+        return None
+    share = MIN_AGREEMENT if min_agreement is None else min_agreement
+    if not 0 <= share <= 1:
+        raise InputError(f"the least agreement is a share of the images, 0 to 1, not {share:g}")
+    domain: Domain = "source" if statistics == "source" else "target"
+    files, reason = _find(calibration, images, net_param, domain, base_dir)
+    if precision == "int8" and files is None:
+        remedy = "leave out --raw-input" if images is None else "--calibration names a folder of them, or a list"
+        raise InputError(f"int8 is calibrated on images of the {domain}, and there are none: {reason}; {remedy}")
+    return Lowering(precision, share, images, files, reason)
+
+
+def lower(
+    model: onnx.ModelProto, lowering: Lowering, rows: NDArray[Any], words: str
+) -> tuple[onnx.ModelProto, Agreement, list[str]]:
+    """Convert an exported graph to a lower precision, and hold it against what it was.
+
+    A float16 graph is run twice: as it is, which ONNX Runtime's CPU does in float32, and with all its values rounded
+    as a GPU rounds them. Whichever is farther off counts.
+
+    Args:
+        model: the float32 graph.
+        lowering: what is asked for.
+        rows: what to compare on where there are no images of the domain, as the graph's input takes it.
+        words: what they are.
+
+    Returns:
+        the graph, its agreement, and notes for the report.
+
+    Raises:
+        WorkError: the graph can't be converted or run, its values are not finite, or it agrees on too few images.
+    """
+    # ONNX Runtime's converters take long to import, and few exports need them.
+    from autodial.converters.onnx_float16 import rounding_to_float16, to_float16
+    from autodial.converters.onnx_int8 import to_int8
+
+    precision, notes = lowering.precision, []
+    calibration, compared, held_out = _batches(lowering, rows)
+    try:
+        if precision == "int8":
+            lowered = to_int8(model, calibration)
+            sessions = [_session(lowered)]
+        else:
+            lowered, wide = to_float16(model, calibration)
+            sessions = [_session(lowered), _session(rounding_to_float16(lowered), optimized=False)]
+            if wide:
+                notes.append(f"{counted(len(wide), 'node')} stayed float32, as fp16 could not hold the values")
+        same, difference = _compare(_session(model), sessions, compared, precision)
+    except AutodialError:
+        raise
+    except Exception as error:  # neither ONNX Runtime's exceptions nor its converters' have a base class
+        reason = str(error).strip().splitlines() or [type(error).__name__]
+        raise WorkError(f"nothing was written: ONNX Runtime can't make {precision} of the net: {reason[0]}") from error
+
+    if lowering.files is not None:
+        words = f"{counted(len(same), 'image')} of {lowering.files.name}"
+        notes += _note_left_out(lowering.files, compared, calibration)
+    else:
+        notes.append(f"fp16 was compared on {words} alone: {lowering.reason or 'the net names none'}")
+    agreement = Agreement(
+        images=len(same),
+        compared_on=words,
+        same_class=float(np.mean(same)),
+        max_probability_difference=difference,
+        min_agreement=lowering.min_agreement,
+        calibration_images=calibration.images if precision == "int8" and isinstance(calibration, FileBatches) else 0,
+        held_out=held_out,
+        float32_file_size=model.ByteSize(),
+    )
+    if agreement.same_class < agreement.min_agreement:
+        raise WorkError(
+            f"nothing was written: {precision} gives {agreement.same_class:.2%} of {words} float32's class, and at "
+            f"least {agreement.min_agreement:.2%} was asked for (see --min-agreement)"
+        )
+    return lowered, agreement, notes
+
+
+def _find(
+    calibration: Path | None, images: ImageInput | None, net_param: Any, domain: Domain, base_dir: Path | None
+) -> tuple[DomainFiles | None, str]:
+    """Images of the domain, or why there are none; raises InputError if `calibration` holds none."""
+    if images is None:
+        reason = "the file takes the net's input blob, and nothing says how an image becomes one"
+        if calibration is not None:
+            raise InputError(f"{calibration} can't be used: {reason}")
+        return None, reason
+    try:
+        if calibration is not None:
+            files = DomainFiles.of(calibration)
+        elif net_param is not None:
+            files = DomainFiles.of_net(net_param, images, domain, base_dir)
+        else:
+            return None, "a torch module names none"
+        trial = FileBatches(files.paths, images)
+        if next(iter(trial), None) is None:
+            raise InputError(f"no image of {files.name} can be read: {next(iter(trial.unreadable.values()))}")
+    except InputError as error:
+        if calibration is not None:
+            raise
+        return None, str(error)
+    return files, ""
+
+
+def _batches(lowering: Lowering, rows: NDArray[Any]) -> tuple[_Batches, _Batches, bool]:
+    """What to calibrate on and what to compare, and whether they have no image in common."""
+    if lowering.files is None or lowering.images is None:
+        return [rows], [rows], True
+    paths = lowering.files.paths
+    first = min(_CALIBRATION, len(paths) // 2)
+    if lowering.precision == "fp16":  # its ranges are not fitted to these images, only looked at
+        parts = paths[:_CALIBRATION], paths[:_COMPARED]
+    elif len(paths) < _FEW:
+        parts = paths, paths
+    else:
+        parts = paths[:first], paths[first : first + _COMPARED]
+    calibration, compared = (FileBatches(part, lowering.images) for part in parts)
+    return calibration, compared, lowering.precision == "fp16" or parts[0] is not parts[1]
+
+
+def _compare(float32: Any, lowered: Sequence[Any], batches: _Batches, precision: Precision) -> tuple[list[bool], float]:
+    """Run sessions side by side: does each image keep its class in all, and the largest difference of a probability."""
+    same: list[bool] = []
+    difference = 0.0
+    for batch in batches:
+        _, expected = _run(float32, batch)
+        kept = np.ones(len(batch), bool)
+        for session in lowered:
+            logits, probabilities = _run(session, batch)
+            if not np.isfinite(logits).all():
+                raise WorkError(f"nothing was written: {precision} gives logits that are not finite: use float32")
+            kept &= probabilities.argmax(1) == expected.argmax(1)
+            difference = max(difference, float(np.abs(probabilities - expected).max()))
+        same += kept.tolist()
+    if not same:
+        raise WorkError("nothing was written: none of the images to compare can be read")
+    return same, difference
+
+
+def _run(session: Any, batch: NDArray[Any]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    logits, probabilities = session.run(["logits", "probabilities"], {session.get_inputs()[0].name: batch})
+    return logits, probabilities
+
+
+def _session(model: onnx.ModelProto, *, optimized: bool = True) -> Any:
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    if not optimized:
+        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    return onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+
+
+def _note_left_out(files: DomainFiles, *parts: _Batches) -> list[str]:
+    """A note on files that are not there or can't be read, where there are any."""
+    unreadable = {path: why for part in parts if isinstance(part, FileBatches) for path, why in part.unreadable.items()}
+    if not files.missing and not unreadable:
+        return []
+    why = f": {next(iter(unreadable.values()))}" if unreadable else ""
+    return [f"{counted(files.missing + len(unreadable), 'image')} of {files.name} could not be read{why}"]

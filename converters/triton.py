@@ -1,0 +1,192 @@
+"""An exported predictor in a Triton model repository, where it is a model's next version."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from os import getpid
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import onnx
+from google.protobuf.text_encoding import CEscape  # type: ignore[import-untyped]
+from onnx import TensorProto
+
+from autodial.errors import InputError, WorkError
+from autodial.outputs import check_folder
+from autodial.proto.files import replacing
+
+MAX_BATCH_SIZE = 32
+"""What dynamic batching puts together at most, until config.pbtxt says otherwise."""
+
+_CONFIG, _LABELS, _MODEL = "config.pbtxt", "labels.txt", "model.onnx"
+_TYPES = {TensorProto.FLOAT: "TYPE_FP32", TensorProto.UINT8: "TYPE_UINT8"}
+
+
+class _End(NamedTuple):
+    """An input or output: its name, Triton's name of its type, its shape without the batch axis (-1: any size)."""
+
+    name: str
+    type: str
+    dims: tuple[int, ...]
+
+
+class _Interface(NamedTuple):
+    """What config.pbtxt, and whoever asks the server, take for granted of all versions of a model."""
+
+    inputs: tuple[_End, ...]
+    outputs: tuple[_End, ...]
+    classes: tuple[str, ...]
+    statistics: str | None
+
+    @classmethod
+    def of(cls, model: onnx.ModelProto) -> _Interface:
+        """That of an exported file; KeyError if `autodial export` did not make it."""
+        metadata = json.loads({entry.key: entry.value for entry in model.metadata_props}["autodial"])
+        inputs, outputs = (tuple(map(_end, values)) for values in (model.graph.input, model.graph.output))
+        return cls(inputs, outputs, tuple(metadata["classes"]), metadata["statistics"])
+
+
+@dataclass(frozen=True)
+class TritonModel:
+    """A model in a model repository: `repository`/`name`, with config.pbtxt, labels.txt and a folder per version.
+
+    Attributes:
+        repository: the folder that Triton is started on; other models in it are left alone.
+        name: of the model, and so of its folder.
+    """
+
+    repository: Path
+    name: str
+
+    @classmethod
+    def named(cls, repository: Path, net: str) -> TritonModel:
+        """The model of a net: of its name, with _ for what can't stand in a URL; target_predictor if it has none."""
+        return cls(repository, re.sub(r"[^\w.-]+", "_", net, flags=re.ASCII).strip("._-") or "target_predictor")
+
+    @property
+    def folder(self) -> Path:
+        return self.repository / self.name
+
+    def check(self) -> None:
+        """Raise InputError if a version can't be added there, as far as can be known without it."""
+        check_folder(self.folder)
+        if self._versions():
+            self._newest()
+
+    def add(self, model: onnx.ModelProto) -> dict[str, int]:
+        """Write a model as the next version: 1, 2, ...
+
+        The version appears at once and complete, after all else, so that a server that watches the repository never
+        loads half of one. A config.pbtxt and labels.txt that are there stay as they are, with all settings in them.
+
+        Args:
+            model: as `autodial export` makes it.
+
+        Returns:
+            sizes in bytes of the files that were written, by their paths in `folder`.
+
+        Raises:
+            InputError: the versions that are there take or give something else.
+            WorkError: the disk can't be written to.
+        """
+        interface, versions = _Interface.of(model), self._versions()
+        new = {} if versions else {_LABELS: _labels(interface.classes), _CONFIG: _config(interface)}
+        if versions:
+            self._check_same(interface)
+        else:
+            self._check_unwritten(new)
+        version = str(max(versions, default=0) + 1)
+        aside = self.folder / f".{version}.{getpid()}.tmp"  # Triton ignores a folder that is not named by a number
+        made = not self.folder.exists()
+        try:
+            aside.mkdir(parents=True)
+            for name, text in new.items():
+                with replacing(self.folder / name) as file:
+                    file.write(text)
+            data = model.SerializeToString()
+            with replacing(aside / _MODEL) as file:
+                file.write(data)
+            aside.rename(self.folder / version)
+        except BaseException as error:
+            shutil.rmtree(self.folder if made else aside, ignore_errors=True)
+            if isinstance(error, OSError):
+                raise WorkError(f"{self.folder} can't be written: {error.strerror or error}") from error
+            raise
+        return {**{name: len(text) for name, text in new.items()}, f"{version}/{_MODEL}": len(data)}
+
+    def _versions(self) -> list[int]:
+        if not self.folder.is_dir():
+            return []
+        return [int(path.name) for path in self.folder.iterdir() if re.fullmatch("[1-9][0-9]*", path.name)]
+
+    def _newest(self) -> tuple[Path, _Interface]:
+        """The newest version's file, and its interface."""
+        path = self.folder / str(max(self._versions())) / _MODEL
+        try:
+            return path, _Interface.of(onnx.load(path, load_external_data=False))
+        except Exception as error:  # there is no such file, protobuf can't parse it, or it says nothing
+            raise InputError(
+                f"{path} is not a model that `autodial export` wrote, so no version can be added to it: name another "
+                "repository"
+            ) from error
+
+    def _check_same(self, interface: _Interface) -> None:
+        """Raise InputError unless a new version takes and gives what the newest one does."""
+        path, old = self._newest()
+        for field, what in (
+            ("inputs", "takes other images"),
+            ("classes", "knows other classes"),
+            ("statistics", "was folded for another domain"),
+            ("outputs", "gives other outputs"),
+        ):
+            if getattr(old, field) != getattr(interface, field):
+                raise InputError(
+                    f"{path} {what}, and all versions of a model share one {_CONFIG}: name another repository, or give "
+                    "the net another name"
+                )
+
+    def _check_unwritten(self, files: dict[str, bytes]) -> None:
+        """Raise InputError for other files under these names in a folder without versions."""
+        for name, text in files.items():
+            path = self.folder / name
+            if path.exists() and path.read_bytes() != text:
+                raise InputError(f"{path} is there without a version of the model, and differs: move it away first")
+
+
+def _end(value: Any) -> _End:
+    tensor = value.type.tensor_type
+    return _End(value.name, _TYPES[tensor.elem_type], tuple(dim.dim_value or -1 for dim in tensor.shape.dim[1:]))
+
+
+def _labels(classes: Sequence[str]) -> bytes:
+    broken = next((name for name in classes if name.splitlines() != [name]), None)
+    if broken is not None:
+        raise InputError(f"the class {broken!r} can't be a line of {_LABELS}: rename it")
+    return "".join(f"{name}\n" for name in classes).encode()
+
+
+def _config(interface: _Interface) -> bytes:
+    """config.pbtxt, a ModelConfig message as text; the model's name is left to the folder's, which may be renamed."""
+    lines = ['backend: "onnxruntime"', f"max_batch_size: {MAX_BATCH_SIZE}", "dynamic_batching { }"]
+    for end in interface.inputs:
+        lines += _block("input", end, *([f"format: {layout}"] if (layout := _layout(end)) else []))
+    for end in interface.outputs:
+        lines += _block("output", end, *([f'label_filename: "{_LABELS}"'] if end.name == "probabilities" else []))
+    return "".join(f"{line}\n" for line in lines).encode()
+
+
+def _block(kind: str, end: _End, *more: str) -> list[str]:
+    name = CEscape(end.name.encode(), as_utf8=True)
+    dims = ", ".join(map(str, end.dims))
+    fields = [f'name: "{name}"', f"data_type: {end.type}", f"dims: [ {dims} ]", *more]
+    return [f"{kind} {{", *(f"  {field}" for field in fields), "}"]
+
+
+def _layout(end: _End) -> str | None:
+    if len(end.dims) != 3:
+        return None
+    return "FORMAT_NHWC" if end.type == "TYPE_UINT8" else "FORMAT_NCHW"

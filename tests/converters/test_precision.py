@@ -1,0 +1,355 @@
+"""fp16 and int8 exports, held against ONNX Runtime on the float32 file and against numpy's float16."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+from onnx import TensorProto, helper, numpy_helper
+from torch import nn
+
+from autodial.converters import AutoDIAL, convert_batchnorm, export_module
+from autodial.converters.command import describe
+from autodial.converters.onnx_export import export
+from autodial.converters.onnx_float16 import rounding_to_float16, to_float16
+from autodial.deploy import Predictor
+from autodial.errors import InputError, WorkError
+from autodial.net import Net
+from autodial.proto import Weights, parse_net
+from autodial.proto import messages as pb
+
+NET = """
+name: "small"
+layer { name: "source" type: "ImageData" top: "source" top: "label" include { phase: TRAIN }
+  image_data_param { source: "source.txt" batch_size: 4 new_height: 12 new_width: 12 } }
+layer { name: "target" type: "ImageData" top: "target" top: "unused" include { phase: TRAIN }
+  image_data_param { source: "target.txt" batch_size: 4 new_height: 12 new_width: 12 } }
+layer { name: "silence" type: "Silence" bottom: "unused" include { phase: TRAIN } }
+layer { name: "both" type: "Concat" bottom: "source" bottom: "target" top: "data" concat_param { axis: 0 }
+  include { phase: TRAIN } }
+layer { name: "test" type: "ImageData" top: "data" top: "label" include { phase: TEST }
+  transform_param { crop_size: 10 scale: 0.0078125 mean_value: 104 mean_value: 117 mean_value: 123 }
+  image_data_param { source: "test.txt" batch_size: 4 new_height: 12 new_width: 12 } }
+layer { name: "conv" type: "Convolution" bottom: "data" top: "conv"
+  convolution_param { num_output: 8 kernel_size: 3 weight_filler { type: "xavier" } } }
+layer { name: "dial" type: "Dial" bottom: "conv" top: "conv" dial_param { slice_point: 4 } }
+layer { name: "relu" type: "ReLU" bottom: "conv" top: "conv" }
+layer { name: "norm" type: "LRN" bottom: "conv" top: "norm" lrn_param { local_size: 3 alpha: 1 } }
+layer { name: "pool" type: "Pooling" bottom: "norm" top: "pool" pooling_param { pool: MAX kernel_size: 3 stride: 2 } }
+layer { name: "fc" type: "InnerProduct" bottom: "pool" top: "fc"
+  inner_product_param { num_output: 4 weight_filler { type: "gaussian" std: 0.5 } } }
+layer { name: "prob" type: "Softmax" bottom: "fc" top: "prob" include { phase: TEST } }
+"""
+
+
+def write_images(folder: Path, count: int) -> list[Path]:
+    """Images of different colours and contrasts, so that a net tells them apart."""
+    folder.mkdir(exist_ok=True)
+    rng = np.random.default_rng(5)
+    paths = [folder / f"{i:03}.png" for i in range(count)]
+    for path in paths:
+        coarse = rng.integers(0, 256, (3, 3, 3), dtype=np.uint8)
+        cv2.imwrite(str(path), cv2.resize(coarse, (12, 12), interpolation=cv2.INTER_CUBIC))
+    return paths
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Weights, Path]:
+    """A net, weights with statistics of its images, and the folder with its lists."""
+    folder = tmp_path_factory.mktemp("net")
+    images = write_images(folder / "images", 120)
+    (folder / "target.txt").write_text("".join(f"images/{path.name} -1\n" for path in images[:100] * 2))
+    (folder / "test.txt").write_text("".join(f"images/{path.name} 0\n" for path in images))
+    message = parse_net(NET)
+    train = parse_net(NET)
+    for layer in train.layer:
+        if layer.type == "ImageData":
+            layer.type = "Input"
+            layer.ClearField("image_data_param")
+            layer.ClearField("transform_param")
+            layer.input_param.shape.add(dim=[4, 3, 10, 10])
+            layer.input_param.shape.add(dim=[4])
+    net = Net(train, pb.TRAIN)
+    pixels = np.stack([cv2.imread(str(path))[1:11, 1:11].transpose(2, 0, 1) for path in images[:8]])
+    blobs = torch.from_numpy(((pixels - 115.0) / 128).astype(np.float32))
+    torch.manual_seed(0)
+    net({"source": blobs[:4], "target": blobs[4:], "label": torch.zeros(4), "unused": torch.zeros(4)})
+    return message, net.weights(), folder
+
+
+def make(trained: tuple[Any, Weights, Path], output: Path, **options: Any) -> Any:
+    message, weights, folder = trained
+    return export(message, weights, output, base_dir=folder, **options)
+
+
+def run(path: Path, images: Any) -> Any:
+    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    return session.run(["logits", "probabilities"], {session.get_inputs()[0].name: images})
+
+
+def read(folder: Path) -> Any:
+    return np.stack([cv2.imread(str(path)) for path in sorted((folder / "images").iterdir())])
+
+
+@pytest.mark.parametrize("precision", ["fp16", "int8"])
+def test_the_file_is_what_the_report_says(trained: Any, precision: Any, tmp_path: Path) -> None:
+    plain = make(trained, tmp_path / "float32.onnx")
+    report = make(trained, tmp_path / "model.onnx", precision=precision, min_agreement=0.9)
+    assert (plain.precision, plain.agreement, plain.metadata["precision"]) == ("float32", None, "float32")
+    agreement = report.agreement
+    assert report.precision == report.metadata["precision"] == precision
+    # what --drift compares with joins the file last, whatever its precision
+    drift = len(json.dumps({"reference": plain.metadata["reference"]}))
+    assert agreement.float32_file_size == pytest.approx(plain.file_size - drift, abs=10)
+    assert report.file_size == report.output.stat().st_size == report.files["model.onnx"]
+    # 100 images, each twice in the list of the target that the net is trained on
+    assert agreement.calibration_images == (50 if precision == "int8" else 0) and agreement.held_out
+    assert agreement.images == 100 - agreement.calibration_images
+    assert agreement.compared_on == f"{agreement.images} images of {trained[2] / 'target.txt'}"
+
+    model = onnx.load(report.output)
+    assert [(put.domain, put.version) for put in model.opset_import] == [("", 18)] and model.ir_version <= 10
+    assert [entry.key for entry in model.metadata_props] == ["autodial"]
+    onnx.checker.check_model(model, full_check=True)
+    images = read(trained[2])
+    logits, probabilities = run(report.output, images)
+    _, expected = run(plain.output, images)
+    assert logits.dtype == probabilities.dtype == np.float32
+    np.testing.assert_allclose(probabilities.sum(1), 1, atol=1e-6)
+    assert len(np.unique(expected.argmax(1))) > 2  # else agreement would say nothing
+    off = np.abs(probabilities - expected)
+    largest = 0.004 if precision == "fp16" else 0.15
+    assert 0 < off.max() < largest
+    assert abs(np.mean(probabilities.argmax(1) == expected.argmax(1)) - agreement.same_class) <= 0.05
+    # of fp16 it is that of a copy which rounds every value, which this CPU does not
+    assert off.max() / 2 < agreement.max_probability_difference < largest
+    if precision == "int8":
+        assert agreement.max_probability_difference == pytest.approx(off.max(), rel=0.9)
+
+    predictor = Predictor(report.output, "cpu")
+    np.testing.assert_array_equal(predictor.run(images)[0], logits)
+    record = json.loads(json.dumps(report.record()))
+    assert record["agreement"]["same_class"] == agreement.same_class
+    text = describe(report)
+    assert f"{precision} beside float32" in text and f"the same class for {agreement.same_class:.2%}" in text
+
+
+def test_fp16_holds_weights_and_values_in_float16(trained: Any, tmp_path: Path) -> None:
+    report = make(trained, tmp_path / "model.onnx", precision="fp16", min_agreement=0)
+    graph = onnx.load(report.output).graph
+    types = {tensor.name: tensor.data_type for tensor in graph.initializer}
+    types |= {value.name: value.type.tensor_type.elem_type for value in graph.value_info}
+    half, full = TensorProto.FLOAT16, TensorProto.FLOAT
+    by_type: dict[str, set[int]] = {}
+    for node in graph.node:
+        by_type.setdefault(node.op_type, set()).update(types.get(name, full) for name in node.output)
+    assert by_type["Conv"] == by_type["Relu"] == by_type["MaxPool"] == by_type["Gemm"] == by_type["Sqrt"] == {half}
+    # mean and scale work on bytes, and probabilities reach down to where float16 ends
+    assert by_type["Sub"] == by_type["Softmax"] == {full}
+    assert Counter(node.op_type for node in graph.node)["Cast"] == 4  # of bytes, into the net, of logits twice
+    assert all(types[name] == half for node in graph.node if node.op_type == "Conv" for name in node.input)
+
+
+def test_int8_quantizes_weights_per_channel_and_no_preprocessing(trained: Any, tmp_path: Path) -> None:
+    report = make(trained, tmp_path / "model.onnx", precision="int8", min_agreement=0)
+    graph = onnx.load(report.output).graph
+    values = {tensor.name: numpy_helper.to_array(tensor) for tensor in graph.initializer}
+    makers = {name: node for node in graph.node for name in node.output}
+    nodes = {kind: [node for node in graph.node if node.op_type == kind] for kind in ("Conv", "Gemm", "Sub", "Mul")}
+    conv, window = nodes["Conv"]
+    for node, channels in ((conv, 8), (nodes["Gemm"][0], 4)):
+        weight = makers[node.input[1]]
+        assert weight.op_type == "DequantizeLinear"
+        quantized, scales = values[weight.input[0]], values[weight.input[1]]
+        assert quantized.dtype == np.int8 and scales.shape == (channels,)
+        assert np.abs(quantized).max() <= 64  # 7 bits, so that sums don't overflow without VNNI
+        assert makers[node.input[0]].op_type == "DequantizeLinear"
+    assert window.input[1] in values  # local response normalization keeps its squares in float32
+    for node in nodes["Sub"]:
+        assert makers[node.input[0]].op_type == "Cast"
+    assert makers["logits"].op_type == "Gemm"
+    assert len({value.name for value in graph.initializer} - {name for node in graph.node for name in node.input}) == 0
+
+
+def test_too_little_agreement_writes_nothing(trained: Any, tmp_path: Path) -> None:
+    message, weights, folder = trained
+    # logits so close together that 8 bits can't tell them apart
+    close = copy.deepcopy(weights)
+    fc = next(layer for layer in close.layers if layer.name == "fc")
+    fc.blobs[0] = fc.blobs[0][:1] + 1e-4 * fc.blobs[0]
+    with pytest.raises(WorkError, match=r"nothing was written: int8 gives .* float32's class, and at least 99.00%"):
+        export(message, close, tmp_path / "model.onnx", base_dir=folder, precision="int8")
+    assert not list(tmp_path.iterdir())
+    report = export(message, close, tmp_path / "m.onnx", base_dir=folder, precision="int8", min_agreement=0.0)
+    assert report.agreement is not None and report.agreement.same_class < 0.99
+
+
+def test_what_gpus_overflow_stays_float32(trained: Any, tmp_path: Path) -> None:
+    """Activations of 1000 in front of local response normalization, whose squares float16 can't hold."""
+    message, weights, folder = trained
+    large = copy.deepcopy(weights)
+    conv = next(layer for layer in large.layers if layer.name == "conv")
+    conv.blobs[0] *= 1000
+    report = export(message, large, tmp_path / "model.onnx", base_dir=folder, precision="fp16", min_agreement=0.9)
+    assert "nodes stayed float32, as fp16 could not hold the values" in report.notes[-1]
+    model = onnx.load(report.output)
+    makers = {name: node for node in model.graph.node for name in node.output}
+    for node in model.graph.node:  # no cast to float16 and back, which would overflow between two of these nodes
+        if node.op_type == "Cast" and node.input[0] in makers:
+            assert makers[node.input[0]].op_type != "Cast"
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    rounding = rounding_to_float16(model).SerializeToString()
+    session = onnxruntime.InferenceSession(rounding, options, providers=["CPUExecutionProvider"])
+    assert np.isfinite(session.run(["logits"], {"image": read(folder)})[0]).all()
+
+
+def test_rounding_is_that_of_float16() -> None:
+    """(x + 0.1) * 3, squared: each step rounded as numpy's float16 rounds it, with its overflow."""
+    x = np.array([[0.1, 1.7, 33.3, 100.0]], np.float32)
+    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", 4]) for name in ("x", "y")]
+    constants = [numpy_helper.from_array(np.float32(value), name) for value, name in ((3, "three"), (0.1, "tenth"))]
+    nodes = [
+        helper.make_node("Add", ["x", "tenth"], ["a"], name="a"),
+        helper.make_node("Mul", ["a", "three"], ["b"], name="b"),
+        helper.make_node("Mul", ["b", "b"], ["y"], name="y"),
+    ]
+    graph = helper.make_graph(nodes, "g", ends[:1], ends[1:], constants)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
+    half, wide = to_float16(model, [x / 10])
+    assert wide == []
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    session = onnxruntime.InferenceSession(
+        rounding_to_float16(half).SerializeToString(), options, providers=["CPUExecutionProvider"]
+    )
+    (y,) = session.run(["y"], {"x": x})
+    with np.errstate(over="ignore"):
+        b = (x.astype(np.float16) + np.float16(0.1)) * np.float16(3)
+        expected = b * b
+    np.testing.assert_array_equal(y, expected.astype(np.float32))
+    assert np.isinf(y[0, 3]) and np.isfinite(y[0, :3]).all()
+
+
+def test_int8_of_a_pooling_that_is_padded_with_minus_infinity(tmp_path: Path) -> None:
+    write_images(tmp_path / "images", 60)
+    torch.manual_seed(0)
+    module = nn.Sequential(
+        nn.Conv2d(3, 8, 3),
+        nn.ConstantPad2d((0, 1, 0, 1), float("-inf")),
+        nn.MaxPool2d(3, 2),
+        nn.Conv2d(8, 8, 3, padding=1, bias=False),
+        nn.BatchNorm2d(8),
+        nn.ReLU(),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(8, 3, bias=False),
+    )
+    report = export_module(
+        module,
+        tmp_path / "model.onnx",
+        size=(12, 12),
+        std=(0.2, 0.25, 0.3),
+        precision="int8",
+        calibration=tmp_path / "images",
+        min_agreement=0.8,
+    )
+    assert report.agreement is not None
+    assert (report.agreement.images, report.agreement.calibration_images) == (30, 30)
+    assert report.agreement.max_probability_difference < 0.02
+
+
+@pytest.mark.parametrize(
+    ("given", "images", "calibration", "held_out"), [("folder", 30, 30, True), ("list", 9, 9, False)]
+)
+def test_images_that_are_named(
+    trained: Any, given: str, images: int, calibration: int, held_out: bool, tmp_path: Path
+) -> None:
+    paths = write_images(tmp_path / "more", 61)
+    paths[0].write_bytes(b"no image")
+    (tmp_path / "more" / "notes.txt").write_text("neither")
+    (tmp_path / "list").write_text("".join(f"more/{path.name}\n" for path in [*paths[:10], Path("missing.png")]))
+    named = tmp_path / ("more" if given == "folder" else "list")
+    report = make(trained, tmp_path / "m.onnx", precision="int8", calibration=named, min_agreement=0)
+    agreement = report.agreement
+    assert agreement.held_out == held_out
+    assert (agreement.images + agreement.calibration_images) == (60 if held_out else 18)
+    assert abs(agreement.images - images) <= 1 and abs(agreement.calibration_images - calibration) <= 1
+    assert f"{1 if held_out else 2} image" in report.notes[-1] and "could not be read" in report.notes[-1]
+    assert ("calibrated on the same" in describe(report)) != held_out
+
+
+def test_without_images(trained: Any, tmp_path: Path) -> None:
+    message, weights, _ = trained
+    options: dict[str, Any] = {"base_dir": tmp_path}
+    with pytest.raises(
+        InputError, match=r'there are none: .*"test.txt" does not exist.*; --calibration names a folder'
+    ):
+        export(message, weights, tmp_path / "model.onnx", precision="int8", **options)
+    report = export(message, weights, tmp_path / "model.onnx", precision="fp16", min_agreement=0, **options)
+    assert report.agreement is not None and report.agreement.compared_on.startswith("random images")
+    assert any("fp16 was compared on random images" in note for note in report.notes)
+
+
+def test_raw_input(trained: Any, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"int8 is calibrated on images of the target.*leave out --raw-input"):
+        make(trained, tmp_path / "model.onnx", precision="int8", raw_input=True)
+    with pytest.raises(InputError, match="images can't be used: the file takes the net's input blob"):
+        make(trained, tmp_path / "m.onnx", precision="fp16", raw_input=True, calibration=trained[2] / "images")
+    report = make(trained, tmp_path / "model.onnx", precision="fp16", raw_input=True)
+    blobs = (read(trained[2])[:, 1:11, 1:11].transpose(0, 3, 1, 2) - np.float32(115)) / np.float32(128)
+    half, full = run(report.output, blobs), run(make(trained, tmp_path / "f.onnx", raw_input=True).output, blobs)
+    np.testing.assert_allclose(half[1], full[1], atol=0.005)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"precision": "fp8"}, "precision is one of float32, fp16, int8, not 'fp8'"),
+        ({"min_agreement": 0.5}, "are for --precision fp16 or int8"),
+        ({"precision": "fp16", "min_agreement": 1.5}, "share of the images, 0 to 1, not 1.5"),
+        ({"precision": "int8", "calibration": Path("missing")}, "missing: no such folder of images, or list"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(trained: Any, options: Any, message: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=message):
+        make(trained, tmp_path / "model.onnx", **options)
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_empty_folder_and_one_without_a_whole_image(trained: Any, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(InputError, match="empty holds no images"):
+        make(trained, tmp_path / "model.onnx", precision="int8", calibration=tmp_path / "empty")
+    (tmp_path / "empty" / "a.png").write_bytes(b"")
+    with pytest.raises(InputError, match=r"no image of .*empty can be read: .*a.png is empty"):
+        make(trained, tmp_path / "model.onnx", precision="int8", calibration=tmp_path / "empty")
+
+
+def test_a_torch_module_names_its_images(tmp_path: Path) -> None:
+    write_images(tmp_path / "images", 40)
+    torch.manual_seed(0)
+    module = convert_batchnorm(nn.Sequential(nn.Conv2d(3, 8, 5), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten()))
+    net = AutoDIAL(nn.Sequential(module, nn.Linear(8 * 64, 5)))
+    net(torch.rand(4, 3, 12, 12), torch.rand(4, 3, 12, 12))
+    options: dict[str, Any] = {"size": (12, 12), "min_agreement": 0.8}
+    with pytest.raises(InputError, match="a torch module names none; --calibration names a folder"):
+        export_module(net, tmp_path / "model.onnx", precision="int8", **options)
+    plain = export_module(net, tmp_path / "plain.onnx", size=(12, 12))
+    for precision in ("fp16", "int8"):
+        report = export_module(
+            net, tmp_path / "model.onnx", precision=precision, calibration=str(tmp_path / "images"), **options
+        )
+        assert report.agreement is not None and report.file_size < plain.file_size
+        images = read(tmp_path)
+        found, expected = run(report.output, images)[1], run(plain.output, images)[1]
+        np.testing.assert_allclose(found, expected, atol=0.002 if precision == "fp16" else 0.05)
