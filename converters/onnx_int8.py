@@ -44,7 +44,9 @@ def to_int8(model: onnx.ModelProto, batches: Iterable[NDArray[Any]]) -> onnx.Mod
     excluded += [node.name for node in model.graph.node if node.op_type in _WEIGHTED and node.input[0] in squares]
     with tempfile.TemporaryDirectory() as folder:
         shaped, quantized = Path(folder) / "shaped.onnx", Path(folder) / "quantized.onnx"
-        quant_pre_process(model, shaped, skip_optimization=True, skip_symbolic_shape=True)
+        plain = Path(folder) / "plain.onnx"  # ONNX Runtime 1.21 can't take the model itself
+        onnx.save(model, plain)
+        quant_pre_process(plain, shaped, skip_optimization=True, skip_symbolic_shape=True)
         # It works out scales of all values first, also of padding with -inf, which it then has no use for.
         with np.errstate(invalid="ignore"):
             quantize_static(
