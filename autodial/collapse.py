@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from autodial.layers.base import canonical_axis
+from autodial.layers.shares import Shares
 from autodial.monitor import CollapseRow
 from autodial.net import Net
 
@@ -46,7 +47,7 @@ class CollapseWatch:
     classes reads them, are kept on the net's device: nothing waits for it but `read`.
 
     Args:
-        net: a train net, on the device where it stays.
+        net: a train net, on the device where it stays. Where its batch is shared out, all processes `read` together.
     """
 
     def __init__(self, net: Net) -> None:
@@ -96,9 +97,12 @@ class _MeanPrediction:
         self._seen = torch.zeros((), device=device)
         # an exponential average with this share of the newest batch varies as the plain mean of `_passes` batches
         newest = min(1.0, 2 / (self._passes + 1))
-        self._target, self._source = (_RunningMean(self.classes, newest, device) for _ in range(2))
+        shares = net.layer(message.name).shares
+        self._target = _RunningMean(self.classes, newest, device, shares)
         net.layer(message.name).register_forward_pre_hook(partial(self._see_target, axis))
         labelled = next((loss for loss in net.param.layer if _reads_labels(net, loss, self.classes)), None)
+        shares = None if labelled is None else net.layer(labelled.name).shares
+        self._source = _RunningMean(self.classes, newest, device, shares)
         if labelled is not None:
             net.layer(labelled.name).register_forward_pre_hook(self._see_source)
 
@@ -124,19 +128,26 @@ class _MeanPrediction:
 
 
 class _RunningMean:
-    """An exponential average of rows of class probabilities; before the first, all classes are equal."""
+    """An exponential average of rows of class probabilities; before the first, all classes are equal.
 
-    def __init__(self, classes: int, newest: float, device: torch.device) -> None:
+    With `shares` it is this process's part of the whole batch's.
+    """
+
+    def __init__(self, classes: int, newest: float, device: torch.device, shares: Shares | None) -> None:
         self.classes = torch.arange(classes, device=device)
         self._newest = newest
         self._sums = torch.zeros(classes, device=device)
+        self._shares = shares
 
     def add(self, rows: Tensor) -> None:
         self._sums.lerp_(rows.mean(0, dtype=torch.float32), self._newest)
 
     def entropy(self) -> float:
         """Of the average, in nats."""
-        sums = self._sums.double().cpu()
+        sums = self._sums
+        if self._shares is not None:
+            sums = self._shares.whole(sums * (self._shares.here / self._shares.rows))
+        sums = sums.double().cpu()
         p = sums / sums.sum() if sums.any() else torch.full_like(sums, 1 / len(sums))
         return float(torch.special.entr(p).sum())
 

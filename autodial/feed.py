@@ -19,11 +19,12 @@ from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from autodial.cpus import available_cpus
 from autodial.data.image_data import init_worker
-from autodial.data.source import Source
+from autodial.data.source import ALL, Source
 from autodial.errors import AutodialError, InputError, WorkError
 from autodial.layers import Convolution
 from autodial.layers.data_sources import SourceLayer
 from autodial.net import Net
+from autodial.ranks import Ranks
 
 _log = logging.getLogger(__name__)
 
@@ -39,9 +40,13 @@ def sources(net: Net) -> dict[str, Source]:
     return {name: layer.source for name, layer in net.data_layers.items() if isinstance(layer, SourceLayer)}
 
 
-def default_workers() -> int:
-    """How many worker processes suit this machine: one less than the CPUs this process may use, 1 to 8."""
-    return min(8, max(1, available_cpus() - 1))
+def default_workers(trainers: int = 1) -> int:
+    """How many worker processes suit this machine: one less than the CPUs this process may use, 1 to 8.
+
+    Args:
+        trainers: processes on this machine, each with workers of its own, that these CPUs are for.
+    """
+    return min(8, max(1, available_cpus() // trainers - 1))
 
 
 def image_format(net: Net, device: torch.device) -> torch.memory_format:
@@ -64,6 +69,7 @@ class Feed(Iterator[dict[str, Tensor]]):
         indexes: the batches to read, in order; it may be endless.
         device: where the tensors go.
         workers: processes to read with; 0 reads in this one, when a batch is asked for.
+        ranks: read this rank's share of each data layer's rows; None for all of them.
 
     Raises:
         InputError: the net has Input or MemoryData layers, which only Python can fill. Iterating: a batch can't be
@@ -71,7 +77,9 @@ class Feed(Iterator[dict[str, Tensor]]):
         WorkError: iterating: a worker process died; see `naming_dead_workers`.
     """
 
-    def __init__(self, net: Net, indexes: Iterable[int], *, device: torch.device, workers: int) -> None:
+    def __init__(
+        self, net: Net, indexes: Iterable[int], *, device: torch.device, workers: int, ranks: Ranks | None = None
+    ) -> None:
         self._device = device
         self._image_format = image_format(net, device)
         readers = sources(net)
@@ -85,14 +93,15 @@ class Feed(Iterator[dict[str, Tensor]]):
         if isinstance(indexes, Sized):
             workers = min(workers, len(indexes))
         workers = _workers_that_fit(workers, readers.values()) if readers else 0
+        shares = [ALL if ranks is None else ranks.share(reader.batch_size) for reader in readers.values()]
         loader = DataLoader(
-            _Batches(list(readers.values())),
+            _Batches(list(zip(readers.values(), shares, strict=True))),
             batch_size=None,
             sampler=indexes,
             num_workers=workers,
             prefetch_factor=_PREFETCH if workers else None,
             pin_memory=device.type == "cuda",
-            worker_init_fn=_start_worker,
+            worker_init_fn=_start_worker if ranks is None else _start_worker_of_rank,
             generator=torch.Generator(),  # so that the loader draws nothing from torch's global generator
         )
         self._batches: Iterator[Any] = iter(loader)
@@ -146,14 +155,14 @@ class _Failure:
 
 
 class _Batches(Dataset[list[Tensor] | _Failure]):
-    """Batch `index` of several readers as one item."""
+    """Batch `index` of several readers, the rows wanted of each, as one item."""
 
-    def __init__(self, readers: list[Source]) -> None:
+    def __init__(self, readers: list[tuple[Source, slice]]) -> None:
         self._readers = readers
 
     def __getitem__(self, index: int) -> list[Tensor] | _Failure:
         try:
-            batch = [torch.from_numpy(array) for reader in self._readers for array in reader.batch(index)]
+            batch = [torch.from_numpy(array) for reader, rows in self._readers for array in reader.batch(index, rows)]
         except AutodialError as error:
             return _Failure(type(error), str(error))
         if get_worker_info() is None:
@@ -171,6 +180,12 @@ def _start_worker(worker: int) -> None:
     # its workers until then.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     init_worker(worker)
+
+
+def _start_worker_of_rank(worker: int) -> None:
+    # torchrun sends it to a rank's workers too, when another is lost. As above, the trainer needs them until it stops.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    _start_worker(worker)
 
 
 def _workers_that_fit(workers: int, readers: Iterable[Source]) -> int:

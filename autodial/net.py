@@ -342,8 +342,13 @@ class Net(nn.Module):
         message, layer = self.param.layer[i], self._order[i]
         for name, owner, shape in self._reshaped.get(layer, ()):
             setattr(layer, name, owner.tensor.view(shape))
+        bottoms = self._bottoms(i, values)
         with _naming_layer(message):
-            tops = layer(*self._bottoms(i, values))
+            if (layer.is_loss or layer.full_precision) and any(map(_is_half, bottoms)):
+                with torch.autocast(bottoms[0].device.type, enabled=False):
+                    tops = layer(*(bottom.float() if _is_half(bottom) else bottom for bottom in bottoms))
+            else:
+                tops = layer(*bottoms)
         values.update(zip(message.top, (tops,) if isinstance(tops, Tensor) else tops, strict=True))
 
     def _run_fused(self, layers: range, values: MutableMapping[str, Tensor]) -> None:
@@ -461,6 +466,10 @@ def _naming_layer(message: Any) -> Iterator[None]:
         yield
     except LayerError as error:
         raise InputError(f"{_describe(message)}: {error}") from error
+
+
+def _is_half(blob: Tensor) -> bool:
+    return blob.dtype in (torch.bfloat16, torch.float16)
 
 
 def _describe(message: Any) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import logging
 import os
@@ -12,7 +13,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from math import isfinite, prod
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor
@@ -21,6 +22,7 @@ from autodial import proto
 from autodial.collapse import CollapseWatch
 from autodial.data.paths import find
 from autodial.data_checks import check_data, check_slices
+from autodial.data_parallel import DataParallel, check_test_net
 from autodial.devices import choose_device, naming_full_memory
 from autodial.errors import DivergedError, InputError, WorkError
 from autodial.feed import Feed, naming_dead_workers, sources
@@ -29,6 +31,7 @@ from autodial.monitor import CollapseRow, Monitor, TestRow, TrainRow, Values
 from autodial.net import Net
 from autodial.overrides import apply_to_nets, apply_to_solver, for_nets
 from autodial.proto import messages as pb
+from autodial.ranks import LostRankError, Ranks
 from autodial.update import update_class
 from autodial.variants import FIXING, apply_variants, fit_weights
 from autodial.wording import counted
@@ -52,9 +55,14 @@ class Solver:
         seed: replaces the param's random_seed. A random_seed that is unset or negative means 0, not the clock.
         workers: processes that read images ahead, for the train net and for a test net while it is tested.
         base_dir: folder of the solver's file; relative paths of nets are looked for in the working directory first.
+        precision: "float32", or "bf16": training passes compute convolutions, products and what lies between them in
+            bfloat16 (torch.autocast); parameters, statistics, losses, updates and tests stay float32.
         name: what messages call the solver.
         overrides: `LAYER.FIELD=VALUE` and `solver.FIELD=VALUE` settings, as in autodial.overrides.
         variants: what to turn the train net and the test nets into before that, as in autodial.variants.
+        ranks: the processes that train together, of which this is one, on GPU number local_rank or the CPU. They share
+            out every training batch (autodial.data_parallel) and the batches of a test, and rank 0 writes snapshots;
+            `check`, `solve`, `step` and `test` are called on all ranks.
 
     Attributes:
         param: the SolverParameter in use, overrides applied.
@@ -62,6 +70,7 @@ class Solver:
         net_name: the train net's file, or the field that holds it.
         net_params: the NetParameters that the train net and the test nets were built from, variants and overrides
             applied.
+        precision: as given.
         update: the solver type's update, with the history.
         iter: number of updates done.
         current_step: number of steps that the learning rate has come down.
@@ -80,10 +89,12 @@ class Solver:
         device: str = "cpu",
         seed: int | None = None,
         workers: int = 0,
+        precision: Literal["float32", "bf16"] = "float32",
         base_dir: Path | None = None,
         name: str = "the solver",
         overrides: Sequence[str] = (),
         variants: Sequence[str] = (),
+        ranks: Ranks | None = None,
     ) -> None:
         self.param = pb.SolverParameter()
         self.param.CopyFrom(param)
@@ -91,11 +102,19 @@ class Solver:
         with _naming(name):
             _check(self.param)
             train, tests = _read_nets(self.param, base_dir)
+        self.ranks = ranks
+        if ranks is not None and device.startswith("cuda:"):
+            raise InputError(f"device {device}: each process of a machine takes a GPU of its own, so say cuda or auto")
         self.device = choose_device(
-            device, prefer_gpu=self.param.solver_mode == pb.SolverParameter.GPU, index=self.param.device_id
+            device,
+            prefer_gpu=self.param.solver_mode == pb.SolverParameter.GPU,
+            index=self.param.device_id if ranks is None else ranks.local_rank,
         )
+        if ranks is not None and self.device.type == "cuda":
+            torch.cuda.set_device(self.device)  # for what torch puts on a GPU by itself
         self.seed = max(self.param.random_seed, 0) if seed is None else seed
         self.workers = workers
+        self.precision = precision
         self.monitors: list[Monitor] = []
         self.iter = 0
         self.current_step = 0
@@ -113,6 +132,13 @@ class Solver:
         self.test_nets = [self._build(source) for source in tests]
         for net in self.test_nets:
             net.share_with(self.net)
+        self._parallel: DataParallel | None = None
+        if ranks is not None:
+            with _naming(train.origin):
+                self._parallel = DataParallel(self.net, ranks)
+            for source, net in zip(tests, self.test_nets, strict=True):
+                with _naming(source.origin):
+                    check_test_net(net)
         self.update = update_class(self.param.type)(self.param, self.net.params)
         self.collapses: list[CollapseRow] = []
         self._collapse = CollapseWatch(self.net)
@@ -169,11 +195,30 @@ class Solver:
         """
         if not self.param.HasField("max_iter"):
             raise InputError("max_iter, the number of iterations to train for, is missing")
-        if self.param.snapshot_prefix:
+        if self.param.snapshot_prefix and self._writes:
             _check_writable(Path(self.param.snapshot_prefix).parent)
         check_slices(self.net)
-        for net in (self.net, *self.test_nets):
-            check_data(net)
+        if self.ranks is None or self.ranks.local_rank == 0:  # one process of each machine
+            for net in (self.net, *self.test_nets):
+                check_data(net)
+        if self.ranks is not None:
+            self.ranks.check_alike(self._fingerprint())
+
+    @property
+    def _writes(self) -> bool:
+        """Whether this is the process that writes."""
+        return self.ranks is None or self.ranks.rank == 0
+
+    def _fingerprint(self) -> str:
+        """A hash of what this training starts from, but for the images."""
+        state = hashlib.sha256()
+        for message in (self.param, *self.net_params):
+            state.update(proto.to_text(message).encode())
+        lengths = [[len(source) for source in sources(net).values()] for net in (self.net, *self.test_nets)]
+        state.update(repr((self.seed, self.precision, self.iter, self.current_step, lengths)).encode())
+        for tensor in (*(param.tensor for param in self.net.params), *self.update.history):
+            state.update(tensor.detach().cpu().numpy().tobytes())
+        return state.hexdigest()
 
     def solve(self) -> bool:
         """Train until max_iter, write the last snapshot and do the last test.
@@ -184,9 +229,14 @@ class Solver:
         try:
             try:
                 finished = self._train(self.param.max_iter - self.iter)
-            except InputError:  # an image that can't be read; what was learned before it is kept
+            except (InputError, LostRankError) as error:
+                # an image that can't be read, or another process is gone; what was learned before is kept
+                if self._parallel is not None:
+                    self._parallel.put_back()
                 if self.param.snapshot_prefix and self.iter and self._saved_at != self.iter:
                     self.snapshot()
+                if isinstance(error, LostRankError):
+                    raise self._lost(error) from error
                 raise
             self.close()
             self._collapse.read()
@@ -199,6 +249,13 @@ class Solver:
         finally:
             self._stopping = False
             self.close()
+
+    def _lost(self, error: LostRankError) -> LostRankError:
+        """The same, with what is left of the training."""
+        if self._saved_at is None:
+            return LostRankError(f"{error}; there is no snapshot to go on from yet")
+        state = f"{self.param.snapshot_prefix}_iter_{self._saved_at}{self.snapshot_suffixes[1]}"
+        return LostRankError(f"{error}; to go on from the last whole iteration, pass --snapshot {state}")
 
     def step(self, iterations: int) -> None:
         """Train for a number of iterations, or fewer after `stop`.
@@ -221,7 +278,7 @@ class Solver:
         while self.iter < end:
             if self._test_due() and (self.iter or self.param.test_initialization):
                 self._test_all()
-            if self._stopping:
+            if self._stops():
                 return False
             started = time.perf_counter()
             self._iterate(started)
@@ -230,11 +287,15 @@ class Solver:
                 monitor.iterated(self)
             if self.param.snapshot and self.iter % self.param.snapshot == 0:
                 self.snapshot()
-        return not self._stopping
+        return not self._stops()
 
     def stop(self) -> None:
-        """Ask the solver to stop after the iteration in progress; may be called from a signal handler."""
+        """Ask the solver to stop after the iteration in progress; may be called from a signal handler, on any rank."""
         self._stopping = True
+
+    def _stops(self) -> bool:
+        """Whether `stop` was called, on any rank."""
+        return self._stopping if self.ranks is None else self.ranks.any(self._stopping)
 
     def close(self) -> None:
         """Stop the worker processes; training on starts new ones."""
@@ -247,6 +308,8 @@ class Solver:
         return float(torch.stack(list(self._losses)).mean()) if self._losses else float("nan")
 
     def _iterate(self, started: float) -> None:
+        if self._parallel is not None:
+            self._parallel.keep()
         self._clear_gradients()
         outputs: Mapping[str, Tensor] = {}
         losses = []
@@ -254,13 +317,16 @@ class Solver:
             outputs = self._forward_backward(pass_)
             with torch.no_grad():
                 losses.append(self.net.loss(outputs))
-        self._losses.append(torch.stack(losses).mean())
+        loss = torch.stack(losses).mean()
+        self._losses.append(loss if self._parallel is None else self._parallel.sum(loss, self.device))
         self.current_step = next_step(self.param, self.iter, self.current_step)
         rate = learning_rate(self.param, self.iter, self.current_step)
         if self.param.display and self.iter % self.param.display == 0:
             self._display(rate, outputs, started)
         self.update.step(rate, self.iter)
         self.iter += 1
+        if self._parallel is not None:
+            self._parallel.forget()
 
     def _clear_gradients(self) -> None:
         self.net.zero_grad(set_to_none=True)
@@ -268,7 +334,9 @@ class Solver:
     def _forward_backward(self, pass_: int) -> Mapping[str, Tensor]:
         """Run the train net forward and backward once, adding to the blobs' `.grad`, and return its output blobs."""
         self.net.seed_pass(self.iter, pass_)
-        outputs: dict[str, Tensor] = self.net(self._batch(self.iter * self.param.iter_size + pass_))
+        batch = self._batch(self.iter * self.param.iter_size + pass_)
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.precision == "bf16"):
+            outputs: dict[str, Tensor] = self.net(batch)
         loss = self.net.loss(outputs)
         if loss.requires_grad:  # not if every lr_mult is 0, as when only statistics are to be gathered
             loss.backward()  # type: ignore[no-untyped-call]
@@ -277,7 +345,8 @@ class Solver:
     def _batch(self, index: int) -> dict[str, Tensor]:
         if self._feed is None or self._fed != index:
             self.close()
-            self._feed = Feed(self.net, itertools.count(index), device=self.device, workers=self.workers)
+            batches = itertools.count(index)
+            self._feed = Feed(self.net, batches, device=self.device, workers=self.workers, ranks=self.ranks)
         self._fed = index + 1
         return next(self._feed)
 
@@ -289,7 +358,7 @@ class Solver:
             iteration=self.iter,
             lr=rate,
             loss=self.smoothed_loss(),
-            outputs=_values(outputs),
+            outputs=_values(outputs if self._parallel is None else self._parallel.outputs(outputs)),
             loss_weights=self.net.loss_weights,
             alphas=self.net.alphas(),
             images_per_s=images / seconds if images and self._displayed_at is not None else None,
@@ -336,17 +405,27 @@ class Solver:
         batches = self.param.test_iter[index]
         totals: dict[str, Tensor] = {}
         for outputs in self._test_outputs(index, batches):
-            if self._stopping:
+            if self._stopping and self.ranks is None:
                 return None
             for name, value in outputs.items():
                 totals[name] = totals[name] + value if name in totals else value
+        if self.ranks is not None:
+            totals = self._over_ranks(totals, self.test_nets[index])
         return {name: (total / batches).cpu() for name, total in totals.items()}
 
+    def _over_ranks(self, totals: Mapping[str, Tensor], net: Net) -> dict[str, Tensor]:
+        """The sums over all ranks, of which some may have tested no batch."""
+        assert self.ranks is not None
+        names = dict.fromkeys((*net.outputs, *net.loss_weights))
+        nothing = {name: torch.zeros(net.blob_shapes[name], device=self.device) for name in names}
+        return {name: self.ranks.sum(totals.get(name, nothing[name])) for name in names}
+
     def _test_outputs(self, index: int, batches: int) -> Iterator[Mapping[str, Tensor]]:
-        """The output blobs of a test net for each batch of a test."""
+        """The output blobs of a test net for each batch of a test, or for those that fall to this rank."""
         net = self.test_nets[index]
-        with closing(Feed(net, range(batches), device=self.device, workers=self.workers)) as feed:
-            for j, inputs in enumerate(feed):
+        numbers = range(batches) if self.ranks is None else range(self.ranks.rank, batches, self.ranks.size)
+        with closing(Feed(net, numbers, device=self.device, workers=self.workers)) as feed:
+            for j, inputs in zip(numbers, feed, strict=True):
                 net.seed_pass(j)
                 yield net(inputs)
 
@@ -377,7 +456,7 @@ class Solver:
     def snapshot(self) -> tuple[Path, Path]:
         """Write <snapshot_prefix>_iter_<iter>.caffemodel and .solverstate, so that both are there whole or neither is.
 
-        With snapshot_format HDF5 the names end in .h5.
+        With snapshot_format HDF5 the names end in .h5. Of several ranks, rank 0 writes.
 
         Raises:
             InputError: the solver has no snapshot_prefix.
@@ -391,6 +470,9 @@ class Solver:
             )
         prefix = f"{self.param.snapshot_prefix}_iter_{self.iter}"
         model, state = (Path(f"{prefix}{suffix}") for suffix in self.snapshot_suffixes)
+        if not self._writes:
+            self._saved_at = self.iter
+            return model, state
         history = [tensor.cpu().numpy() for tensor in self.update.history]
         aside = [path.with_name(f"partial-{path.name}") for path in (model, state)]
         try:

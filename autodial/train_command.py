@@ -9,19 +9,44 @@ import shlex
 import signal
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from autodial.errors import InputError
+from autodial.errors import AutodialError, InputError
 from autodial.options import INTERRUPTED, SeedOption, SolverDeviceOption, VariantOption, WorkersOption
 from autodial.wording import counted
 
 if TYPE_CHECKING:
+    from autodial.ranks import Ranks
     from autodial.solver import Solver
 
 
+class Precision(str, Enum):
+    """What training passes compute in."""
+
+    FLOAT32 = "float32"
+    BF16 = "bf16"
+
+
+@contextmanager
+def _one_voice() -> Iterator[None]:
+    """Let one process report an error that all ranks have; the others leave with its exit status and say nothing."""
+    try:
+        yield
+    except AutodialError as error:
+        if "TORCHELASTIC_RUN_ID" not in os.environ:
+            raise
+        from autodial.ranks import Ranks
+
+        if Ranks.speaks(error):
+            raise
+        raise SystemExit(error.exit_status) from None
+
+
+@_one_voice()
 def train(
     solver: Annotated[Path, typer.Option(metavar="SOLVER.prototxt", help="The solver, which names the net.")],
     weights: Annotated[
@@ -40,6 +65,13 @@ def train(
     ] = None,
     variants: VariantOption = None,
     workers: WorkersOption = None,
+    precision: Annotated[
+        Precision,
+        typer.Option(
+            help="float32 as Caffe, or bf16: passes in bfloat16, faster where the machine has instructions for it; "
+            "parameters, statistics, losses, updates and tests stay float32."
+        ),
+    ] = Precision.FLOAT32,
     seed: SeedOption = None,
     output: Annotated[
         Path | None,
@@ -54,14 +86,26 @@ def train(
     applied), log.jsonl (losses, accuracies and every alpha, a JSON object per displayed iteration and test), and the
     same for TensorBoard. Ctrl-C finishes the iteration, writes a snapshot, prints the command that goes on from there,
     and exits with status 130; a second Ctrl-C stops at once.
+
+    `torchrun --nproc-per-node N -m autodial train ...` trains in N processes, each on a GPU of its own or on the CPU,
+    to the numbers of one: they share out every batch.
     """
     from rich.console import Console
 
+    from autodial.allocator import keep_freed_memory
     from autodial.console import Bar, Lines
     from autodial.feed import default_workers
     from autodial.outputs import check_folder
+    from autodial.ranks import Ranks
     from autodial.run_log import RunLog
     from autodial.solver import Solver
+
+    ranks = Ranks.join()
+    leads = ranks is None or ranks.rank == 0
+
+    def say(text: str) -> None:
+        if leads:
+            typer.echo(text)
 
     if weights is not None and snapshot is not None:
         raise InputError("--weights starts a run and --snapshot resumes one: give one of them")
@@ -72,75 +116,96 @@ def train(
         "--variant": variants,
         "--set": settings,
         "--workers": workers,
+        "--precision": None if precision is Precision.FLOAT32 else precision.value,
         "--seed": seed,
     }
     run = Solver.from_file(
         solver,
         device=device,
         seed=seed,
-        workers=default_workers() if workers is None else workers,
+        workers=default_workers(ranks.local_size if ranks else 1) if workers is None else workers,
+        precision=precision.value,
         overrides=settings or (),
         variants=variants or (),
+        ranks=ranks,
     )
+    if run.device.type == "cpu":
+        keep_freed_memory()
     folder = output or _run_folder(run.param.snapshot_prefix, resumed=snapshot is not None)
     if snapshot is None and run.param.snapshot_prefix:
         _check_free(run.param.snapshot_prefix)
     if weights is not None:
         missing = run.load_weights(weights.split(","))
         if missing:
-            typer.echo(f"Not in {weights}, and left as their fillers made them: {', '.join(missing)}")
+            say(f"Not in {weights}, and left as their fillers made them: {', '.join(missing)}")
     if snapshot is not None:
         run.restore(snapshot)
         _check_same_variants(folder, variants or [])
         if run.param.HasField("max_iter") and run.iter >= run.param.max_iter:
-            typer.echo(
+            say(
                 f"Nothing is left to do: {snapshot} is of iteration {run.iter}, and max_iter is {run.param.max_iter}. "
                 "A larger one trains on: --set solver.max_iter=N"
             )
             return
     run.check()
-    _warn_of_zeros(run)
+    if leads:
+        _warn_of_zeros(run)
 
-    command = _command(solver, {"--weights": weights, "--snapshot": snapshot, **options, "-o": output})
+    command = _command(solver, {"--weights": weights, "--snapshot": snapshot, **options, "-o": output}, ranks)
     record = _record(run, command, variants or (), settings or ())
+    several = "" if ranks is None else f" in each of {ranks.size} processes"
     console = Console(soft_wrap=True, markup=False, highlight=False)
     with ExitStack() as stack:
-        log = RunLog(folder, record, iteration=run.iter, resumed=snapshot is not None)
-        stack.callback(log.close)
-        typer.echo(
-            f"Training {run.net_name} on {record['device']} from iteration {run.iter} to {run.param.max_iter}, "
-            f"logs: {folder}"
-        )
-        run.monitors += [log, Lines(console.print if console.is_terminal else typer.echo)]
-        if console.is_terminal:
-            run.monitors.append(stack.enter_context(Bar(console, run)))
+        if leads:
+            log = RunLog(folder, record, iteration=run.iter, resumed=snapshot is not None)
+            stack.callback(log.close)
+            typer.echo(
+                f"Training {run.net_name} on {record['device']}{several} from iteration {run.iter} to "
+                f"{run.param.max_iter}, logs: {folder}"
+            )
+            run.monitors += [log, Lines(console.print if console.is_terminal else typer.echo)]
+            if console.is_terminal:
+                run.monitors.append(stack.enter_context(Bar(console, run)))
         stack.enter_context(_stopping_on_interrupt(run))
         finished = run.solve()
     if not finished:
         state = f"{run.param.snapshot_prefix}_iter_{run.iter}{run.snapshot_suffixes[1]}"
-        again = _command(solver, {"--snapshot": state, **options, "-o": folder})
-        typer.echo(f"Interrupted after {counted(run.iter, 'iteration')}. To go on:\n{again}")
+        again = _command(solver, {"--snapshot": state, **options, "-o": folder}, ranks)
+        say(f"Interrupted after {counted(run.iter, 'iteration')}. To go on:\n{again}")
         raise typer.Exit(INTERRUPTED)
-    typer.echo("Training done.")
+    say("Training done.")
     if run.collapses:
-        typer.echo(f"The target's predictions collapsed at iteration {run.collapses[-1].iteration}; see above.")
+        say(f"The target's predictions collapsed at iteration {run.collapses[-1].iteration}; see above.")
 
 
 @contextmanager
 def _stopping_on_interrupt(run: Solver) -> Iterator[None]:
-    """Let the first SIGINT stop the solver after its iteration, and the next one interrupt at once."""
+    """Let the first SIGINT stop the solver after its iteration, and the next one interrupt at once.
+
+    With several ranks, SIGTERM does the former too: torchrun sends it to those that are left when one is lost.
+    """
 
     def on_interrupt(number: int, frame: object) -> None:
         run.stop()
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        # not print, which the signal may have come in the middle of
-        os.write(2, b"\nStopping after this iteration; press Ctrl-C again to stop at once.\n")
+        if run.ranks is None or run.ranks.rank == 0:
+            # not print, which the signal may have come in the middle of
+            os.write(2, b"\nStopping after this iteration; press Ctrl-C again to stop at once.\n")
 
-    previous = signal.signal(signal.SIGINT, on_interrupt)
+    def on_end(number: int, frame: object) -> None:
+        assert run.ranks is not None
+        run.ranks.told_to_end()
+        run.stop()
+
+    handlers = (
+        {signal.SIGINT: on_interrupt} if run.ranks is None else {signal.SIGINT: on_interrupt, signal.SIGTERM: on_end}
+    )
+    previous = {number: signal.signal(number, handler) for number, handler in handlers.items()}
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, previous)
+        for number, handler in previous.items():
+            signal.signal(number, handler)
 
 
 def _run_folder(prefix: str, *, resumed: bool) -> Path:
@@ -195,9 +260,16 @@ def _check_same_variants(folder: Path, variants: list[str]) -> None:
         )
 
 
-def _command(solver: Path, options: dict[str, Any]) -> str:
-    """The command line of a run; options that are None are left out, lists are repeated."""
+def _command(solver: Path, options: dict[str, Any], ranks: Ranks | None) -> str:
+    """The command line of a run; options that are None are left out, lists are repeated.
+
+    How torchrun's processes on several machines find each other is left to whoever starts them.
+    """
     words = ["autodial", "train", "--solver", str(solver)]
+    if ranks is not None:
+        machines = ranks.size // ranks.local_size
+        nodes = ["--nnodes", str(machines)] if machines > 1 else []
+        words = ["torchrun", *nodes, "--nproc-per-node", str(ranks.local_size), "-m", *words]
     for name, value in options.items():
         for item in value if isinstance(value, list) else [] if value is None else [value]:
             words += [name, str(item)]
@@ -226,7 +298,9 @@ def _record(run: Solver, command: str, variants: Sequence[str], settings: Sequen
         "variants": list(variants),
         "settings": list(settings),
         "device": f"{run.device} ({torch.cuda.get_device_name(run.device)})" if cuda else "cpu",
+        **({} if run.ranks is None else {"ranks": run.ranks.size}),
         "workers": run.workers,
+        "precision": run.precision,
         "versions": {
             **{name: version(name) for name in ("autodial", "torch", "numpy", "protobuf")},
             "opencv": cv2.__version__,

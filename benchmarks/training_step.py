@@ -1,85 +1,79 @@
-"""Training steps of Caffe nets on synthetic input: images per second, peak memory, and time by kind of work.
+"""Training steps of Caffe nets on synthetic input, against the same net run plainly: images per second and peak memory.
 
-    python benchmarks/training_step.py NET.prototxt [NET.prototxt ...] [--steps N] [--device cpu|cuda]
+    python benchmarks/training_step.py [NET.prototxt ...] [--steps N] [--device cpu|cuda] [--threads N] [--quick]
 
 Each net's TRAIN phase is run as it stands, its image lists replaced by random images of the same batch size, so that a
-step is forward, backward and update of SGD with momentum and weight decay. For the last step torch's profiler says how
-much of the backward pass each kind of layer took, so that frozen layers show as missing there.
+step is forward, backward and update of SGD with momentum and weight decay. Three forms of it take turns:
+
+- plain: contiguous images, every layer by itself, and Dial as a few lines that autograd differentiates (plain.py)
+- ours: as `autodial train` runs it
+- bf16: ours, with --precision bf16
+
+Seconds are CPU time on the CPU, and the GPU's own on a GPU. Memory is what tensors take at most beyond the net, its
+input and the update's history. For ours torch's profiler says how much of the backward pass each kind of layer took, so
+that frozen layers show as missing there.
 """
 
 from __future__ import annotations
 
 import argparse
-import platform
-import resource
 import statistics
-import time
 from collections import defaultdict
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
+from measuring import describe, peak_bytes, side_by_side
+from plain import PlainAlignment
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
+from autodial.allocator import keep_freed_memory
 from autodial.devices import choose_device
+from autodial.feed import image_format
+from autodial.layers import registry
 from autodial.net import Net
 from autodial.net_state import filter_net
 from autodial.proto import messages as pb
 from autodial.proto import read_net
+from autodial.shipped import shipped_net
+from autodial.timing import replace_missing_data
 from autodial.update import SGD
 
 CLASSES = 10
 
 
-def synthetic(path: Path) -> Net:
-    """The TRAIN net with Input layers of the image lists' batch shapes."""
-    param = filter_net(read_net(path), pb.TRAIN)
-    for layer in param.layer:
-        if layer.type == "ImageData":
-            size, batch = layer.transform_param.crop_size, layer.image_data_param.batch_size
-            layer.type = "Input"
-            layer.ClearField("transform_param")
-            layer.ClearField("image_data_param")
-            layer.input_param.shape.add(dim=[batch, 3, size, size])
-            layer.input_param.shape.add(dim=[batch])
-    return Net(param, pb.TRAIN)
+def plainly(param: Any) -> Net:
+    """The TRAIN net with Dial layers that autograd differentiates."""
+    aligned = registry["Dial"]
+    registry["Dial"] = PlainAlignment
+    try:
+        return Net(param, pb.TRAIN)
+    finally:
+        registry["Dial"] = aligned
 
 
-def batch(net: Net, device: torch.device) -> dict[str, Tensor]:
+def batch(net: Net) -> dict[str, Tensor]:
     """Random images and labels for the net's inputs."""
     return {
-        name: torch.randn(shape, device=device) * 50
-        if len(shape := net.blob_shapes[name]) > 1
-        else torch.randint(CLASSES, shape, device=device).float()
-        for name in net.inputs
+        name: torch.randn(shape) * 50 if len(shape) > 1 else torch.randint(CLASSES, shape).float()
+        for name, shape in ((name, net.blob_shapes[name]) for name in net.inputs)
     }
 
 
-class Stopwatch:
-    """Seconds since the last call, with the device's queue emptied."""
+def stepper(net: Net, inputs: dict[str, Tensor], device: torch.device, *, bf16: bool) -> Callable[[], None]:
+    """A function that does a training step."""
+    update = SGD(pb.SolverParameter(momentum=0.9, weight_decay=0.0005), net.params)
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._last = 0.0
+    def step() -> None:
+        with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
+            outputs = net(inputs)
+        net.loss(outputs).backward()  # type: ignore[no-untyped-call]
+        update.step(1e-5, 0)
+        net.zero_grad(set_to_none=True)
 
-    def __call__(self) -> float:
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
-        last, self._last = self._last, time.perf_counter()
-        return self._last - last
-
-
-def step(net: Net, update: SGD, inputs: dict[str, Tensor], clock: Stopwatch) -> tuple[float, float, float]:
-    """Seconds of forward, backward and update."""
-    net.zero_grad(set_to_none=True)
-    clock()
-    loss = net.loss(net(inputs))
-    forward = clock()
-    loss.backward()  # type: ignore[no-untyped-call]
-    backward = clock()
-    update.step(0.001, 0)
-    return forward, backward, clock()
+    return step
 
 
 def backward_by_kind(run: Any, device: torch.device) -> dict[str, float]:
@@ -94,42 +88,52 @@ def backward_by_kind(run: Any, device: torch.device) -> dict[str, float]:
 
 
 def measure(path: Path, steps: int, device: torch.device) -> None:
-    net = synthetic(path).to(device)
-    update = SGD(pb.SolverParameter(momentum=0.9, weight_decay=0.0005), net.params)
-    inputs = batch(net, device)
+    param, _ = replace_missing_data(filter_net(read_net(path), pb.TRAIN), path.parent)
+    nets = {
+        "plain": plainly(param).to(device),
+        "ours": Net(param, pb.TRAIN).to(device),
+        "bf16": Net(param, pb.TRAIN).to(device),
+    }
+    fed = {name: tensor.to(device) for name, tensor in batch(nets["ours"]).items()}
+    runs = {}
+    for name, net in nets.items():
+        layout = torch.contiguous_format if name == "plain" else image_format(net, device)
+        inputs = {blob: x.contiguous(memory_format=layout) if x.dim() == 4 else x for blob, x in fed.items()}
+        runs[name] = stepper(net, inputs, device, bf16=name == "bf16")
+    times = side_by_side(runs, device, rounds=steps)
+    memory = {name: peak_bytes(run, device) / 2**20 for name, run in runs.items()}
+    with profile(activities=[ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * (device.type == "cuda")) as profiled:
+        runs["ours"]()
+
+    net = nets["ours"]
     images = sum(net.blob_shapes[name][0] for name in net.inputs if len(net.blob_shapes[name]) > 1)
-    clock = Stopwatch(device)
-    step(net, update, inputs, clock)
-    times = [step(net, update, inputs, clock) for _ in range(steps)]
-    if device.type == "cuda":
-        memory = f"{torch.cuda.max_memory_allocated(device) / 2**20:.0f} MiB on the GPU"
-    else:
-        memory = f"{resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024:.0f} MiB of the process so far"
-    activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * (device.type == "cuda")
-    with profile(activities=activities) as run:
-        step(net, update, inputs, clock)
-    forward, backward, updated = (statistics.median(column) * 1000 for column in zip(*times, strict=True))
-    totals = sorted(images / sum(row) for row in times)
-    frozen = sum(not param.lr_mult for param in net.params)
-    print(f"{net.param.name} ({path.name}): batch of {images}, {len(net.layer_names)} layers, {frozen} frozen blobs")
-    print(f"  images/s  {statistics.median(totals):.1f} (of {steps} steps: {totals[0]:.1f} to {totals[-1]:.1f})")
-    print(f"  ms        forward {forward:.0f}, backward {backward:.0f}, update {updated:.1f}")
-    print(f"  peak      {memory}")
-    rows = list(backward_by_kind(run, device).items())[:8]
-    print("  backward  " + ", ".join(f"{name} {milliseconds:.0f} ms" for name, milliseconds in rows))
+    frozen = sum(not learnable.lr_mult for learnable in net.params)
+    print(f"{net.param.name} ({path}): batch of {images}, {len(net.layer_names)} layers, {frozen} frozen blobs")
+    for name in runs:
+        rates = sorted(images / spent for spent in times[name])
+        faster = statistics.median(a / b for a, b in zip(times["plain"], times[name], strict=True))
+        print(
+            f"  {name:6} {statistics.median(rates):8.1f} images/s ({rates[0]:.1f} to {rates[-1]:.1f}), "
+            f"x{faster:.2f}; {memory[name]:7.0f} MiB, x{memory[name] / memory['plain']:.2f}"
+        )
+    rows = list(backward_by_kind(profiled, device).items())[:8]
+    print("  backward of ours: " + ", ".join(f"{name} {milliseconds:.0f} ms" for name, milliseconds in rows))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("nets", nargs="+", type=Path)
+    parser.add_argument("nets", nargs="*", type=Path, help="default: the shipped net of the digits")
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--device", default="auto")
+    parser.add_argument("--threads", type=int, default=1, help="on the CPU (default: 1)")
+    parser.add_argument("--quick", action="store_true", help="a single step, to see that it runs")
     arguments = parser.parse_args()
+    keep_freed_memory()
+    torch.set_num_threads(arguments.threads)
     device = choose_device(arguments.device)
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine()
-    print(f"torch {torch.__version__}, {name}, {torch.get_num_threads()} threads")
-    for path in arguments.nets:
-        measure(path, arguments.steps, device)
+    print(describe(device))
+    for path in arguments.nets or [shipped_net("digits")]:
+        measure(path, 1 if arguments.quick else arguments.steps, device)
 
 
 if __name__ == "__main__":

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -13,15 +15,23 @@ from autodial.options import JsonOption, LogitsOption, SettingsOption, VariantOp
 from autodial.wording import counted
 
 if TYPE_CHECKING:
+    from autodial.converters.fold import Domain
     from autodial.converters.onnx_file import ExportReport
 
 
 class PrecisionChoice(str, Enum):
-    """Values of --precision."""
+    """Of weights and computation."""
 
     float32 = "float32"
     fp16 = "fp16"
     int8 = "int8"
+
+
+class StatisticsDomain(str, Enum):
+    """Whose statistics the predictor normalizes with."""
+
+    source = "source"
+    target = "target"
 
 
 def export(
@@ -30,15 +40,35 @@ def export(
     output: Annotated[
         Path | None,
         typer.Option(
-            "--output", "-o", metavar="MODEL.onnx", help="The file to write.", show_default="target_predictor.onnx"
+            "--output",
+            "-o",
+            metavar="MODEL.onnx",
+            help="The ONNX file to write.",
+            show_default="target_predictor.onnx, or source_predictor.onnx with --domain source",
+        ),
+    ] = None,
+    caffe: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="Write plain Caffe instead, without the AutoDIAL fork's layers: deploy.prototxt, "
+            "target_predictor.caffemodel, labels.txt.",
         ),
     ] = None,
     triton: Annotated[
         Path | None,
         typer.Option(
             metavar="DIR",
-            help="Add the net to this Triton model repository instead, with config.pbtxt and labels, as the next "
+            help="Add the net to this Triton model repository instead, with config.pbtxt and labels.txt, as the next "
             "version of the model of its name.",
+        ),
+    ] = None,
+    domain: Annotated[
+        StatisticsDomain | None,
+        typer.Option(
+            help="Whose statistics the Dial layers normalize with: target for target images, source for a predictor of "
+            "source images.",
+            show_default="what their test_stats say, which is target unless the net states another",
         ),
     ] = None,
     labels: Annotated[
@@ -51,7 +81,10 @@ def export(
     ] = None,
     logits: LogitsOption = None,
     keep_affine: Annotated[
-        bool, typer.Option("--keep-affine", help="Leave the folded statistics in the graph, as Mul and Add.")
+        bool,
+        typer.Option(
+            "--keep-affine", help="Leave the folded statistics in the graph, as Mul and Add, or Scale layers."
+        ),
     ] = False,
     raw_input: Annotated[
         bool, typer.Option("--raw-input", help="Take the net's input blob, float32, instead of uint8 images.")
@@ -88,50 +121,90 @@ def export(
 
     fp16 and int8 are compared with float32 on up to 500 images of the target, int8 on others than those that it is
     calibrated on, and refused where too many change their class.
+
+    With --caffe the net becomes a deploy.prototxt and a caffemodel for readers of Caffe files, with the crop's size as
+    its input; comments in deploy.prototxt say how an image is to be prepared.
     """
     import json
 
     from autodial import proto
+    from autodial.converters.caffe_export import check_caffe_folder, export_caffe
     from autodial.converters.onnx_export import export as export_onnx
     from autodial.converters.triton import TritonModel
     from autodial.outputs import check_output, files_of
     from autodial.overrides import apply_to_nets
     from autodial.variants import read_variant
 
-    if output is not None and triton is not None:
-        raise InputError("-o and --triton are two forms of the net, and one run writes one: leave out one of them")
+    forms = [flag for flag, path in (("-o", output), ("--caffe", caffe), ("--triton", triton)) if path is not None]
+    if len(forms) > 1:
+        first, second = forms[:2]
+        raise InputError(
+            f"{first} and {second} are two forms of the net, and one run writes one: leave out one of them"
+        )
+    if caffe is not None and (precision != PrecisionChoice.float32 or calibration or min_agreement is not None):
+        raise InputError("--precision is for ONNX files, also in Triton's repository: plain Caffe is float32")
+    if raw_input and caffe is not None:
+        raise InputError(
+            "--raw-input is for ONNX files: plain Caffe always takes the net's input blob, so leave it out"
+        )
     param = read_variant(net, variants or ())
     apply_to_nets(settings or (), [param])
-    names = labels or net.parent / "labels.txt"
-    destination: Path | TritonModel
-    if triton is None:
-        destination = output or Path("target_predictor.onnx")
-        inputs: list[str | Path] = [net, names, *weights.split(","), *files_of(param, net.parent)]
-        inputs += [calibration] if calibration else []
+    statistics: Domain | None = domain.value if domain else None
+    # The source's predictor is another model, and not a version of the target's.
+    title = f"{param.name}-source" if statistics == "source" else param.name
+    destination = output or Path(f"{statistics or 'target'}_predictor.onnx")
+    inputs: list[str | Path] = [net, labels or net.parent / "labels.txt", *weights.split(",")]
+    inputs += files_of(param, net.parent)
+    inputs += [calibration] if calibration else []
+    if caffe is None and triton is None:
         check_output(destination, inputs, suffixes=[".onnx"])
+    if caffe is not None:
+        check_caffe_folder(caffe, param, inputs, domain=statistics)
+    trained = proto.merge_weights([proto.read_weights(name) for name in weights.split(",")])
+    options: dict[str, Any] = {
+        "logits": logits,
+        "labels": labels,
+        "keep_affine": keep_affine,
+        "domain": statistics,
+        "base_dir": net.parent,
+    }
+    if caffe is None:
+        with _progress() as progress:
+            report = export_onnx(
+                param,
+                trained,
+                destination if triton is None else TritonModel.named(triton, title),
+                raw_input=raw_input,
+                precision=precision.value,
+                calibration=calibration,
+                min_agreement=min_agreement,
+                progress=progress,
+                **options,
+            )
     else:
-        destination = TritonModel.named(triton, param.name)
-    report = export_onnx(
-        param,
-        proto.merge_weights([proto.read_weights(name) for name in weights.split(",")]),
-        destination,
-        logits=logits,
-        labels=labels,
-        keep_affine=keep_affine,
-        raw_input=raw_input,
-        precision=precision.value,
-        calibration=calibration,
-        min_agreement=min_agreement,
-        base_dir=net.parent,
-    )
+        report = export_caffe(param, trained, caffe, **options)
     typer.echo(json.dumps(report.record(), indent=2) if as_json else describe(report))
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[int, int], None]]:
+    """Yield a function of the training images done and of all, which shows them as a bar on a terminal."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    console = Console(stderr=True)
+    with Progress(console=console, disable=not console.is_terminal, transient=True) as bar:
+        task = bar.add_task("training images", visible=False)
+        yield lambda done, total: bar.update(task, completed=done, total=total, visible=True)
 
 
 def describe(report: ExportReport) -> str:
     """An ExportReport as a few lines of text."""
     metadata = report.metadata
-    size = metadata["size"]
-    taken = f"images of {size[0]} x {size[1]}, {metadata['channel_order']}" if size else f'blob "{report.input}"'
+    taken = f'blob "{report.input}"'
+    if not metadata["raw_input"]:
+        height, width = metadata["size"]
+        taken = f"images of {height} x {width}, {metadata['channel_order']}"
     statistics = f", {metadata['statistics']} statistics" if metadata["statistics"] else ""
     kept = f"; in the graph remain {', '.join(report.kept)}" if report.kept else ""
     return "\n".join(
@@ -141,15 +214,25 @@ def describe(report: ExportReport) -> str:
             f"Largest difference from the unfolded net: {report.max_difference:.2g}, {report.relative_difference:.1g} "
             f"of the logits' range {report.logits_range:.3g} (on {report.compared_on})",
             *_describe_agreement(report),
-            f"{_describe_files(report)}, opset {report.opset}, IR version {report.ir_version}",
+            *_describe_reference(metadata.get("reference")),
+            _describe_files(report),
             *report.notes,
         ]
     )
 
 
+def _describe_reference(reference: dict[str, Any] | None) -> list[str]:
+    if reference is None:
+        return []
+    kept = f"{reference['images']} of {counted(reference['listed'], 'image')} of {reference['list']}"
+    return [f"Kept for `autodial predict --drift`: figures of {kept}"]
+
+
 def _describe_files(report: ExportReport) -> str:
-    size = f"{report.file_size / 2**20:.1f} MiB"
-    return size if report.files.keys() == {report.output.name} else f"{', '.join(report.files)}: {size}"
+    if report.opset is None:
+        return ", ".join(f"{name} ({size / 2**20:.1f} MiB)" for name, size in report.files.items())
+    names = "" if report.files.keys() == {report.output.name} else f"{', '.join(report.files)}: "
+    return f"{names}{report.file_size / 2**20:.1f} MiB, opset {report.opset}, IR version {report.ir_version}"
 
 
 def _describe_agreement(report: ExportReport) -> list[str]:

@@ -7,7 +7,9 @@ it beside the unfolded torch net.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from autodial.converters.fold import Folded, check_frozen, fold
+from autodial.converters.fold import Domain, Folded, check_frozen, fold
 from autodial.converters.image_input import ImageInput
 from autodial.converters.onnx_file import (
     BATCHES,
@@ -30,10 +32,11 @@ from autodial.converters.onnx_file import (
     write_verified,
 )
 from autodial.converters.precision import Precision, plan_lowering
+from autodial.converters.reference import Progress, TrainingImages, measure
 from autodial.converters.triton import TritonModel
 from autodial.data.labels import read_labels
 from autodial.errors import InputError
-from autodial.graph import Graph
+from autodial.graph import Graph, Node
 from autodial.net import Net
 from autodial.net_state import filter_net
 from autodial.proto import LayerWeights, Weights
@@ -67,6 +70,37 @@ class NetLogits(nn.Module):
         return self.net.blobs({blob: x}, [self.logits])[self.logits].flatten(1)
 
 
+@dataclass(frozen=True, eq=False)
+class Prepared:
+    """A net that is folded and can be written in any form, beside what it was.
+
+    Attributes:
+        folded: from the input blob to the logits.
+        images: what the TEST phase reads; None for an Input layer.
+        input: name of the input blob.
+        window: shape (1, C, h, w) of what the net itself sees of an image.
+        corner: row and column of an image, resized, at which the input blob begins; None for an Input layer.
+        classes: their names, in the order of the logits.
+        logits: name of the logits' blob in the net as it was given.
+        weights_sha256: of the weights as they were given.
+        samples: rows as the net's data layer has them, uint8 images or float32 blobs.
+        comparison: of the input blob with the unfolded net.
+        notes: for the report.
+    """
+
+    folded: Folded
+    images: ImageInput | None
+    input: str
+    window: tuple[int, ...]
+    corner: tuple[int, int] | None
+    classes: list[str]
+    logits: str
+    weights_sha256: str
+    samples: NDArray[Any]
+    comparison: Comparison
+    notes: list[str]
+
+
 def export(
     net_param: Any,
     weights: Weights,
@@ -76,10 +110,12 @@ def export(
     labels: Path | None = None,
     keep_affine: bool = False,
     raw_input: bool = False,
+    domain: Domain | None = None,
     precision: Precision = "float32",
     calibration: Path | None = None,
     min_agreement: float | None = None,
     base_dir: Path | None = None,
+    progress: Progress | None = None,
 ) -> ExportReport:
     """Fold a net, export it to ONNX and compare the file with the unfolded net; if they differ, nothing is written.
 
@@ -98,11 +134,13 @@ def export(
         keep_affine: leave the folded statistics as Mul and Add nodes instead of merging them into weights.
         raw_input: take the net's input blob, float32 (batch, C, h, w), under its own name: what the ImageData layer,
             and a Crop layer right behind it, make of an image.
+        domain: whose stored statistics every Dial layer normalizes with; None: what each one's test_stats says.
         precision: of the file's weights and computation, "float32", "fp16" or "int8"; inputs and outputs are the same.
-        calibration: a folder of images of the target, or a list of them, to calibrate int8 on and to compare a lower
-            precision with float32 on; None: the target's list in the TRAIN phase, else the TEST phase's.
+        calibration: a folder of images of the domain, or a list of them, to calibrate int8 on and to compare a lower
+            precision with float32 on; None: the domain's list in the TRAIN phase, else for a target the TEST phase's.
         min_agreement: share of these images that must keep their most probable class, in [0, 1]; None: 0.99.
         base_dir: folder of the prototxt.
+        progress: told of the training images that are measured for `autodial predict --drift`.
 
     Raises:
         InputError: the net, the weights or the labels can't be exported as asked.
@@ -113,10 +151,75 @@ def export(
         output.check()
     elif output.is_dir() or not output.absolute().parent.is_dir():
         raise InputError(f"{output} can't be written: name a file in a folder that exists")
+    net = prepare(
+        net_param,
+        weights,
+        refused=_NOT_IN_ONNX,
+        logits=logits,
+        labels=labels,
+        keep_affine=keep_affine,
+        raw_input=raw_input,
+        domain=domain,
+        base_dir=base_dir,
+    )
+    pictures = None if raw_input else net.images
+    measured, training, notes = None, None, list(net.notes)
+    if pictures:
+        try:
+            training = TrainingImages.of_caffe(net_param, net.folded.statistics, base_dir)
+            measured = partial(measure, training=training, images=pictures, progress=progress)
+        except InputError as error:
+            notes.append(f"`autodial predict --drift` will have nothing to compare with: {error}")
+    lowering = plan_lowering(
+        precision,
+        calibration=calibration,
+        min_agreement=min_agreement,
+        images=pictures,
+        training=training,
+        statistics=net.folded.statistics,
+    )
+    return write_verified(
+        output,
+        TargetPredictor(
+            NetLogits(_deployed(net.folded), net.folded.logits), Preprocess(pictures) if pictures else None
+        ),
+        net.comparison if raw_input else replace(net.comparison, fed=net.samples),
+        input_name=net.input if raw_input else "image",
+        logits=net.logits,
+        metadata=make_metadata(net.classes, pictures, net.window, net.folded.statistics, net.weights_sha256),
+        merged=net.folded.merged,
+        kept=net.folded.kept,
+        notes=notes,
+        lowering=lowering,
+        measure=measured,
+    )
+
+
+def prepare(
+    net_param: Any,
+    weights: Weights,
+    *,
+    refused: Mapping[str, str],
+    logits: str | None,
+    labels: Path | None,
+    keep_affine: bool,
+    raw_input: bool,
+    domain: Domain | None,
+    base_dir: Path | None,
+) -> Prepared:
+    """Fold a net, and lay out what its exported form is to be compared with.
+
+    Args:
+        refused: types of layers that the form can't hold, and why.
+
+    The other arguments, and what is raised, are those of `export`.
+    """
     graph = Graph(filter_net(net_param, pb.TEST).layer)
     scores = graph.logits(logits)
     for node in graph.ancestors(scores):
-        _check_exportable(node.param)
+        _check_exportable(node.param, refused)
+    if domain is not None:
+        _choose_statistics(graph.ancestors(scores), domain)
     data, start = _data(graph, scores)
     images = _image_input(data, net_param, raw_input, base_dir)
     shape = images.shape if images else _input_shape(data, graph.names[start])
@@ -128,7 +231,7 @@ def export(
     front = Net(graph.net(net_param.name, entry), pb.TEST)
     graph.feed(entry, front.blob_shapes[graph.names[entry]])
     unfolded = Net(graph.net(net_param.name, scores), pb.TEST)
-    _load(unfolded, weights)
+    load(unfolded, weights)
     classes, notes = _class_names(labels, _class_count(unfolded, graph.names[scores]), base_dir)
     if data.transform_param.mirror:
         notes.append(f'layer "{data.name}" mirrors at random in TEST too, as Caffe does; the exported file does not')
@@ -139,47 +242,44 @@ def export(
         logits=graph.names[scores],
         keep_affine=keep_affine,
     )
-    window = unfolded.blob_shapes[graph.names[cropped]]
-    pictures = None if raw_input else images
-    preprocess = Preprocess(pictures) if pictures else None
-    lowering = plan_lowering(
-        precision,
-        calibration=calibration,
-        min_agreement=min_agreement,
-        images=pictures,
-        net_param=net_param,
-        base_dir=base_dir,
-    )
     samples, compared_on = _samples(images, shape)
     blobs = torch.from_numpy(images.blob(samples) if images else samples)
     with torch.no_grad():
         (blobs,) = front({graph.names[start]: blobs}).values()
-    return write_verified(
-        output,
-        TargetPredictor(NetLogits(_deployed(folded), folded.logits), preprocess),
-        Comparison(
-            NetLogits(unfolded, graph.names[scores]), blobs, blobs.numpy() if raw_input else samples, compared_on
-        ),
-        input_name=graph.names[entry] if raw_input else "image",
+    return Prepared(
+        folded=folded,
+        images=images,
+        input=graph.names[entry],
+        window=unfolded.blob_shapes[graph.names[cropped]],
+        corner=_corner(images, front, graph.names[start]) if images else None,
+        classes=classes,
         logits=graph.names[scores],
-        metadata=make_metadata(classes, pictures, window, folded.statistics, _digest(weights)),
-        merged=folded.merged,
-        kept=folded.kept,
+        weights_sha256=_digest(weights),
+        samples=samples,
+        comparison=Comparison(NetLogits(unfolded, graph.names[scores]), blobs, blobs.numpy(), compared_on),
         notes=notes,
-        lowering=lowering,
     )
 
 
-def _check_exportable(layer: Any) -> None:
+def _check_exportable(layer: Any, refused: Mapping[str, str]) -> None:
     """Raise InputError, naming the layer, for one that a file of constants and operators can't stand for."""
     check_frozen(layer)
-    reason = _NOT_IN_ONNX.get(layer.type)
+    reason = refused.get(layer.type)
     if layer.type == "DummyData" and any(filler.type != "constant" for filler in layer.dummy_data_param.data_filler):
         reason = "its data_filler draws other numbers in every pass, and only constant ones can be part of a file"
     if reason is not None:
         raise InputError(
             f'layer "{layer.name}" ({layer.type}) can\'t be exported, and the logits depend on it: {reason}'
         )
+
+
+def _choose_statistics(nodes: Sequence[Node], domain: Domain) -> None:
+    """Make all Dial layers normalize with one domain's statistics; InputError if there are none."""
+    dials = [node.param for node in nodes if node.param.type == "Dial"]
+    if not dials:
+        raise InputError(f"no Dial layer leads to the logits, so there are no {domain} statistics: leave out --domain")
+    for layer in dials:
+        layer.dial_param.test_stats = pb.DialParameter.SOURCE if domain == "source" else pb.DialParameter.TARGET
 
 
 def _data(graph: Graph, scores: int) -> tuple[Any, int]:
@@ -237,7 +337,18 @@ def _behind_crop(graph: Graph, value: int) -> int:
     return value
 
 
-def _load(net: Net, weights: Weights) -> None:
+def _corner(images: ImageInput, front: Net, blob: str) -> tuple[int, int]:
+    """Row and column, of a resized image, of the first pixel in what the front makes of the data layer's blob."""
+    _, channels, height, width = images.shape
+    # The front tells when it is given numbers of rows and of columns in place of pixels.
+    numbers = torch.from_numpy(np.indices((height, width), np.float32))[:, None].expand(2, channels, height, width)
+    with torch.no_grad():
+        (left,) = front({blob: numbers}).values()
+    row, column = left[:, 0, 0, 0].int().tolist()
+    return (images.height - height) // 2 + row, (images.width - width) // 2 + column
+
+
+def load(net: Net, weights: Weights) -> None:
     """Load weights that must hold every layer with parameters; raises InputError."""
     missing = net.load_weights(weights)
     if missing:
@@ -251,7 +362,7 @@ def _deployed(folded: Folded) -> Net:
     """The folded net with its blobs."""
     net = Net(folded.net, pb.TEST)
     layers = [LayerWeights(layer, folded.blobs.get(layer.name, [])) for layer in folded.net.layer]
-    _load(net, Weights(folded.net.name, layers))
+    load(net, Weights(folded.net.name, layers))
     return net
 
 

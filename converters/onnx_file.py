@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ import autodial
 from autodial.converters.image_input import ImageInput
 from autodial.converters.precision import Agreement, Lowering, Precision, lower
 from autodial.converters.triton import TritonModel
+from autodial.drift import Reference
 from autodial.errors import InputError, WorkError
 from autodial.proto.files import replacing
 
@@ -35,8 +36,11 @@ TOLERANCE = 1e-4
 BATCHES = (1, 2, 7)
 """Batch sizes at which the two are compared."""
 
+Runner = Callable[[NDArray[Any]], Sequence[NDArray[Any]]]
+"""What gives (logits, probabilities), float32 (N, classes) each, for N rows."""
+
 _TRAINING_ONLY = ("Dropout", "BatchNormalization")
-_LARGEST = 2**31 - 2**20
+LARGEST = 2**31 - 2**20
 """Bytes of weights beyond which a protobuf file, limited to 2 GiB, has no room left for the graph."""
 
 
@@ -45,31 +49,30 @@ class ExportReport:
     """What was exported, what was compared and how far off it was.
 
     Attributes:
-        output: the file, or the folder of the model in a Triton model repository.
-        file_size: of the ONNX file, in bytes.
-        files: sizes in bytes of all files that were written, by their paths in the folder: `output`, or the file's.
-        opset, ir_version: of the file.
-        input: name of its input: `image`, or with raw_input the prototxt's blob.
+        output: the file, or the folder of a form that has several.
+        files: the size in bytes of each file that was written, by its name; in a Triton model repository by its path in
+            the model's folder, which is the output.
+        opset, ir_version: of the ONNX file; None for plain Caffe.
+        input: name of its input: `image`, or the prototxt's blob with raw_input and for plain Caffe.
         logits: name of the blob that holds the logits; of a torch module, its class.
         metadata: the JSON object under the metadata key `autodial`.
         merged: names of the layers that folding removed, with the layer that took each in.
-        kept: names of the layers that remain of folding, as Mul and Add nodes.
-        compared_on: in words, what the rows are on which the float32 file was compared with the unfolded net.
+        kept: names of the layers that remain of folding, as Mul and Add nodes; as Scale layers in plain Caffe.
+        compared_on: in words, what the rows are on which the net was compared, in float32, with the unfolded one.
         batches: the sizes of the batches in which they were compared.
-        runtime: in words, what ran the file.
+        runtime: in words, what ran it.
         tolerance: the largest `relative_difference` with which a file is written.
-        max_difference: largest absolute difference of a logit between ONNX Runtime and the unfolded net.
+        max_difference: largest absolute difference of a logit between what was exported and the unfolded net.
         logits_range: largest minus smallest logit of the unfolded net, over all compared rows.
-        precision: of the file's weights and computation.
-        agreement: of a file of lower precision with the float32 file; None for a float32 file.
+        precision: of the weights and the computation.
+        agreement: of a file of lower precision with the float32 file; None for float32.
         notes: what the user should know beside it, a sentence each.
     """
 
     output: Path
-    file_size: int
     files: dict[str, int]
-    opset: int
-    ir_version: int
+    opset: int | None
+    ir_version: int | None
     input: str
     logits: str
     metadata: dict[str, Any]
@@ -86,13 +89,23 @@ class ExportReport:
     notes: tuple[str, ...]
 
     @property
+    def file_size(self) -> int:
+        """Bytes of all files together."""
+        return sum(self.files.values())
+
+    @property
     def relative_difference(self) -> float:
         """`max_difference` as a part of `logits_range`."""
         return self.max_difference / self.logits_range if self.max_difference else 0.0
 
     def record(self) -> dict[str, Any]:
         """All of it as values that JSON knows."""
-        return {**asdict(self), "output": str(self.output), "relative_difference": self.relative_difference}
+        return {
+            **asdict(self),
+            "output": str(self.output),
+            "file_size": self.file_size,
+            "relative_difference": self.relative_difference,
+        }
 
 
 class Preprocess(nn.Module):
@@ -181,6 +194,7 @@ def write_verified(
     kept: Sequence[str],
     notes: Sequence[str],
     lowering: Lowering | None = None,
+    measure: Callable[[bytes], tuple[Reference | None, list[str]]] | None = None,
 ) -> ExportReport:
     """Export a predictor to ONNX, compare the file with the unfolded net, and write it if they agree.
 
@@ -191,28 +205,31 @@ def write_verified(
         input_name: the name of the file's input.
         logits, metadata, merged, kept, notes: of the report.
         lowering: the precision to give the file once it agrees; None for float32.
+        measure: what the metadata keeps of training images, by the file to write; and more notes.
 
     Raises:
         WorkError: the exporter failed, or its result differs from the unfolded net; nothing was written.
         InputError: the weights don't fit into an ONNX file.
     """
-    precision = "float32" if lowering is None else lowering.precision
+    precision: Precision = "float32" if lowering is None else lowering.precision
     metadata = {**metadata, "precision": precision}
     model = _to_onnx(predictor, torch.from_numpy(comparison.fed[:2]), input_name, metadata)
     data: bytes = model.SerializeToString()
-    difference, spread = _compare(data, comparison)
-    if not difference <= TOLERANCE * spread:
-        raise WorkError(
-            f"nothing was written: ONNX Runtime's logits differ from the unfolded net's by {difference:.3g}, more than "
-            f"{TOLERANCE:g} of their range {spread:.3g} (on {comparison.words})"
-        )
+    difference, spread = verify(_onnx_runner(data), comparison, "ONNX Runtime")
     agreement = None
     if lowering is not None:
         model, agreement, more = lower(model, lowering, comparison.fed, comparison.words)
         notes = [*notes, *more]
-        onnx.helper.set_model_props(model, {"autodial": json.dumps(metadata)})
+        _set_metadata(model, metadata)
         _check(model, input_name, f"ONNX Runtime {onnxruntime.__version__}")
         data = model.SerializeToString()
+    if measure is not None:
+        reference, more = measure(data)
+        notes = [*notes, *more]
+        if reference is not None:
+            metadata = {**metadata, "reference": reference.record()}
+            _set_metadata(model, metadata)
+            data = model.SerializeToString()
     if isinstance(output, TritonModel):
         files = output.add(model)
     else:
@@ -221,7 +238,6 @@ def write_verified(
             file.write(data)
     return ExportReport(
         output=output.folder if isinstance(output, TritonModel) else output,
-        file_size=len(data),
         files=files,
         opset=OPSET,
         ir_version=model.ir_version,
@@ -308,7 +324,7 @@ def note_repeated(classes: Sequence[str], where: str) -> list[str]:
 def _to_onnx(predictor: nn.Module, example: Tensor, input_name: str, metadata: dict[str, Any]) -> onnx.ModelProto:
     """The ONNX file of a predictor, checked for what every reader of it relies on; raises WorkError."""
     size = sum(tensor.nbytes for tensor in predictor.state_dict().values())
-    if size > _LARGEST:
+    if size > LARGEST:
         raise InputError(f"the folded weights take {size / 2**30:.1f} GiB, and an ONNX file holds at most 2 GiB")
     try:
         program = torch.onnx.export(
@@ -327,9 +343,13 @@ def _to_onnx(predictor: nn.Module, example: Tensor, input_name: str, metadata: d
     assert program is not None, "dynamo=True returns a program"
     model = program.model_proto
     _strip(model)
-    onnx.helper.set_model_props(model, {"autodial": json.dumps(metadata)})
+    _set_metadata(model, metadata)
     _check(model, input_name, f"torch {torch.__version__}")
     return model
+
+
+def _set_metadata(model: onnx.ModelProto, metadata: dict[str, Any]) -> None:
+    onnx.helper.set_model_props(model, {"autodial": json.dumps(metadata)})
 
 
 def _strip(model: onnx.ModelProto) -> None:
@@ -363,27 +383,26 @@ def _check(model: onnx.ModelProto, input_name: str, writer: str) -> None:
             raise WorkError(f'{end} "{value.name}" has a fixed batch size, as a layer does not take every batch')
 
 
-def _compare(model: bytes, comparison: Comparison) -> tuple[float, float]:
-    """Run a file in ONNX Runtime, on the CPU, and the unfolded net at each batch size.
+def verify(run: Runner, comparison: Comparison, reader: str) -> tuple[float, float]:
+    """Run what was exported and the unfolded net at each batch size.
+
+    Args:
+        run: gives (logits, probabilities), float32 (N, classes) each, for rows of `comparison.fed`.
+        comparison: with the unfolded net.
+        reader: what runs it, in words.
 
     Returns:
         largest absolute difference of a logit, and the range of the unfolded net's.
 
     Raises:
-        WorkError: a logit of the unfolded net is not finite, or the probabilities are not the softmax of the logits.
+        WorkError: they differ by more than TOLERANCE of that range, a logit of the unfolded net is not finite, or the
+            probabilities are not the softmax of the logits.
     """
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3
-    try:
-        session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
-    except Exception as error:  # ONNX Runtime's exceptions have no base class of their own
-        raise WorkError(f"nothing was written: ONNX Runtime can't load the exported net: {error}") from error
     results, expected, start = [], [], 0
     for size in BATCHES:
         rows = slice(start, start + size)
         start += size
-        put = {session.get_inputs()[0].name: comparison.fed[rows]}
-        results.append(session.run(["logits", "probabilities"], put))
+        results.append(run(comparison.fed[rows]))
         with torch.no_grad():
             expected.append(comparison.unfolded(comparison.blobs[rows]).numpy())
     ours, probabilities = (np.concatenate(parts) for parts in zip(*results, strict=True))
@@ -392,5 +411,23 @@ def _compare(model: bytes, comparison: Comparison) -> tuple[float, float]:
         raise WorkError("nothing was written: the unfolded net's logits are not finite, so the weights are of no use")
     softmax = torch.from_numpy(ours).softmax(1).numpy()
     if not np.allclose(probabilities, softmax, rtol=0, atol=1e-5):
-        raise WorkError("nothing was written: ONNX Runtime's probabilities are not the softmax of its logits")
-    return float(np.abs(ours - theirs).max()), float(theirs.max() - theirs.min())
+        raise WorkError(f"nothing was written: {reader}'s probabilities are not the softmax of its logits")
+    difference, spread = float(np.abs(ours - theirs).max()), float(theirs.max() - theirs.min())
+    if not difference <= TOLERANCE * spread:
+        raise WorkError(
+            f"nothing was written: {reader}'s logits differ from the unfolded net's by {difference:.3g}, more than "
+            f"{TOLERANCE:g} of their range {spread:.3g} (on {comparison.words})"
+        )
+    return difference, spread
+
+
+def _onnx_runner(model: bytes) -> Runner:
+    """An ONNX file in ONNX Runtime, on the CPU."""
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    try:
+        session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # ONNX Runtime's exceptions have no base class of their own
+        raise WorkError(f"nothing was written: ONNX Runtime can't load the exported net: {error}") from error
+    name = session.get_inputs()[0].name
+    return lambda fed: session.run(["logits", "probabilities"], {name: fed})

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from autodial.converters.fold import Domain
 from autodial.converters.image_input import ImageInput
 from autodial.converters.onnx_file import (
     BATCHES,
@@ -25,6 +27,7 @@ from autodial.converters.onnx_file import (
     write_verified,
 )
 from autodial.converters.precision import Precision, plan_lowering
+from autodial.converters.reference import TrainingImages, measure
 from autodial.converters.torch_fold import batch_statistics_error, fold_graph
 from autodial.converters.triton import TritonModel
 from autodial.data.transforms import Transform
@@ -57,6 +60,8 @@ def export_module(
     scale: float = 1 / 255,
     channel_order: Literal["RGB", "BGR", "GRAY"] = "RGB",
     classes: Sequence[str] | None = None,
+    domain: Domain | None = None,
+    target_images: Iterable[str | Path] = (),
     precision: Precision = "float32",
     calibration: str | Path | None = None,
     min_agreement: float | None = None,
@@ -78,9 +83,13 @@ def export_module(
         scale: factor of the pixels' values, 0 to 255, before mean and std.
         channel_order: of the module's input.
         classes: their names, in the order of the logits; None for "0", "1", ...
+        domain: whose stored statistics every DomainAlignment layer normalizes with; None: what each one's test_stats
+            says, the target unless the module says otherwise.
+        target_images: image files of the target that the module was trained on, with which `autodial predict --drift`
+            compares others; up to 2,000 of them, evenly spread, are measured.
         precision: of the file's weights and computation, "float32", "fp16" or "int8"; inputs and outputs are the same.
-        calibration: a folder of images of the target, or a list of them, to calibrate int8 on and to compare a lower
-            precision with float32 on; int8 needs it.
+        calibration: a folder of images, or a list of them, to calibrate int8 on and to compare a lower precision with
+            float32 on; None: target_images. int8 needs either.
         min_agreement: share of these images that must keep their most probable class, in [0, 1]; None: 0.99.
 
     Raises:
@@ -95,17 +104,22 @@ def export_module(
         output = Path(output)
         check_output(output)
     images = _image_input(size, crop, mean, std, scale, channel_order)
+    copied = copy.deepcopy(module).cpu().float().eval()
+    if domain is not None:
+        _choose_statistics(copied, domain)
+    statistics = _statistics(copied)
+    unfolded = ModuleLogits(copied)
+    samples, words = images.sample(sum(BATCHES))
+    blobs = torch.from_numpy(images.blob(samples))
+    training = TrainingImages.of_files(target_images)
     lowering = plan_lowering(
         precision,
         calibration=None if calibration is None else Path(calibration),
         min_agreement=min_agreement,
         images=images,
+        training=training if training.files else None,
+        statistics=statistics,
     )
-    copied = copy.deepcopy(module).cpu().float().eval()
-    statistics = _statistics(copied)
-    unfolded = ModuleLogits(copied)
-    samples, words = images.sample(sum(BATCHES))
-    blobs = torch.from_numpy(images.blob(samples))
     count = _class_count(copied, blobs[:1])
     names, notes = _class_names(classes, count)
 
@@ -123,6 +137,7 @@ def export_module(
         kept=kept,
         notes=notes,
         lowering=lowering,
+        measure=partial(measure, training=training, images=images) if training.files else None,
     )
 
 
@@ -158,6 +173,19 @@ def _image_input(
         channel_scale=factors.astype(np.float32).reshape(-1, 1, 1),
         rgb=channel_order == "RGB",
     )
+
+
+def _choose_statistics(module: nn.Module, domain: Domain) -> None:
+    """Make all DomainAlignment layers normalize with one domain's statistics; InputError where there are none."""
+    if domain not in ("source", "target"):
+        raise InputError(f'domain is "source" or "target", not {domain!r}')
+    layers = [layer for layer in module.modules() if isinstance(layer, DomainAlignment)]
+    if not layers:
+        raise InputError(
+            f"{type(module).__name__} has no DomainAlignment layer, so no {domain} statistics: leave out domain"
+        )
+    for layer in layers:
+        layer.test_stats = domain
 
 
 def _statistics(module: nn.Module) -> str | None:

@@ -111,7 +111,7 @@ class AlignedBatchNorm(DomainAlignment):
     def forward(self, x: Tensor) -> Tensor:
         if not (self.training or self.track_running_stats):
             return F.batch_norm(x, None, None, self.weight, self.bias, training=True, eps=self.eps)
-        if self._uses_stored_statistics():
+        if self.uses_stored:
             return F.batch_norm(x, *self.stored(), self.weight, self.bias, eps=self.eps)
         if self.batch_size not in (None, len(x)):
             raise LayerError(

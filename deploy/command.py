@@ -15,9 +15,11 @@ from autodial.options import INTERRUPTED
 from autodial.wording import counted
 
 if TYPE_CHECKING:
+    from autodial.deploy.drift import Drift
     from autodial.deploy.runner import Summary
 
 CLASSES_SHOWN = 10
+BALANCE_SHOWN = 3
 
 
 class OnError(str, Enum):
@@ -75,6 +77,15 @@ def predict(
             metavar="I/N", help="Label every N-th image only, from the I-th on (1/N to N/N), into OUT-I-of-N.csv."
         ),
     ] = "1/1",
+    drift: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="SUMMARY.json",
+            help="Compare the images, and the entropy, confidence and balance of their labels, with the model's "
+            "training list; warn if they are others, and write the figures here.",
+            show_default=False,
+        ),
+    ] = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Images that the model sees at once.")] = 32,
     device: Annotated[
         str, typer.Option(help="auto (a GPU where one works, else the CPU), cpu, cuda, or cuda:N.")
@@ -128,6 +139,7 @@ def predict(
                 copy=copy,
                 shard=_shard(shard),
                 resume=resume,
+                drift=drift,
                 progress=progress,
             )
     except KeyboardInterrupt as stop:
@@ -169,4 +181,38 @@ def describe(summary: Summary) -> str:
     lines += [f"{count:>9}  {label}" for label, count in shown]
     if len(shown) < len(summary.counts):
         lines.append(f"{'':>9}  and {counted(len(summary.counts) - len(shown), 'more class', 'more classes')}")
+    if summary.drift is not None:
+        lines += describe_drift(summary.drift)
     return "\n".join(lines)
+
+
+def describe_drift(drift: Drift) -> list[str]:
+    """What a Drift says, in a line or more."""
+    from autodial.deploy.drift import Verdict
+
+    reference = drift.reference
+    listed = f"{counted(len(reference.classes), 'image')} of {reference.list_name}"
+    if drift.verdict is Verdict.TOO_FEW:
+        few = counted(min(drift.images, len(reference.classes)), "image")
+        return [f"Drift: nothing stands out against {listed}, but {few} would show an extreme difference only"]
+    if drift.verdict is Verdict.ALIKE:
+        return [f"Drift: the images look like the {reference.domain}'s that the model was trained on ({listed})"]
+    lines = []
+    if drift.verdict is Verdict.SHIFTED:
+        lines.append(
+            f"Warning: the images don't look like the {reference.domain}'s that the model was trained on ({listed}); "
+            "its labels may be worse here"
+        )
+    for figure in drift.figures:
+        if figure.shifted:
+            less = figure.below > figure.reference_below
+            found, expected = figure.below, figure.reference_below
+            shares = (found, expected) if less else (1 - found, 1 - expected)
+            where = f"below {figure.edge:.4g}" if less else f"at {figure.edge:.4g} or more"
+            lines.append(f"  {figure.name}: {shares[0]:.0%} {where}, where {shares[1]:.0%} would be expected")
+    if drift.classes is not None and drift.classes.shifted:
+        most = drift.classes.moved()[:BALANCE_SHOWN]
+        moved = ", ".join(f"{name} {share:.0%} (not {expected:.0%})" for name, expected, share in most)
+        start = "  " if lines else f"Drift: the images look like {listed}, class by class; "
+        lines.append(f"{start}the balance of the labels is another (label shift): {moved}")
+    return lines

@@ -50,6 +50,8 @@ class ModelInfo:
     """SHA-256 of the weights that were exported, in hexadecimal digits."""
     version: str
     """Version of AutoDIAL that made the file."""
+    reference: Mapping[str, Any] | None = None
+    """What the file keeps of its training images, as autodial.drift.Reference has it; None where it keeps nothing."""
 
     @property
     def channels(self) -> int:
@@ -146,4 +148,5 @@ class ModelInfo:
             statistics=record["statistics"],
             weights_sha256=record["weights_sha256"],
             version=record["version"],
+            reference=record.get("reference"),
         )

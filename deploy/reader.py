@@ -17,6 +17,7 @@ import numpy as np
 from autodial.data.paths import find
 from autodial.deploy.inputs import Image
 from autodial.deploy.predictor import Pixels, Predictor
+from autodial.drift import Values, image_figures
 from autodial.errors import InputError
 
 _TASKS = 2
@@ -34,18 +35,20 @@ class Batch:
     """uint8 (batch size, height, width, channels): those that can be read come first, in order."""
     readable: int
     """How many those are; what lies behind them is some other image's."""
+    figures: Values | None
+    """Theirs, (readable, ...), a row of `autodial.drift.image_figures` each; None where they weren't asked for."""
     seconds: float
     """Time that the threads took to decode it, added up."""
 
 
 def read_batches(
-    predictor: Predictor, images: Iterator[Image], batch_size: int, workers: int
+    predictor: Predictor, images: Iterator[Image], batch_size: int, workers: int, *, figures: bool = False
 ) -> Generator[Batch, None, None]:
     """Yield all `images`, prepared for `predictor`, in batches of `batch_size` (the last may be smaller), in order.
 
     One thread lists and `workers` threads decode; they are kept busy while the consumer works on a batch, and no more
     than the batches that takes are in memory. What a batch holds doesn't depend on `workers`. OpenCV's own threads are
-    switched off meanwhile.
+    switched off meanwhile. With `figures` the threads measure the images, too.
     """
     # One batch to hand out next, and enough beyond it that no thread waits for work.
     ahead = 1 + math.ceil(workers / batch_size)
@@ -62,7 +65,8 @@ def read_batches(
     def submit(part: list[Image]) -> _Pending:
         buffer = free.pop() if free else np.zeros((batch_size, *predictor.info.image_shape), np.uint8)
         cuts = [slice(start, start + share) for start in range(0, len(part), share)]
-        return _Pending(part, buffer, [pool.submit(_decode_into, buffer[cut], predictor, part[cut]) for cut in cuts])
+        tasks = [pool.submit(_decode_into, buffer[cut], predictor, part[cut], figures) for cut in cuts]
+        return _Pending(part, buffer, tasks)
 
     own_threads = cv2.getNumThreads()
     cv2.setNumThreads(1)
@@ -85,7 +89,15 @@ def read_batches(
             count = sum(readable)
             if count < len(readable):
                 batch.buffer[:count] = batch.buffer[: len(readable)][readable]
-            yield Batch(batch.images, errors, batch.buffer, count, sum(task.seconds for task in decoded))
+            measured = [row for task in decoded for row in task.figures]
+            yield Batch(
+                images=batch.images,
+                errors=errors,
+                buffer=batch.buffer,
+                readable=count,
+                figures=np.array(measured) if measured else None,
+                seconds=sum(task.seconds for task in decoded),
+            )
             free.append(batch.buffer)
             fill()
     finally:
@@ -104,14 +116,16 @@ class _Pending:
 @dataclass(frozen=True)
 class _Decoded:
     errors: list[str | None]
+    figures: list[list[float]]
     seconds: float
 
 
-def _decode_into(slots: Pixels, predictor: Predictor, images: Sequence[Image]) -> _Decoded:
-    """Decode `images` into their places in a batch, or say why that can't be done."""
+def _decode_into(slots: Pixels, predictor: Predictor, images: Sequence[Image], figures: bool) -> _Decoded:
+    """Decode `images` into their places in a batch, or say why that can't be done; measure them with `figures`."""
     started = time.perf_counter()
     errors = [_read_into(slot, predictor, image) for slot, image in zip(slots, images, strict=False)]
-    return _Decoded(errors, time.perf_counter() - started)
+    measured = [image_figures(slot) for slot, error in zip(slots, errors, strict=False) if figures and error is None]
+    return _Decoded(errors, measured, time.perf_counter() - started)
 
 
 def _read_into(slot: Pixels, predictor: Predictor, image: Image) -> str | None:

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from autodial.deploy.predictor import Scores
+from autodial.drift import Values, entropies, figures
 from autodial.errors import InputError, WorkError
 
 _ROW_GROUP = 2**16
@@ -36,6 +36,8 @@ class Row(NamedTuple):
     """Of all classes' probabilities, in nats: from 0 to the logarithm of the number of classes."""
     logits: Sequence[float] = ()
     """Of all classes, in their order."""
+    figures: Sequence[float] = ()
+    """Those of `autodial.drift`, which are no part of the table."""
 
 
 @dataclass(frozen=True)
@@ -50,26 +52,29 @@ class Columns:
     logits: bool = False
 
 
-def score(paths: Sequence[str], logits: Scores, probabilities: Scores, columns: Columns) -> list[Row]:
-    """The rows of images from the model's float32 (images, classes); equally probable classes stand in their order."""
+def score(
+    paths: Sequence[str],
+    logits: Scores,
+    probabilities: Scores,
+    columns: Columns,
+    image_figures: Values | None = None,
+) -> list[Row]:
+    """The rows of images from the model's float32 (images, classes); equally probable classes stand in their order.
+
+    With `image_figures`, (images, ...), the rows have `figures`.
+    """
     if columns.top_k == 1:
         best = probabilities.argmax(axis=1)[:, np.newaxis]
     else:
         best = np.argsort(-probabilities, axis=1, kind="stable")[:, : columns.top_k]
     values = np.take_along_axis(probabilities, best, axis=1).tolist()
-    entropies = _entropies(probabilities).tolist() if columns.entropy else [None] * len(paths)
+    uncertain = entropies(probabilities).tolist() if columns.entropy else [None] * len(paths)
     all_logits = logits.tolist() if columns.logits else [()] * len(paths)
-    rows = list(map(Row, paths, repeat(None), best.tolist(), values, entropies, all_logits))
+    all_figures = repeat(()) if image_figures is None else figures(probabilities, image_figures).tolist()
+    rows = list(map(Row, paths, repeat(None), best.tolist(), values, uncertain, all_logits, all_figures))
     for i in np.flatnonzero(~np.isfinite(probabilities).all(axis=1)).tolist():
         rows[i] = Row(paths[i], "the model gives no finite probabilities for it")
     return rows
-
-
-def _entropies(probabilities: Scores) -> npt.NDArray[np.float64]:
-    exact = probabilities.astype(np.float64)
-    logarithms = np.log(exact, out=np.zeros_like(exact), where=exact > 0)
-    entropies: npt.NDArray[np.float64] = 0.0 - (exact * logarithms).sum(axis=1)  # 0 - 0 is 0, and -0 would be -0
-    return entropies
 
 
 class Format(ABC):

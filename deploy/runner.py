@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -17,12 +18,15 @@ import numpy as np
 import autodial
 from autodial.cpus import available_cpus
 from autodial.data.paths import find
+from autodial.deploy.drift import Counts, Drift, read_reference
 from autodial.deploy.inputs import Image, expand
+from autodial.deploy.metadata import ModelInfo
 from autodial.deploy.predictor import BATCH_SIZE, Predictor, Scores
 from autodial.deploy.reader import Batch, read_batches
 from autodial.deploy.rows import Columns, Row, format_of, score
 from autodial.deploy.sorting import Sorter
-from autodial.deploy.writer import STANDARD_OUTPUT, Table, open_table
+from autodial.deploy.writer import STANDARD_OUTPUT, Table, open_table, write_whole
+from autodial.drift import Values
 from autodial.errors import InputError, WorkError
 from autodial.hashing import file_hash
 from autodial.outputs import check_output
@@ -71,6 +75,8 @@ class Summary:
     """Images by their first label, for the classes that occur, most frequent first."""
     stages: Sequence[Stage]
     """The stages, the slowest first."""
+    drift: Drift | None = None
+    """How the images compare with the model's training list, where that was asked for."""
 
     @property
     def images_per_second(self) -> float:
@@ -94,6 +100,7 @@ def predict_folder(
     copy: bool = False,
     shard: tuple[int, int] = WHOLE,
     resume: bool = False,
+    drift: str | Path | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> Summary:
     """Label the images that `inputs` name with `model` and write the table `output`.
@@ -124,6 +131,8 @@ def predict_folder(
         shard: (i, n), 1 <= i <= n: only every n-th image, starting with the i-th; the table's name gets "-i-of-n" in
             front of its suffix.
         resume: go on with what an interrupted run left, if it left something.
+        drift: a .json file for a comparison of the images, and the model's answers, with those of the list that it was
+            trained on (see `autodial.deploy.drift`); with `shard` its name changes as the table's.
         progress: called with the number of rows after every batch.
 
     Raises:
@@ -141,9 +150,10 @@ def predict_folder(
     if streamed and resume:
         raise InputError("Standard output can't be resumed: write to a file.")
     if not streamed:
-        if shard != WHOLE:
-            output = Path(output).with_stem(f"{Path(output).stem}-{index}-of-{count}")
+        output = _of_shard(output, shard)
         check_output(output, (model, *inputs))
+    if drift is not None:
+        drift = check_output(_of_shard(drift, shard), (model, *inputs), suffixes=[".json"])
     form = format_of(output)
     images = islice(expand(inputs), index - 1, None, count)
 
@@ -155,6 +165,7 @@ def predict_folder(
         if not 1 <= top_k <= len(classes):
             held = counted(len(classes), "class", "classes")
             raise InputError(f"top-k is {top_k}, and {model} has {held}: choose from 1 to {len(classes)}.")
+        figures = None if drift is None else Counts(read_reference(predictor.info, model), classes)
         columns = Columns(classes, top_k, entropy, logits)
         sorter = None
         if sort_into is not None:
@@ -173,19 +184,25 @@ def predict_folder(
                 "shard": list(shard),
                 "sort_into": None if sort_into is None else os.path.abspath(sort_into),  # noqa: PTH100
                 "copy": copy,
+                "drift": drift is not None,
                 "provider": predictor.provider,
                 "versions": _versions(),
             }
         )
 
     workers = workers or threads
-    with open_table(output, form(columns), settings or {}, resume=resume) as table:
+    with open_table(output, form(columns), settings or {}, resume=resume, figures=figures) as table:
         done = table.tally.rows
         table.skip_done(images)
         run = _Run(predictor, columns, table, sorter, shard, max_failures, progress)
         started = time.perf_counter()
-        run.do(read_batches(predictor, images, batch_size, workers))
+        run.do(read_batches(predictor, images, batch_size, workers, figures=figures is not None))
         seconds = time.perf_counter() - started
+        compared = None
+        if figures is not None and drift is not None:
+            compared = figures.compare(table.tally.counts)
+            # Before the table has its name, so that a run that is killed in between is resumed and does both.
+            _write_drift(compared, predictor.info, drift, table.tally.errors)
     tally = table.tally
     stages = [
         Stage("decode", tally.rows - done, run.decoding / workers),
@@ -203,6 +220,7 @@ def predict_folder(
         cuda_failure=predictor.cuda_failure,
         counts={classes[i]: n for i, n in tally.counts.most_common()},
         stages=sorted(stages, key=lambda stage: stage.images_per_second),
+        drift=compared,
     )
 
 
@@ -233,10 +251,10 @@ class _Run:
         written: Future[None] | None = None
         with ThreadPoolExecutor(1, "write") as writer, contextlib.closing(reader) as batches:
             for batch in batches:
-                scores = self._run(batch)
+                logits, probabilities = self._run(batch)
                 if written is not None:
                     self._wait(written)
-                written = writer.submit(self._write, batch.images, batch.errors, *scores)
+                written = writer.submit(self._write, batch.images, batch.errors, logits, probabilities, batch.figures)
             if written is not None:
                 self._wait(written)
 
@@ -258,11 +276,16 @@ class _Run:
             self._progress(self._table.tally.rows)
 
     def _write(
-        self, images: Sequence[Image], errors: Sequence[str | None], logits: Scores, probabilities: Scores
+        self,
+        images: Sequence[Image],
+        errors: Sequence[str | None],
+        logits: Scores,
+        probabilities: Scores,
+        image_figures: Values | None,
     ) -> None:
         started = time.perf_counter()
         readable = [image.path for image, error in zip(images, errors, strict=True) if error is None]
-        scored = iter(score(readable, logits, probabilities, self._columns))
+        scored = iter(score(readable, logits, probabilities, self._columns, image_figures))
         rows = [
             next(scored) if error is None else Row(image.path, error)
             for image, error in zip(images, errors, strict=True)
@@ -297,6 +320,20 @@ class _Run:
             row = failed[max(0, left)]
             what = row.error if str(row.error).startswith(row.path) else f"{row.path}: {row.error}"
             raise WorkError(f"{what}. That is more than {counted(self._max_failures, 'failure')}, so the run stops.")
+
+
+def _of_shard(path: str | Path, shard: tuple[int, int]) -> Path:
+    """The name of the file that a shard writes: `path` itself, if there is but one."""
+    index, count = shard
+    return Path(path) if shard == WHOLE else Path(path).with_stem(f"{Path(path).stem}-{index}-of-{count}")
+
+
+def _write_drift(drift: Drift, info: ModelInfo, path: Path, errors: int) -> None:
+    model = {"weights_sha256": info.weights_sha256, "version": info.version}
+    try:
+        write_whole(path, json.dumps({**drift.record(), "errors": errors, "model": model}, indent=2))
+    except OSError as error:
+        raise WorkError(f"{path}: can't write: {error.strerror}.") from error
 
 
 def _model_hash(path: Path) -> str:

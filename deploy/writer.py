@@ -16,6 +16,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from autodial.deploy.drift import Counts
 from autodial.deploy.inputs import Image
 from autodial.deploy.rows import Format, Row
 from autodial.errors import AutodialError, InputError, WorkError
@@ -37,6 +38,8 @@ class Tally:
     """Rows by their first class."""
     paths: Any = field(default_factory=hashlib.sha256)
     """A digest of all paths so far."""
+    figures: Counts | None = None
+    """The rows' figures, where they have any."""
 
     def add(self, rows: Sequence[Row]) -> None:
         """Count `rows`, which come next."""
@@ -47,6 +50,8 @@ class Tally:
                 self.errors += 1
             else:
                 self.counts[row.classes[0]] += 1
+        if self.figures is not None:
+            self.figures.add([row.figures for row in rows if row.error is None])
 
 
 class Table:
@@ -78,10 +83,21 @@ class _ResumableTable(Table):
     """
 
     def __init__(
-        self, file: FileIO, form: Format, record: Path, settings: Mapping[str, Any], kept: dict[str, Any] | None
+        self,
+        file: FileIO,
+        form: Format,
+        record: Path,
+        settings: Mapping[str, Any],
+        kept: dict[str, Any] | None,
+        figures: Counts | None,
     ) -> None:
-        counts = Counter({int(index): count for index, count in kept["counts"].items()} if kept else {})
-        super().__init__(file, form, Tally(kept["rows"], kept["errors"], counts) if kept else Tally())
+        tally = Tally(figures=figures)
+        if kept is not None:
+            tally.rows, tally.errors = kept["rows"], kept["errors"]
+            tally.counts.update({int(index): count for index, count in kept["counts"].items()})
+            if figures is not None:
+                figures.restore(kept["figures"])
+        super().__init__(file, form, tally)
         self._record = record
         self._settings = settings
         self._size: int = kept["bytes"] if kept else 0
@@ -122,14 +138,10 @@ class _ResumableTable(Table):
             "bytes": self._size,
             "errors": tally.errors,
             "counts": tally.counts,
+            "figures": None if tally.figures is None else tally.figures.state(),
             "paths_sha256": self._unskipped or tally.paths.hexdigest(),
         }
-        aside = self._record.with_name(f"{self._record.name}.tmp")
-        with aside.open("w", encoding="utf-8") as file:
-            json.dump(record, file)
-            file.flush()
-            os.fsync(file.fileno())
-        aside.replace(self._record)
+        write_whole(self._record, json.dumps(record))
         self._committed = time.monotonic()
 
     def _append(self, data: bytes) -> None:
@@ -139,9 +151,24 @@ class _ResumableTable(Table):
         self._size += len(data)
 
 
+def write_whole(path: Path, text: str) -> None:
+    """Replace the file `path` once all of `text` is on disk."""
+    aside = path.with_name(f"{path.name}.tmp")
+    with aside.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    aside.replace(path)
+
+
 @contextlib.contextmanager
 def open_table(
-    output: str | Path, form: Format, settings: Mapping[str, Any], *, resume: bool = False
+    output: str | Path,
+    form: Format,
+    settings: Mapping[str, Any],
+    *,
+    resume: bool = False,
+    figures: Counts | None = None,
 ) -> Iterator[Table]:
     """A Table that becomes the file `output` when the block ends well; "-" is standard output.
 
@@ -154,6 +181,7 @@ def open_table(
         form: how.
         settings: all that the rows depend on, as JSON has it; a run with others is not resumed.
         resume: go on with what an interrupted run left, if it left something. The table's `tally` says how much.
+        figures: counts those of the rows; one that is resumed goes on from the interrupted run's.
 
     Raises:
         InputError: `output` can't be a file, an interrupted run's rows are there and `resume` is not set, or they can't
@@ -162,7 +190,7 @@ def open_table(
     """
     if str(output) == STANDARD_OUTPUT:
         sys.stdout.flush()
-        table = Table(sys.stdout.buffer, form, Tally())
+        table = Table(sys.stdout.buffer, form, Tally(figures=figures))
         table._append(form.header())
         yield table
         return
@@ -175,7 +203,7 @@ def open_table(
                 record.unlink(missing_ok=True)  # a run was killed between its last two steps
             file = stack.enter_context(_open_partial(partial, resume))
             kept = _kept(partial, file, _read_record(record), settings)
-            table = _ResumableTable(file, form, record, settings, kept)
+            table = _ResumableTable(file, form, record, settings, kept, figures)
         except OSError as error:
             raise InputError(f"{output}: can't write here: {error.strerror}.") from error
         try:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from autodial.data.epochs import Epochs, Purpose, Streams
 from autodial.data.lmdb import Lmdb
 from autodial.data.paths import find
+from autodial.data.source import ALL
 from autodial.data.transforms import DataError, Transform, decode_bytes
 from autodial.errors import InputError
 from autodial.proto import messages as pb
@@ -76,19 +77,26 @@ class DatumData:
     def __len__(self) -> int:
         return len(self.database)
 
-    def batch(self, index: int) -> tuple[NDArray[np.float32], ...]:
+    def batch(self, index: int, rows: slice = ALL) -> tuple[NDArray[np.float32], ...]:
         """Images and, if the layer has two tops, labels of batch `index`, a function of seed, name and `index` alone.
 
+        Args:
+            rows: those of the batch to read.
+
         Returns:
-            float32 (N, C, H, W) and float32 (N,), as `top_shapes` says.
+            float32 (N, C, H, W) and float32 (N,), as `top_shapes` says, but with as many rows as were asked for.
 
         Raises:
             InputError: a datum is damaged or of a size that doesn't fit; it names the database and the key.
         """
         rng = self._streams.rng(Purpose.TRANSFORM, index)
-        images = np.empty(self.top_shapes[0], dtype=np.float32)
-        labels = np.empty(self.batch_size, dtype=np.float32)
-        for i, (key, datum) in enumerate(self._datums(self._epochs.rows(index, self.batch_size))):
+        whole = self._epochs.rows(index, self.batch_size)
+        images = np.empty((len(whole[rows]), *self.top_shapes[0][1:]), dtype=np.float32)
+        labels = np.empty(len(images), dtype=np.float32)
+        if self.transform.is_random:
+            for key, datum in self._datums(whole[: rows.start or 0]):
+                self._pass_over(key, datum, rng)
+        for i, (key, datum) in enumerate(self._datums(whole[rows])):
             image = self._image(key, datum)
             try:
                 if (image.shape[2], *self.transform.size(*image.shape[:2])) != images.shape[1:]:
@@ -101,6 +109,14 @@ class DatumData:
                 raise InputError(f'layer "{self.name}" (Data): {self._at(key, error)}') from None
             labels[i] = datum.label
         return (images, labels)[: len(self.top_shapes)]
+
+    def _pass_over(self, key: bytes, datum: Any, rng: np.random.Generator) -> None:
+        """Draw what a datum's transform would, so that the next datum's draws are the same without it."""
+        size = self._image(key, datum).shape if self.transform.crop_size else self.image_shape
+        try:
+            self.transform.draw(size[0], size[1], rng)
+        except DataError as error:
+            raise InputError(f'layer "{self.name}" (Data): {self._at(key, error)}') from None
 
     def names(self, index: int) -> list[str]:
         """The keys of batch `index`."""

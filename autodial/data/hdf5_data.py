@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from autodial.data.epochs import Epochs, Streams
 from autodial.data.paths import find
+from autodial.data.source import ALL
 from autodial.errors import InputError
 from autodial.proto.hdf5 import check_shape, reading
 from autodial.wording import counted
@@ -85,18 +86,21 @@ class HDF5Data:
     def __len__(self) -> int:
         return self._ends[-1]
 
-    def batch(self, index: int) -> tuple[NDArray[np.float32], ...]:
+    def batch(self, index: int, rows: slice = ALL) -> tuple[NDArray[np.float32], ...]:
         """The tops of batch `index` (from 0), a function of the seed, the layer's name and `index` alone.
 
+        Args:
+            rows: those of the batch to read.
+
         Returns:
-            float32 arrays of `top_shapes`.
+            float32 arrays of `top_shapes`, but with as many rows as were asked for.
 
         Raises:
             InputError: a file can't be read; it names the file.
         """
-        tops = tuple(np.empty(shape, dtype=np.float32) for shape in self.top_shapes)
-        rows = enumerate(map(self._locate, self._epochs.rows(index, self.batch_size)))
-        for _, group in groupby(rows, lambda item: (item[1][0], item[1][1] - item[0])):
+        wanted = self._epochs.rows(index, self.batch_size)[rows]
+        tops = tuple(np.empty((len(wanted), *shape[1:]), dtype=np.float32) for shape in self.top_shapes)
+        for _, group in groupby(enumerate(map(self._locate, wanted)), lambda item: (item[1][0], item[1][1] - item[0])):
             run = list(group)  # rows that follow one another in a file
             start, (file, row) = run[0]
             for top, values in zip(tops, self._read(file, row, row + len(run)), strict=True):

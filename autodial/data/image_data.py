@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from autodial.data.epochs import Epochs, Purpose, Streams
 from autodial.data.image_list import Entry, ImageList
 from autodial.data.paths import find
+from autodial.data.source import ALL
 from autodial.data.transforms import DataError, Transform, decode, resize
 from autodial.errors import InputError
 from autodial.wording import counted
@@ -104,19 +105,26 @@ class ImageData:
         """Line and label of every image, for top 1; nothing for top 0."""
         return ((f"{self.list_path}:{entry.line}", entry.label) for entry in self.entries if top == 1)
 
-    def batch(self, index: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    def batch(self, index: int, rows: slice = ALL) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         """Images and labels of batch `index` (from 0), a function of the seed, the layer's name and `index` alone.
 
+        Args:
+            rows: those of the batch to read.
+
         Returns:
-            float32 (N, C, H, W) and float32 (N,), as `top_shapes` says.
+            float32 (N, C, H, W) and float32 (N,), as `top_shapes` says, but with as many rows as were asked for.
 
         Raises:
             InputError: an image is missing, damaged or of a size that doesn't fit; it names the list and the line.
         """
-        rows = self.rows(index)
+        whole = self.rows(index)
+        entries = whole[rows]
         rng = self._streams.rng(Purpose.TRANSFORM, index)
-        images = np.empty(self.top_shapes[0], dtype=np.float32)
-        for entry, out in zip(rows, images, strict=True):
+        images = np.empty((len(entries), *self.top_shapes[0][1:]), dtype=np.float32)
+        if self.transform.is_random:
+            for entry in whole[: rows.start or 0]:
+                self._pass_over(entry, rng)
+        for entry, out in zip(entries, images, strict=True):
             image = self.image(entry)
             try:
                 if self.transform.size(*image.shape[:2]) != out.shape[1:]:
@@ -127,7 +135,16 @@ class ImageData:
                 self.transform(image, rng, out)
             except DataError as error:
                 raise InputError(f'layer "{self.name}" (ImageData): {self._at(entry, error)}') from None
-        return images, np.array([entry.label for entry in rows], dtype=np.float32)
+        return images, np.array([entry.label for entry in entries], dtype=np.float32)
+
+    def _pass_over(self, entry: Entry, rng: np.random.Generator) -> None:
+        """Draw what an image's transform would, so that the next image's draws are the same without it."""
+        sizes_differ = self.transform.crop_size and not any(self._new_size)
+        size = self.image(entry).shape if sizes_differ else self.image_shape
+        try:
+            self.transform.draw(size[0], size[1], rng)
+        except DataError as error:
+            raise InputError(f'layer "{self.name}" (ImageData): {self._at(entry, error)}') from None
 
     def image(self, entry: Entry) -> NDArray[np.uint8]:
         """An image of the list, decoded and resized: uint8 (height, width, channels), BGR or grey.

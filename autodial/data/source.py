@@ -14,6 +14,10 @@ BATCH_OPTIONS = {**FILE_OPTIONS, "MemoryData": "memory_data_param", "WindowData"
 """By type of the layers whose batches have a size of their own: the message that states it."""
 
 
+ALL = slice(None)
+"""Every row of a batch."""
+
+
 class Source(Protocol):
     """The batches of a data layer. A source can be pickled, and used in a forked process."""
 
@@ -27,8 +31,11 @@ class Source(Protocol):
     def __len__(self) -> int:
         """Rows in an epoch."""
 
-    def batch(self, index: int) -> Sequence[NDArray[np.float32]]:
+    def batch(self, index: int, rows: slice = ALL) -> Sequence[NDArray[np.float32]]:
         """The tops of batch `index` (from 0), a function of the seed, the layer's name and `index` alone.
+
+        Args:
+            rows: those to read, which are the same, whatever others are read with them.
 
         Raises:
             InputError: a row can't be read; it names the file and the row.

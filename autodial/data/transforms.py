@@ -192,6 +192,25 @@ class Transform:
             raise DataError(f"an image of {height} x {width} is smaller than crop_size {self.crop_size}")
         return self.crop_size, self.crop_size
 
+    @property
+    def is_random(self) -> bool:
+        """Whether anything is drawn for an image."""
+        return self.mirror or (self.random_crop and self.crop_size > 0)
+
+    def draw(self, height: int, width: int, rng: np.random.Generator) -> tuple[bool, int, int]:
+        """Whether an image of this height and width is flipped, and the top and left of its crop.
+
+        What is drawn from `rng` depends on the size where the crop is random, and comes in Caffe's order.
+
+        Raises:
+            DataError: the image is smaller than the crop, or not of the mean image's size.
+        """
+        crop_height, crop_width = self.size(height, width)
+        flip = self.mirror and bool(rng.integers(2))
+        if self.random_crop:
+            return flip, int(rng.integers(height - crop_height + 1)), int(rng.integers(width - crop_width + 1))
+        return flip, (height - crop_height) // 2, (width - crop_width) // 2
+
     def __call__(
         self,
         image: NDArray[np.uint8] | NDArray[np.float32],
@@ -213,11 +232,7 @@ class Transform:
         """
         height, width = image.shape[:2]
         crop_height, crop_width = self.size(height, width)
-        flip = self.mirror and bool(rng.integers(2))
-        if self.random_crop:
-            top, left = rng.integers(height - crop_height + 1), rng.integers(width - crop_width + 1)
-        else:
-            top, left = (height - crop_height) // 2, (width - crop_width) // 2
+        flip, top, left = self.draw(height, width, rng)
         window = (..., slice(top, top + crop_height), slice(left, left + crop_width))
         step = -1 if flip else 1
 

@@ -67,10 +67,10 @@ class Accuracy(Layer):
         index = torch.arange(classes, device=scores.device).view(-1, *(1,) * (scores.ndim - axis - 1))
         better = (scores > own) | ((scores == own) & (index > target))
         hit = (better.sum(axis) < self.top_k) & valid
-        accuracy = hit.sum().to(scores.dtype) / valid.sum()
+        accuracy = hit.sum().to(scores.dtype) / self.whole(valid.sum())
         if not self.per_class:
             return accuracy
         member = (index == target) & valid.unsqueeze(axis)
         others = [i for i in range(scores.ndim) if i != axis]
         hits, labelled = (member & hit.unsqueeze(axis)).sum(others), member.sum(others)
-        return accuracy, hits.to(scores.dtype) / labelled.clamp(min=1)
+        return accuracy, hits.to(scores.dtype) / self.whole(labelled).clamp(min=1)

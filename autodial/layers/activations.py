@@ -155,12 +155,19 @@ class Dropout(Elementwise):
         if self._seed is not None and (self._generator is None or self._generator.device != bottom.device):
             self._generator = torch.Generator(bottom.device).manual_seed(self._seed)
         kept = 1 - self.dropout_ratio
-        return bottom * torch.empty_like(bottom).bernoulli_(kept, generator=self._generator).div_(kept)
+        if self.shares is None:
+            mask = torch.empty_like(bottom).bernoulli_(kept, generator=self._generator)
+        else:  # each process draws for all, so that the masks are those of one process
+            whole = _like(bottom, self.shares.rows).bernoulli_(kept, generator=self._generator)
+            mask = self.shares.take(whole)
+        return bottom * mask.div_(kept)
 
 
 @register("Softmax")
 class Softmax(Elementwise):
     """exp(x) over the sum of exp(x) along `axis` (softmax_layer.cpp)."""
+
+    full_precision = True
 
     def __init__(self, axis: int = 1) -> None:
         super().__init__()
@@ -176,6 +183,13 @@ class Softmax(Elementwise):
 
     def forward(self, bottom: Tensor) -> Tensor:
         return F.softmax(bottom, self.axis)
+
+
+def _like(rows: Tensor, count: int) -> Tensor:
+    """An empty tensor of another number of rows, whose elements lie in memory in the same order of axes."""
+    plain = rows.dim() != 4 or rows.is_contiguous() or not rows.is_contiguous(memory_format=torch.channels_last)
+    memory_format = torch.contiguous_format if plain else torch.channels_last
+    return torch.empty(count, *rows.shape[1:], dtype=rows.dtype, device=rows.device, memory_format=memory_format)
 
 
 def _channels(shape: Shape) -> int:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from autodial.layers.shares import Shares
 
 _aten = torch.ops.aten
 
@@ -19,6 +22,7 @@ def align(
     bias: Tensor | None = None,
     *,
     relu: bool = False,
+    shares: Shares | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Normalize the two domains of a batch with their mixed statistics.
 
@@ -42,12 +46,15 @@ def align(
         eps: added to variances.
         scale, bias: (C,), what the normalized values are multiplied by, and what is added to that.
         relu: whether negative results become 0.
+        shares: where several processes have rows of one batch, how they are shared out: x holds those that are here,
+            N and slice_point are the whole batch's, and so are the statistics, forward and backward. The gradients of
+            alpha, scale and bias are those of the rows here, which add up over the processes.
 
     Returns:
         the output, of x's shape and dtype; the mixed means and the biased mixed variances, (2, C), row 0 the source's
         predictor and row 1 the target's, without gradients.
     """
-    y, mean, var = _Align.apply(x, alpha, slice_point, eps, scale, bias, relu)
+    y, mean, var = _Align.apply(x, alpha, slice_point, eps, scale, bias, relu, shares)
     return y, mean, var
 
 
@@ -66,11 +73,14 @@ class _Align(torch.autograd.Function):
         scale: Tensor | None,
         bias: Tensor | None,
         relu: bool,
+        shares: Shares | None,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        n = slice_point
+        n = slice_point if shares is None else shares.before(slice_point)
         halves = x[:n], x[n:]
         # (domain, mean and variance, C)
-        moments = torch.stack([*_moments(halves[0]), *_moments(halves[1])]).view(2, 2, -1)
+        moments = torch.stack([*moments_of(halves[0]), *moments_of(halves[1])]).view(2, 2, -1)
+        if shares is not None:
+            moments = shares.merge(moments, [slice_point])
         alpha = alpha.reshape(()).to(moments.dtype, copy=True)  # the layer clips it in place at its next pass
         source, target = moments
         gaps = source - target
@@ -83,8 +93,8 @@ class _Align(torch.autograd.Function):
         if bias is not None:
             bias = bias.to(mean.dtype)
         y = torch.empty_like(x)
-        _normalize(halves[0], mean[0], var[0], scale, bias, eps, y[:n])
-        _normalize(halves[1], mean[1], var[1], scale, bias, eps, y[n:])
+        normalize(halves[0], mean[0], var[0], scale, bias, eps, y[:n])
+        normalize(halves[1], mean[1], var[1], scale, bias, eps, y[n:])
         if relu:
             y.relu_()
         inv_std = (var + eps).rsqrt_()
@@ -92,7 +102,9 @@ class _Align(torch.autograd.Function):
             ctx.save_for_backward(y, None, None, None, alpha, gaps, gap_squared, inv_std)
         else:
             ctx.save_for_backward(x, mean, scale, y if relu else None, alpha, gaps, gap_squared, inv_std)
-        ctx.slice_point = n
+        ctx.slice_point, ctx.shares = n, shares
+        # the domains' samples in the whole batch
+        ctx.samples = slice_point, (x.shape[0] if shares is None else shares.rows) - slice_point
         ctx.mark_non_differentiable(mean, var)
         ctx.set_materialize_grads(False)
         return y, mean, var
@@ -101,7 +113,7 @@ class _Align(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         grad = grads[0]
         if grad is None:
-            return (None,) * 7
+            return (None,) * 8
         # the normalized values are (saved - shift) * inv_std, or `saved` itself where there is no shift
         saved, shift, scale, positive, alpha, gaps, gap_squared, inv_std = ctx.saved_tensors
         n = ctx.slice_point
@@ -113,15 +125,14 @@ class _Align(torch.autograd.Function):
         # sums over a half of the gradient and of its product with the normalized values: (domain, 2, C)
         sums = torch.stack(
             [
-                *_grad_sums(*halves[0], centres[0], one if shift is None else inv_std[0]),
-                *_grad_sums(*halves[1], centres[1], one if shift is None else inv_std[1]),
+                *grad_sums(*halves[0], centres[0], one if shift is None else inv_std[0]),
+                *grad_sums(*halves[1], centres[1], one if shift is None else inv_std[1]),
             ]
         ).view(2, 2, -1)
         slope = inv_std if scale is None else inv_std * scale
         # the loss's derivatives, times -1 and -2, by each predictor's mean, in which its variance is stationary, and by
         # its variance
-        derivatives = sums * slope.unsqueeze(1)
-        derivatives[:, 1].mul_(inv_std)
+        derivatives = _by_moments(sums, slope, inv_std)
 
         grad_alpha = grad_x = grad_bias = grad_scale = None
         if ctx.needs_input_grad[1]:
@@ -135,24 +146,33 @@ class _Align(torch.autograd.Function):
         if ctx.needs_input_grad[0]:
             # Of domain d's samples, x - (mean of d's predictor) = normalized / inv_std[d], and the predictors' means
             # differ by (2 * alpha - 1) * gap: the gradient is slope * grad - (constant + factor * normalized) / count.
+            if ctx.shares is not None:
+                derivatives = _by_moments(ctx.shares.whole(sums), slope, inv_std)
             rows = torch.lerp(derivatives.flip(0), derivatives, alpha)
             between = gaps[0] * ((2 * alpha - 1) * (1 - alpha))
             grad_x = torch.empty_like(saved) if positive is None else grad
+            positions = math.prod(saved.shape[2:])
             for d, ((g, half), out) in enumerate(zip(halves, (grad_x[:n], grad_x[n:]), strict=True)):
                 constant, factor = rows[d]
                 constant.addcmul_(between, derivatives[1 - d, 1], value=-1 if d else 1)
                 if shift is None:
                     factor.div_(inv_std[d])
-                rows[d].mul_(-gap_squared.numel() / half.numel())  # by the domain's samples per channel
+                rows[d].mul_(-1 / (ctx.samples[d] * positions))  # by the domain's samples per channel
                 factor = factor.to(half.dtype)
                 if shift is not None:
                     constant.addcmul_(factor, shift[d], value=-1)
-                _normalize(g, zero, one, slope[d], constant, 0.0, out)
+                normalize(g, zero, one, slope[d], constant, 0.0, out)
                 out.addcmul_(half, factor.view(-1, *[1] * (half.dim() - 2)))
-        return grad_x, grad_alpha, None, None, grad_scale, grad_bias, None
+        return grad_x, grad_alpha, None, None, grad_scale, grad_bias, None, None
 
 
-def _moments(x: Tensor) -> tuple[Tensor, Tensor]:
+def _by_moments(sums: Tensor, slope: Tensor, inv_std: Tensor) -> Tensor:
+    derivatives = sums * slope.unsqueeze(1)
+    derivatives[:, 1].mul_(inv_std)
+    return derivatives
+
+
+def moments_of(x: Tensor) -> tuple[Tensor, Tensor]:
     """Mean and biased variance per channel, in at least float32, each pass stable for large offsets."""
     if x.dtype not in (torch.bfloat16, torch.float16):
         mean, var = _aten.batch_norm_update_stats(x, None, None, 0.0)
@@ -163,7 +183,7 @@ def _moments(x: Tensor) -> tuple[Tensor, Tensor]:
     return mean, var
 
 
-def _normalize(
+def normalize(
     x: Tensor, mean: Tensor, var: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, out: Tensor
 ) -> None:
     """(x - mean) / sqrt(var + eps) * weight + bias into `out`, which may be x."""
@@ -174,7 +194,7 @@ def _normalize(
     )
 
 
-def _grad_sums(grad: Tensor, x: Tensor, shift: Tensor, factor: Tensor) -> tuple[Tensor, Tensor]:
+def grad_sums(grad: Tensor, x: Tensor, shift: Tensor, factor: Tensor) -> tuple[Tensor, Tensor]:
     """The sums of grad and of grad * (x - shift) * factor per channel."""
     # the CUDA kernel takes its outputs' dtype from the weight, which they do not depend on
     _, by_x, plain = _aten.native_batch_norm_backward(

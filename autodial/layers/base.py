@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from autodial.errors import InputError
+from autodial.layers.shares import N, Shares
 
 TRAIN, TEST = 0, 1
 """Values of caffe.Phase."""
@@ -60,6 +61,8 @@ class Layer(nn.Module):
     """Least and largest number of tops (None: any)."""
     is_loss: ClassVar[bool] = False
     """Whether the first top has loss_weight 1 unless the prototxt says otherwise."""
+    full_precision: ClassVar[bool] = False
+    """Whether the layer computes in float32 where others take half precision (torch.autocast); a loss always does."""
     is_data: ClassVar[bool] = False
     """Whether the tops are fed from outside (Input and the data layers), so that `forward` is never called."""
     is_random: ClassVar[bool] = False
@@ -70,6 +73,9 @@ class Layer(nn.Module):
     """Indices of the bottoms through which no gradient flows (labels)."""
     options: ClassVar[tuple[str, ...]] = ()
     """The LayerParameter's `*_param` messages that the layer reads, besides the one that is called like its type."""
+
+    shares: Shares | None = None
+    """How the batch is shared out where several processes train; None where all of it is here."""
 
     @classmethod
     def from_caffe(cls, context: LayerContext) -> Layer:
@@ -97,6 +103,10 @@ class Layer(nn.Module):
     def top_shapes(self, bottom_shapes: Sequence[Shape]) -> list[Shape]:
         """Shapes of the tops for these bottoms; raises LayerError, naming the shapes, when they don't fit."""
         raise NotImplementedError
+
+    def whole(self, count: N) -> N:
+        """What a count of the rows that are here is for the whole batch (`Shares.whole`)."""
+        return count if self.shares is None else self.shares.whole(count)
 
     def reseed(self, seed: int) -> None:
         """Restart the random state of a layer with `is_random`."""

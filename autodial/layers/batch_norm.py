@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from autodial.layers.alignment import grad_sums, moments_of, normalize
 from autodial.layers.base import Layer, LayerContext, LayerError, Shape, register
+from autodial.layers.shares import Shares
 
 
 @register("BatchNorm")
@@ -88,14 +91,46 @@ class BatchNorm(Layer):
         if self.uses_stored:
             mean, variance = (t.view(-1, *(1,) * (bottom.ndim - 2)) for t in self.stored())
             return (bottom - mean) * (variance + self.eps).rsqrt()
-        # With momentum 1, torch's running statistics are the batch's, the variance with m / (m - 1).
-        mean, variance = torch.zeros_like(self.mean), torch.zeros_like(self.variance)
-        cudnn = torch.backends.cudnn.enabled
-        # Not the one of torch.nn.functional, which refuses Caffe's eps: 0.
-        top = torch.batch_norm(bottom, None, None, mean, variance, True, 1.0, self.eps, cudnn)
+        if self.shares is None:
+            # With momentum 1, torch's running statistics are the batch's, the variance with m / (m - 1).
+            mean, variance = torch.zeros_like(self.mean), torch.zeros_like(self.variance)
+            cudnn = torch.backends.cudnn.enabled
+            # Not the one of torch.nn.functional, which refuses Caffe's eps: 0.
+            top = torch.batch_norm(bottom, None, None, mean, variance, True, 1.0, self.eps, cudnn)
+        else:
+            top, mean, variance = _Shared.apply(bottom, self.eps, self.shares)
+            count = self.whole(bottom.numel() // self.channels)
+            variance = variance * (count / (count - 1))
         for blob, new in ((self.mean, mean), (self.variance, variance), (self.normalizer, 1)):
             blob.mul_(self.moving_average_fraction).add_(new)
         return top
+
+
+class _Shared(torch.autograd.Function):
+    """Batch normalization of a batch that several processes have rows of: the top, the mean, the biased variance."""
+
+    @staticmethod
+    def forward(ctx: Any, bottom: Tensor, eps: float, shares: Shares) -> tuple[Tensor, Tensor, Tensor]:
+        mean, variance = shares.merge(torch.stack(moments_of(bottom)).unsqueeze(0))[0]
+        top = torch.empty_like(bottom)
+        normalize(bottom, mean, variance, None, None, eps, top)
+        ctx.save_for_backward(top, (variance + eps).rsqrt())
+        ctx.shares = shares
+        ctx.mark_non_differentiable(mean, variance)
+        return top, mean, variance
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        top, inv_std = ctx.saved_tensors
+        grad, shares = grads[0], ctx.shares
+        zero, one = torch.zeros_like(inv_std), torch.ones_like(inv_std)
+        means = shares.whole(torch.stack(grad_sums(grad, top, zero, one)))
+        means /= shares.whole(top.numel() // top.shape[1])
+        constant, factor = means.mul_(-inv_std)  # the gradient is inv_std * (grad - mean - top * mean of grad * top)
+        bottom_grad = torch.empty_like(top)
+        normalize(grad, zero, one, inv_std, constant, 0.0, bottom_grad)
+        bottom_grad.addcmul_(top, factor.to(top.dtype).view(-1, *[1] * (top.dim() - 2)))
+        return bottom_grad, None, None
 
 
 def _channels(shape: Shape) -> int:

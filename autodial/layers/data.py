@@ -90,10 +90,13 @@ class DummyData(Layer):
         self._generator.manual_seed(seed)
 
     def forward(self) -> tuple[Tensor, ...]:
-        return tuple(
+        tops = (
             data if filler.type == "constant" else self._refill(data, filler)
             for data, filler in zip(self.buffers(), self.fillers, strict=True)
         )
+        if self.shares is None:
+            return tuple(tops)
+        return tuple(top[self.shares.group.share(len(top))] for top in tops)
 
     def _refill(self, like: Tensor, filler: Any) -> Tensor:
         data = torch.empty(like.shape, dtype=like.dtype)

@@ -113,6 +113,23 @@ class DomainAlignment(Layer):
         """alpha as a forward pass uses it: clipped to [0.5, 1]."""
         return min(max(self.alpha.item(), 0.5), 1.0)
 
+    @property
+    def uses_stored(self) -> bool:
+        """Whether a pass would normalize with the stored statistics rather than with the batch's."""
+        return not self.training if self.use_global_stats is None else self.use_global_stats
+
+    def source_samples(self, batch_size: int) -> int:
+        """How many samples at the head of a training batch are the source's; LayerError if a domain has none."""
+        slice_point = batch_size // 2 if self.slice_point is None else self.slice_point
+        if batch_size < 2:
+            raise LayerError(f"a batch of {batch_size} can't hold samples of both domains")
+        if not 0 < slice_point < batch_size:
+            raise LayerError(
+                f"slice_point {slice_point} leaves a batch of {batch_size} without samples of both domains; "
+                f"it must lie between 1 and {batch_size - 1}"
+            )
+        return slice_point
+
     def stored(self) -> tuple[Tensor, Tensor]:
         """Mean and variance (C,) that eval mode normalizes with: those of the domain `test_stats`."""
         row = TARGET if self.test_stats == "target" else SOURCE
@@ -122,8 +139,8 @@ class DomainAlignment(Layer):
     def top_shapes(self, bottom_shapes: Sequence[Shape]) -> list[Shape]:
         (shape,) = bottom_shapes
         self._check_channels(shape)
-        if not self._uses_stored_statistics():
-            self._split(shape[0])
+        if not self.uses_stored:
+            self.source_samples(shape[0])
         return [tuple(shape)]
 
     def forward(self, x: Tensor) -> Tensor:
@@ -139,14 +156,14 @@ class DomainAlignment(Layer):
         self._check_channels(x.shape)
         if x.dim() == 1:
             return self.scaled(x.unsqueeze(1), scale, bias, relu=relu).squeeze(1)
-        if self._uses_stored_statistics():
+        if self.uses_stored:
             y = F.batch_norm(x, *self.stored(), scale, bias, eps=self.eps)
             return F.relu(y) if relu else y
-        slice_point = self._split(x.shape[0])
+        slice_point = self.source_samples(self.whole(x.shape[0]))
         with torch.no_grad():
             self.alpha.clamp_(0.5, 1)
-        y, mean, var = align(x, self.alpha, slice_point, self.eps, scale, bias, relu=relu)
-        self._store(mean, var, x.numel() // self.num_features)
+        y, mean, var = align(x, self.alpha, slice_point, self.eps, scale, bias, relu=relu, shares=self.shares)
+        self._store(mean, var, self.whole(x.numel() // self.num_features))
         return y
 
     def extra_repr(self) -> str:
@@ -158,20 +175,6 @@ class DomainAlignment(Layer):
             raise LayerError(
                 f"was built for {counted(self.num_features, 'channel')} and gets a blob of shape {tuple(shape)}"
             )
-
-    def _uses_stored_statistics(self) -> bool:
-        return not self.training if self.use_global_stats is None else self.use_global_stats
-
-    def _split(self, batch_size: int) -> int:
-        slice_point = batch_size // 2 if self.slice_point is None else self.slice_point
-        if batch_size < 2:
-            raise LayerError(f"a batch of {batch_size} can't hold samples of both domains")
-        if not 0 < slice_point < batch_size:
-            raise LayerError(
-                f"slice_point {slice_point} leaves a batch of {batch_size} without samples of both domains; "
-                f"it must lie between 1 and {batch_size - 1}"
-            )
-        return slice_point
 
     @torch.no_grad()
     def _store(self, mean: Tensor, var: Tensor, count: int) -> None:

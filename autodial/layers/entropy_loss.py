@@ -65,5 +65,5 @@ class EntropyLoss(Layer):
         if self.normalization == "none":
             return total
         if self.normalization == "batch_size":
-            return total / math.prod(x.shape[: self.axis % x.dim()])
-        return total / (x.numel() // x.shape[self.axis])
+            return total / self.whole(math.prod(x.shape[: self.axis % x.dim()]))
+        return total / self.whole(x.numel() // x.shape[self.axis])

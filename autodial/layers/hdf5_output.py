@@ -23,6 +23,7 @@ class HDF5Output(Layer):
 
     bottoms = (2, 2)
     tops = (0, 0)
+    full_precision = True  # numpy has no bfloat16
     no_gradient = (0, 1)
 
     def __init__(self, path: Path) -> None:

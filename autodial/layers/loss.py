@@ -79,7 +79,7 @@ class SoftmaxWithLoss(Layer):
         log_softmax = F.log_softmax(scores, self.axis)
         log_p = log_softmax.gather(self.axis, target.unsqueeze(self.axis)).squeeze(self.axis)
         loss = 0 - _floored(log_p, LOG_FLT_MIN).where(valid, 0).sum()  # like Caffe's, never -0
-        loss = loss / normalizer(self.normalization, valid, _outer_size(scores, self.axis))
+        loss = loss / normalizer(self, self.normalization, valid, _outer_size(scores, self.axis))
         return (loss, log_softmax.detach().exp()) if self.probabilities else loss
 
 
@@ -154,7 +154,7 @@ class InfogainLoss(Layer):
         weights = infogain.reshape(classes, classes)[target].movedim(-1, self.axis)
         log_p = _floored(log_softmax, math.log(LOG_THRESHOLD))
         loss = 0 - (weights * log_p).sum(self.axis).where(valid, 0).sum()
-        loss = loss / normalizer(self.normalization, valid, _outer_size(scores, self.axis))
+        loss = loss / normalizer(self, self.normalization, valid, _outer_size(scores, self.axis))
         return (loss, log_softmax.detach().exp()) if self.probabilities else loss
 
 
@@ -185,7 +185,7 @@ class MultinomialLogisticLoss(Layer):
         p = rows.gather(1, target.unsqueeze(1))
         floored = p.detach().clamp(min=LOG_THRESHOLD)
         # The last term is 0, and has the gradient.
-        return (0 - (floored.log() + (p - p.detach()) / floored).sum()) / rows.shape[0]
+        return (0 - (floored.log() + (p - p.detach()) / floored).sum()) / self.whole(rows.shape[0])
 
 
 @register("HingeLoss")
@@ -222,7 +222,7 @@ class HingeLoss(Layer):
         target, _ = class_labels(labels, rows, 1, None)
         sign = torch.ones_like(rows).scatter(1, target.unsqueeze(1), -1)
         margins = F.relu(1 + sign * rows)
-        return (margins if self.norm == "L1" else margins.square()).sum() / rows.shape[0]
+        return (margins if self.norm == "L1" else margins.square()).sum() / self.whole(rows.shape[0])
 
 
 def _read_matrix(source: str, base_dir: Path | None) -> Tensor:

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from autodial.layers.base import LayerError
+from autodial.layers.base import Layer, LayerError
 from autodial.proto import messages as pb
 
 
@@ -29,13 +29,20 @@ def normalization_mode(param: Any, default: str = "VALID") -> str:
     return name
 
 
-def normalizer(mode: str, valid: Tensor, batch_size: int) -> Tensor | int:
-    """The divisor, at least 1: `valid` says of each label whether it counts, `batch_size` how many rows there are."""
+def normalizer(layer: Layer, mode: str, valid: Tensor, batch_size: int) -> Tensor | int:
+    """The divisor, at least 1, for the whole batch.
+
+    Args:
+        layer: the loss.
+        mode: as `normalization_mode` gives it.
+        valid: says of each label here whether it counts.
+        batch_size: how many rows are here.
+    """
     if mode == "VALID":
-        return valid.sum().clamp(min=1)
+        return layer.whole(valid.sum()).clamp(min=1)
     if mode == "FULL":
-        return valid.numel()
-    return batch_size if mode == "BATCH_SIZE" else 1
+        return layer.whole(valid.numel())
+    return layer.whole(batch_size) if mode == "BATCH_SIZE" else 1
 
 
 def refuse_loss_param(param: Any) -> None:

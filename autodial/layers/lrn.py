@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -63,12 +64,45 @@ class LRN(Layer):
         return [shape]
 
     def forward(self, bottom: Tensor) -> Tensor:
-        square = bottom * bottom
+        top: Tensor = _Normalize.apply(bottom, self)
+        return top
+
+    def energy(self, square: Tensor) -> Tensor:
+        """The mean over each element's neighbourhood, a symmetric matrix; a new tensor."""
         if self.within_channel:
-            energy = F.avg_pool2d(F.pad(square, (self.local_size // 2,) * 4), self.local_size, 1)
-        else:
-            energy = F.conv2d(square, self.window)
-        return bottom * (self.k + self.alpha * energy).pow(-self.beta)
+            return F.avg_pool2d(F.pad(square, (self.local_size // 2,) * 4), self.local_size, 1)
+        return F.conv2d(square, self.window.to(square.dtype))
+
+
+class _Normalize(torch.autograd.Function):
+    """x * s^-beta with s = k + alpha * E(x^2): of what lies between, only s is kept, and nothing is written twice.
+
+    The gradient is grad * s^-beta - 2 * alpha * beta * x * E(grad * x * s^(-beta - 1)), as E is symmetric.
+    """
+
+    @staticmethod
+    @torch.no_grad()  # given for torch.export, which traces through the function
+    def forward(ctx: Any, x: Tensor, layer: LRN) -> Tensor:
+        s = layer.energy(x * x).mul_(layer.alpha).add_(layer.k)
+        ctx.save_for_backward(x, s)
+        ctx.layer = layer
+        return _power(s, layer.beta).mul_(x)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        x, s = ctx.saved_tensors
+        layer = ctx.layer
+        scaled = _power(s, layer.beta).mul_(grads[0])
+        spread = layer.energy((scaled * x).div_(s))
+        return scaled.addcmul_(spread, x, value=-2 * layer.alpha * layer.beta), None
+
+
+def _power(s: Tensor, beta: float) -> Tensor:
+    """s^-beta, a new tensor; two square roots are faster than the power for the usual 0.75."""
+    if beta != 0.75:
+        return s.pow(-beta)
+    root = s.rsqrt()
+    return root.sqrt().mul_(root)
 
 
 def _image_shape(shape: Shape) -> Shape:

@@ -34,7 +34,7 @@ class EuclideanLoss(Layer):
         return [()]
 
     def forward(self, a: Tensor, b: Tensor) -> Tensor:
-        return (a - b.reshape(a.shape)).square().sum() / (2 * a.shape[0])
+        return (a - b.reshape(a.shape)).square().sum() / (2 * self.whole(a.shape[0]))
 
 
 @register("SigmoidCrossEntropyLoss")
@@ -77,7 +77,7 @@ class SigmoidCrossEntropyLoss(Layer):
         valid = torch.ones_like(targets, dtype=torch.bool)
         if self.ignore_label is not None:
             valid = targets.trunc() != self.ignore_label
-        return loss.where(valid, 0).sum() / normalizer(self.normalization, valid, scores.shape[0])
+        return loss.where(valid, 0).sum() / normalizer(self, self.normalization, valid, scores.shape[0])
 
 
 @register("ContrastiveLoss")
@@ -128,7 +128,7 @@ class ContrastiveLoss(Layer):
             short = F.relu(self.margin - distance)
             # The last term is 0, and has the gradient.
             apart = short.square() - (square - square.detach()) * short / (distance + 1e-4)
-        return torch.where(similar.reshape(num).trunc() != 0, square, apart).sum() / (2 * num)
+        return torch.where(similar.reshape(num).trunc() != 0, square, apart).sum() / (2 * self.whole(num))
 
 
 def _check_same_size(a: Shape, b: Shape) -> None:

@@ -39,6 +39,7 @@ class PythonLayer(Layer):
 
     bottoms = (0, None)
     tops = (0, None)
+    full_precision = True  # numpy has no bfloat16
 
     def __init__(
         self, user: autodial.caffe.Layer, param: Any, phase: int, bottom_shapes: Sequence[Shape], num_tops: int

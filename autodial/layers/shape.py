@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
@@ -77,7 +77,14 @@ class Slice(Layer):
         return [(*shape[:axis], size, *shape[axis + 1 :]) for size in self._sizes(shape[axis])]
 
     def forward(self, bottom: Tensor) -> tuple[Tensor, ...]:
+        if self.shares is not None and self.axis % bottom.ndim == 0:
+            starts = [0, *(self.shares.before(point) for point in self.points(self.shares.rows)), len(bottom)]
+            return torch.split(bottom, [end - start for start, end in pairwise(starts)])
         return torch.split(bottom, self._sizes(bottom.shape[self.axis]), self.axis)
+
+    def points(self, length: int) -> list[int]:
+        """Where, along an axis of that length, the second and later pieces start."""
+        return list(accumulate(self._sizes(length)))[:-1]
 
     def _sizes(self, length: int) -> list[int]:
         if not self.slice_point:

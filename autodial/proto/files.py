@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -68,3 +69,31 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     finally:
         with suppress(FileNotFoundError):
             aside.unlink()
+
+
+@contextmanager
+def replacing_files(folder: str | os.PathLike[str], last: str) -> Iterator[Path]:
+    """An empty folder for files that take their places in `folder` together, when the block ends without an exception.
+
+    A folder that is not there yet, in one that is, appears complete. In one that is there, files of other names stay;
+    the old `last` goes before and the new one comes after all others, so that it never stands beside files that it does
+    not belong to, whatever interrupts. After an exception nothing has changed; an OSError becomes a WorkError that
+    names `folder`.
+    """
+    folder = Path(folder)
+    name = f".{folder.name}.{os.getpid()}.tmp"
+    aside = folder / name if folder.is_dir() else folder.with_name(name)
+    try:
+        shutil.rmtree(aside, ignore_errors=True)  # of a process that was killed and had the same number
+        aside.mkdir()
+        yield aside
+        if folder.is_dir():
+            (folder / last).unlink(missing_ok=True)
+            for path in sorted(aside.iterdir(), key=lambda path: path.name == last):
+                path.replace(folder / path.name)
+        else:
+            aside.rename(folder)
+    except OSError as error:
+        raise WorkError(f"{folder} can't be written: {error.strerror or error}") from error
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from autodial.data.source import Source
+from autodial.data.source import ALL, Source
 from autodial.domains import DataTop, without_augmentation
 from autodial.errors import InputError
 from autodial.graph import Graph, Node
@@ -69,9 +69,9 @@ class ChosenRows:
     def _chosen(self, index: int) -> Sequence[int]:
         return self._rows[index * self.batch_size : (index + 1) * self.batch_size]
 
-    def batch(self, index: int) -> list[NDArray[np.float32]]:
-        rows = [self._source.batch(row) for row in self._chosen(index)]
-        return [np.concatenate(top) for top in zip(*rows, strict=True)]
+    def batch(self, index: int, rows: slice = ALL) -> list[NDArray[np.float32]]:
+        batches = [self._source.batch(row) for row in self._chosen(index)[rows]]
+        return [np.concatenate(top) for top in zip(*batches, strict=True)]
 
     def names(self, index: int) -> list[str]:
         return [name for row in self._chosen(index) for name in self._source.names(row)]

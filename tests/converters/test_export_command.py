@@ -55,6 +55,21 @@ def test_writes_a_file_and_says_how_far_off_it_is(project: Path) -> None:
     assert '"classes": ["cat", "dog"]' in session.get_modelmeta().custom_metadata_map["autodial"]
 
 
+def test_a_raw_input_is_described_by_its_name(project: Path) -> None:
+    size = ["--set", "images.image_data_param.new_height=4", "--set", "images.image_data_param.new_width=4"]
+    result = CliRunner().invoke(app, arguments(project, *size, "--raw-input"), catch_exceptions=False)
+    assert result.exit_code == 0 and 'blob "data" to 2 classes' in result.output
+
+
+def test_lower_precision_is_not_for_plain_caffe(project: Path) -> None:
+    weights = f"{project / 'one.caffemodel'},{project / 'two.caffemodel'}"
+    words = ["--net", str(project / "net.prototxt"), "--weights", weights, "--caffe", str(project / "out")]
+    with pytest.raises(InputError, match="plain Caffe is float32"):
+        CliRunner().invoke(app, [*words, "--precision", "fp16"], catch_exceptions=False)
+    with pytest.raises(InputError, match="--caffe and --triton are two forms"):
+        CliRunner().invoke(app, [*words, "--triton", str(project / "models")], catch_exceptions=False)
+
+
 def test_json_is_the_whole_report(project: Path) -> None:
     size = ["--set", "images.image_data_param.new_height=4", "--set", "images.image_data_param.new_width=4"]
     result = CliRunner().invoke(app, arguments(project, *size, "--json"), catch_exceptions=False)
@@ -83,3 +98,22 @@ def test_nothing_that_is_read_is_written_over(project: Path, output: str) -> Non
     result = CliRunner().invoke(app, words)
     assert isinstance(result.exception, InputError) and "the same command reads this file" in str(result.exception)
     assert (project / output).read_bytes() == before
+
+
+def test_the_domain_names_the_file(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(project)
+    dial = 'layer { name: "dial" type: "Dial" bottom: "fc2" top: "fc2" }\nlayer { name: "accuracy"'
+    (project / "net.prototxt").write_text(NET.replace('layer { name: "accuracy"', dial))
+    message = parse_net((project / "net.prototxt").read_text()).layer[-2]
+    stored = [np.float32([0.5]), np.float32([[0, 0], [9, 9]]), np.float32([[1, 1], [4, 4]]), np.float32([1])]
+    write_weights(Weights("", [LayerWeights(message, stored)]), project / "dial.caffemodel")
+    size = ["--set", "images.image_data_param.new_height=4", "--set", "images.image_data_param.new_width=4"]
+    words = ["--net", "net.prototxt", "--weights", "one.caffemodel,two.caffemodel,dial.caffemodel", *size]
+    logits = {}
+    for domain, more in (("source", ["--domain", "source"]), ("target", [])):
+        result = CliRunner().invoke(app, [*words, *more], catch_exceptions=False)
+        assert result.exit_code == 0 and f"{domain} statistics" in result.output
+        session = onnxruntime.InferenceSession(f"{domain}_predictor.onnx", providers=["CPUExecutionProvider"])
+        (logits[domain],) = session.run(["logits"], {"image": np.full((1, 4, 4, 3), 3, np.uint8)})
+    # (x - 0) / 1 with the source's statistics, (x - 9) / 2 with the target's
+    np.testing.assert_allclose(logits["target"], (logits["source"] - 9) / 2, rtol=0, atol=1e-3)

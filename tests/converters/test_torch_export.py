@@ -346,3 +346,27 @@ def test_a_wrong_file_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyP
     with pytest.raises(WorkError, match=r"nothing was written: ONNX Runtime's logits differ from the unfolded net's"):
         export_module(used(flat(more=nn.BatchNorm1d(3))), tmp_path / "model.onnx", size=(6, 6))
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(("domain", "row"), [("source", 0), ("target", 1)])
+def test_the_domain_that_is_asked_for(domain: Any, row: int, tmp_path: Path) -> None:
+    module = used(flat(more=DomainAlignment(3, test_stats="target" if domain == "source" else "source")))
+    report = export_module(module, tmp_path / "model.onnx", size=(6, 6), domain=domain)
+    assert report.metadata["statistics"] == domain
+    images = bytes_of(4, 6)
+    x = torch.from_numpy(images[..., ::-1].transpose(0, 3, 1, 2).copy()).double() / 255
+    _, fc, align = module.double()
+    with torch.no_grad():
+        statistics = align.mean[row] / align.normalizer, align.variance[row] / align.normalizer
+        expected = F.batch_norm(fc(x.flatten(1)), *statistics, eps=1e-5).numpy()
+    np.testing.assert_allclose(run(report.output, images), expected, rtol=0, atol=1e-5 * np.ptp(expected))
+    assert align.test_stats != domain  # the module stays as it is
+
+
+@pytest.mark.parametrize(
+    ("domain", "message"),
+    [("source", "Sequential has no DomainAlignment layer, so no source"), ("TARGET", '"source" or "target", not')],
+)
+def test_a_domain_that_there_is_not(domain: Any, message: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=message):
+        export_module(flat(more=nn.BatchNorm1d(3)), tmp_path / "model.onnx", size=(6, 6), domain=domain)

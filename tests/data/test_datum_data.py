@@ -274,3 +274,15 @@ print(sorted({"torch", "onnx", "onnxruntime", "h5py", "lmdb"} & set(sys.modules)
 """
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert run.stdout == "[]\n"
+
+
+@pytest.mark.parametrize("transform", ["crop_size: 4 mirror: true", "mirror: true", ""])
+def test_rows_are_the_same_without_the_others(tmp_path: Path, transform: str) -> None:
+    sizes = [(6 + i, 9 - i) for i in range(4)] if "crop" in transform else [(6, 7)] * 4
+    images = [RNG.integers(0, 256, (*size, 3), dtype=np.uint8) for size in sizes]
+    write(tmp_path, *(encoded(".png", image, i) for i, image in enumerate(images)))
+    source = data(tmp_path, "batch_size: 5", transform, phase=pb.TRAIN)
+    for index in range(3):
+        for rows in (slice(0, 2), slice(2, 5)):
+            for got, whole in zip(source.batch(index, rows), source.batch(index), strict=True):
+                np.testing.assert_array_equal(got, whole[rows])

@@ -243,3 +243,12 @@ def test_a_shape_that_can_t_be_true_takes_no_memory(tmp_path: Path, chunks: tupl
 def write_whole(files: Path) -> Path:
     write(files / "1.h5", data=np.zeros((1, 2, 3)), label=np.zeros((1, 1)))
     return files
+
+
+@pytest.mark.parametrize("shuffle", ["false", "true"])
+def test_rows_are_the_same_without_the_others(files: Path, shuffle: str) -> None:
+    source = layer(files, f"batch_size: 7 shuffle: {shuffle}")
+    for index in range(3):
+        for rows in (slice(0, 2), slice(2, 7)):
+            for got, whole in zip(source.batch(index, rows), source.batch(index), strict=True):
+                np.testing.assert_array_equal(got, whole[rows])

@@ -323,3 +323,20 @@ print(sorted({"torch", "onnx", "onnxruntime", "google.protobuf"} & set(sys.modul
 """
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert run.stdout == "[]\n"
+
+
+@pytest.mark.parametrize("size", ["new_height: 12 new_width: 11", ""])
+def test_rows_are_the_same_without_the_others(tmp_path: Path, size: str) -> None:
+    rng = np.random.default_rng(5)
+    for i in range(9):  # of as many sizes, on which the crops' draws depend
+        cv2.imwrite(str(tmp_path / f"{i}.png"), rng.integers(0, 256, (9 + i, 20 - i, 3), dtype=np.uint8))
+    (tmp_path / "list.txt").write_text("".join(f"{i}.png {i}\n" for i in range(9)))
+    data = image_data(
+        tmp_path, f'source: "list.txt" batch_size: 7 shuffle: true {size}', "crop_size: 6 mirror: true", phase=pb.TRAIN
+    )
+    for index in range(3):
+        images, labels = data.batch(index)
+        for rows in (slice(0, 3), slice(3, 7), slice(6, 7)):
+            got = data.batch(index, rows)
+            np.testing.assert_array_equal(got[0], images[rows])
+            np.testing.assert_array_equal(got[1], labels[rows])

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import runpy
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import cv2
 import numpy as np
 import pytest
+import torch
+from torch.distributed import TCPStore
 
 NET = """
 name: "stripes"
@@ -90,3 +95,50 @@ def edit(project: Path) -> Callable[[str, str, str], None]:
 def autodial(project: Path, autodial: Callable[..., tuple[int, str, str]]) -> Callable[..., tuple[int, str, str]]:
     """`autodial(arguments...)`, in the project."""
     return autodial
+
+
+PROGRAMS = Path(__file__).with_name("rank_programs.py")
+_SECONDS = 120
+
+
+@pytest.fixture(scope="session")
+def processes() -> multiprocessing.context.ForkServerContext:
+    """Where processes come from that have torch loaded, and no threads of its."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["autodial.solver"])
+    return context
+
+
+@pytest.fixture
+def on_ranks(
+    processes: multiprocessing.context.ForkServerContext, project: Path
+) -> Callable[..., list[tuple[int | None, Any]]]:
+    """`on_ranks(size, name, **options)` runs a function of rank_programs.py as that many ranks, as torchrun would.
+
+    It gives each rank's exit status, and what the function returned, or None if it did not get that far.
+    """
+
+    def run(size: int, name: str, **options: Any) -> list[tuple[int | None, Any]]:
+        store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # torchrun's own, which outlives ranks
+        results = [project / f"result-{rank}" for rank in range(size)]
+        ranks = []
+        for rank, result in enumerate(results):
+            result.unlink(missing_ok=True)
+            environment = {
+                **{"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size},
+                **{"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": store.port},
+                **{"TORCHELASTIC_RUN_ID": "test", "TORCHELASTIC_USE_AGENT_STORE": True},
+            }
+            call = {"environment": environment, "folder": project, "name": name, "options": options, "result": result}
+            ranks.append(processes.Process(target=runpy.run_path, args=(str(PROGRAMS), {"CALL": call})))
+        for process in ranks:
+            process.start()
+        for process in ranks:
+            process.join(_SECONDS)
+            assert process.exitcode is not None, "a rank hangs"
+        return [
+            (process.exitcode, torch.load(result, weights_only=False) if result.exists() else None)
+            for process, result in zip(ranks, results, strict=True)
+        ]
+
+    return run

@@ -1,0 +1,122 @@
+"""How training scales with processes: images per second of whole steps, of one process and of several, side by side.
+
+    python benchmarks/ranks.py [NET.prototxt] [--ranks N] [--device cpu|cuda] [--rounds R] [--steps S] [--quick]
+
+Each round runs one process, on one CPU thread and on as many threads as there are to be processes, then N processes of
+one thread each (on GPUs: one process, then N) on the net's own batch, which they share out, of random images. A step
+is forward, backward, the sums over the processes and the update, in the TRAIN phase of the shipped AlexNet, or of NET.
+`--quick` takes a tiny net and two steps, and its numbers mean nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+from measuring import describe
+from torch import Tensor
+
+from autodial.cpus import available_cpus
+from autodial.data_parallel import DataParallel
+from autodial.devices import choose_device
+from autodial.feed import image_format
+from autodial.net import Net
+from autodial.net_state import filter_net
+from autodial.proto import messages as pb
+from autodial.proto import read_net
+from autodial.ranks import Ranks
+from autodial.shipped import shipped_net
+from autodial.timing import replace_missing_data
+from autodial.update import SGD
+
+
+def measure(path: Path, steps: int, kind: str) -> float:
+    """Images per second of this process and those that it trains with: of the median step after two others."""
+    ranks = Ranks.join()
+    device = choose_device(kind, index=0 if ranks is None else ranks.local_rank)
+    message, _ = replace_missing_data(filter_net(read_net(path), pb.TRAIN), None)
+    net = Net(message, pb.TRAIN).to(device)
+    parallel = None if ranks is None else DataParallel(net, ranks)
+    update = SGD(pb.SolverParameter(momentum=0.9, weight_decay=0.0005), net.params)
+    inputs = {name: random_rows(net, name).to(device) for name in net.inputs}
+    images = sum(len(blob) for blob in inputs.values() if blob.dim() > 1)
+    if ranks is not None:
+        inputs = {name: blob[ranks.share(len(blob))] for name, blob in inputs.items()}
+    layout = image_format(net, device)
+    inputs = {name: blob.contiguous(memory_format=layout) if blob.dim() == 4 else blob for name, blob in inputs.items()}
+    seconds = []
+    for step in range(steps + 2):
+        started = time.perf_counter()
+        net.zero_grad(set_to_none=True)
+        loss = net.loss(net(inputs))
+        loss.backward()  # type: ignore[no-untyped-call]
+        if parallel is not None:
+            parallel.sum(loss.detach(), device)
+        update.step(0.001, step)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        seconds.append(time.perf_counter() - started)
+    return images / statistics.median(seconds[2:])
+
+
+def random_rows(net: Net, name: str) -> Tensor:
+    """Pixels, or labels that any net has."""
+    shape = net.blob_shapes[name]
+    return torch.randn(shape) * 50 if len(shape) > 1 else torch.randint(2, shape).float()
+
+
+def run(arguments: argparse.Namespace, processes: int, threads: int) -> float:
+    """Images per second of that many processes."""
+    with tempfile.TemporaryDirectory() as folder:
+        result = Path(folder) / "result"
+        launch = ["-m", "torch.distributed.run", "--nproc-per-node", str(processes)] if processes > 1 else []
+        options = ["--device", arguments.device, "--steps", str(arguments.steps), "--result", str(result)]
+        command = [sys.executable, *launch, __file__, str(arguments.net), *options]
+        environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
+        subprocess.run(command, check=True, env=environment)
+        return float(result.read_text())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("net", type=Path, nargs="?", default=shipped_net("alexnet"))
+    parser.add_argument("--ranks", type=int, default=2, help="processes to compare with one")
+    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=5, help="whose median counts")
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--result", type=Path, help=argparse.SUPPRESS)  # a process of a round writes its number there
+    arguments = parser.parse_args()
+    if arguments.result is not None:
+        speed = measure(arguments.net, arguments.steps, arguments.device)
+        if os.environ.get("RANK", "0") == "0":
+            arguments.result.write_text(str(speed))
+        return
+    if arguments.quick:
+        arguments.net, arguments.rounds, arguments.steps = shipped_net("digits"), 1, 2
+    count = arguments.ranks
+    kinds = {"1 process, 1 thread": (1, 1)}
+    if arguments.device == "cpu" and not arguments.quick:
+        kinds[f"1 process, {count} threads"] = (1, count)
+    kinds[f"{count} processes, 1 thread each"] = (count, 1)
+    rounds = [{kind: run(arguments, *numbers) for kind, numbers in kinds.items()} for _ in range(arguments.rounds)]
+    print(f"{arguments.net}, {available_cpus()} CPUs, {describe(torch.device(arguments.device))}")
+    first = next(iter(kinds))
+    for kind in kinds:
+        speeds = [speed[kind] for speed in rounds]
+        ratios = sorted(speed[kind] / speed[first] for speed in rounds)
+        print(
+            f"{kind:<26} {statistics.median(speeds):8.1f} images/s ({min(speeds):.1f} to {max(speeds):.1f}), "
+            f"{statistics.median(ratios):.2f} times the first ({ratios[0]:.2f} to {ratios[-1]:.2f})"
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,153 @@
+"""What an exported file keeps of the images that a net was trained for, for `autodial predict --drift`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime  # type: ignore[import-untyped]
+from numpy.typing import NDArray
+
+from autodial.converters.image_input import ImageInput
+from autodial.cpus import available_cpus
+from autodial.data.image_data import ImageData
+from autodial.data.transforms import decode, resize
+from autodial.domains import data_in_train
+from autodial.drift import Reference, figure_names, figures, image_figures
+from autodial.errors import InputError
+from autodial.proto import messages as pb
+from autodial.wording import counted
+
+LIMIT = 2000
+"""Images of a list that are measured, evenly spread over it. So many add at most 0.06 to what chance explains of a
+distance, a part of what is tolerated; more would take long on slow nets."""
+_BATCH = 32
+
+Progress = Callable[[int, int], None]
+"""Called with the number of images done, and of all."""
+
+
+@dataclass(frozen=True)
+class TrainingImages:
+    """The files of a training list that are measured, in its order.
+
+    Attributes:
+        domain: "target" or "source".
+        name: of the list.
+        listed: number of its images.
+        files: at most LIMIT of them.
+        missing: how many were left out as they are not there.
+    """
+
+    domain: str
+    name: str
+    listed: int
+    files: tuple[Path, ...]
+    missing: int = 0
+
+    @classmethod
+    def of_caffe(cls, net_param: Any, statistics: str | None, base_dir: Path | None) -> TrainingImages:
+        """Those of a NetParameter's TRAIN phase.
+
+        Args:
+            statistics: domain of the statistics that the exported net has; the target for all but "source".
+
+        Raises:
+            InputError: there is no such list, or none of its images is there; it says why.
+        """
+        domains = data_in_train(net_param)
+        if domains is None:
+            raise InputError("the net has no TRAIN phase that joins a source and a target")
+        layer = pb.LayerParameter()
+        layer.CopyFrom(domains[0 if statistics == "source" else 1].layer)
+        if layer.type != "ImageData":
+            raise InputError(f'layer "{layer.name}" ({layer.type}) reads no list of image files')
+        # The list is all that is wanted of the layer: with a size stated it opens no image.
+        layer.ClearField("transform_param")
+        layer.image_data_param.new_height = layer.image_data_param.new_width = 1
+        listed = ImageData(layer, phase=pb.TEST, seed=0, base_dir=base_dir)
+        files, missing = [], []
+        for entry in _spread(listed.entries):
+            try:
+                files.append(listed.path(entry))
+            except InputError as error:
+                missing.append(error)
+        if not files:
+            raise InputError(f"{listed.list_path}: {missing[0]}")
+        domain = "source" if statistics == "source" else "target"
+        return cls(domain, listed.list_path.name, len(listed), tuple(files), len(missing))
+
+    @classmethod
+    def of_files(cls, files: Iterable[str | Path]) -> TrainingImages:
+        """Those of the target that these files are."""
+        paths = [Path(file) for file in files]
+        return cls("target", "target_images", len(paths), tuple(_spread(paths)))
+
+
+def measure(
+    model: bytes, training: TrainingImages, images: ImageInput, progress: Progress | None = None
+) -> tuple[Reference | None, list[str]]:
+    """Run an exported file over training images as `autodial predict` would, on the CPU.
+
+    Args:
+        model: takes such images, uint8 (n, height, width, channels), and gives logits and probabilities.
+        images: the size and channels of what it takes.
+
+    Returns:
+        what is to be kept of them, None where none can be read; notes on those that can't.
+    """
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    options.intra_op_num_threads = available_cpus()
+    session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+    (put,) = session.get_inputs()
+
+    def read(file: Path) -> NDArray[np.uint8] | InputError:
+        try:
+            return resize(decode(file, images.channels == 3), images.height, images.width)
+        except InputError as error:
+            return error
+
+    classes, values, broken = [], [], []
+    with ThreadPoolExecutor(available_cpus()) as pool:
+        for start in range(0, len(training.files), _BATCH):
+            found = list(pool.map(read, training.files[start : start + _BATCH]))
+            broken += [error for error in found if isinstance(error, InputError)]
+            batch = [image for image in found if not isinstance(image, InputError)]
+            if batch:
+                (probabilities,) = session.run(["probabilities"], {put.name: np.stack(batch)})
+                rows = figures(probabilities, np.array(list(pool.map(image_figures, batch))))
+                finite = np.isfinite(rows).all(axis=1)
+                classes.append(probabilities.argmax(axis=1)[finite])
+                values.append(rows[finite])
+            if progress is not None:
+                progress(min(start + _BATCH, len(training.files)), len(training.files))
+    lost = training.missing + len(broken)
+    notes = []
+    if lost:
+        why = f", as {broken[0]}" if broken else ""
+        notes.append(
+            f"{lost} of {counted(training.missing + len(training.files), 'image')} of {training.name} could not "
+            f"be measured for `autodial predict --drift`{why}"
+        )
+    if not sum(map(len, classes)):
+        return None, notes
+    reference = Reference.measured(
+        training.domain,
+        training.name,
+        training.listed,
+        np.concatenate(classes),
+        figure_names(images.channels),
+        np.concatenate(values),
+    )
+    return reference, notes
+
+
+def _spread(listed: Sequence[Any]) -> list[Any]:
+    """At most LIMIT of them, in equal steps."""
+    count = min(len(listed), LIMIT)
+    return [listed[i * len(listed) // count] for i in range(count)]

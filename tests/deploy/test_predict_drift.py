@@ -1,0 +1,190 @@
+"""`autodial predict --drift` from a model and images to its summary."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import onnx
+import pytest
+from onnx import helper
+
+from autodial.deploy import Predictor, predict_folder, writer
+from autodial.drift import Reference, figure_names, figures, image_figures
+from autodial.errors import InputError, WorkError
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+def write_images(folder: Path, count: int, seed: int, level: int = 128, noise: int = 40) -> list[Path]:
+    """Noise of some brightness and contrast."""
+    folder.mkdir(parents=True)
+    rng = np.random.default_rng(seed)
+    paths = [folder / f"{i:04}.png" for i in range(count)]
+    for path in paths:
+        pixels = rng.normal(level + rng.normal(0, 20), noise, (6, 9, 3)).clip(0, 255).astype(np.uint8)
+        cv2.imwrite(str(path), pixels)
+    return paths
+
+
+@pytest.fixture(scope="module")
+def target(model: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The model with what `autodial export` keeps of 400 images."""
+    folder = tmp_path_factory.mktemp("target")
+    images = write_images(folder / "train", 400, seed=0)
+    predictor = Predictor(model.path, "cpu")
+    _, probabilities = predictor.predict(images)
+    of_images = np.array([image_figures(cv2.imread(str(image))) for image in images])
+    values = figures(probabilities, of_images)
+    kept = Reference.measured("target", "train.txt", 400, probabilities.argmax(axis=1), figure_names(3), values)
+    return with_reference(model.path, folder / "model.onnx", kept.record())
+
+
+def with_reference(model: Path, path: Path, record: Any) -> Path:
+    loaded = onnx.load(model)
+    metadata = json.loads(loaded.metadata_props[0].value)
+    helper.set_model_props(loaded, {"autodial": json.dumps({**metadata, "reference": record})})
+    onnx.save(loaded, path)
+    return path
+
+
+def summary_of(path: Path) -> Any:
+    return json.loads(path.read_text("utf-8"))
+
+
+def test_images_like_the_lists_pass_and_others_are_warned_of(autodial: Run, target: Path, tmp_path: Path) -> None:
+    write_images(tmp_path / "same", 200, seed=1)
+    write_images(tmp_path / "dark", 200, seed=2, level=60)
+    write_images(tmp_path / "few", 12, seed=3)
+    said = {}
+    for folder in ("same", "dark", "few"):
+        options = ["-o", tmp_path / f"{folder}.csv", "--drift", tmp_path / f"{folder}.json"]
+        status, _, said[folder] = autodial("predict", target, tmp_path / folder, *options)
+        assert status == 0
+    assert "Drift: the images look like the target's that the model was trained on (400 images of train" in said["same"]
+    assert "Warning: the images don't look like the target's" in said["dark"]
+    assert "  brightness: " in said["dark"] and "would be expected" in said["dark"]
+    assert (
+        "Drift: nothing stands out" in said["few"] and "12 images would show an extreme difference only" in said["few"]
+    )
+
+    verdicts = {folder: summary_of(tmp_path / f"{folder}.json")["verdict"] for folder in said}
+    assert verdicts == {"same": "alike", "dark": "shifted", "few": "too few images"}
+    summary = summary_of(tmp_path / "dark.json")
+    assert (summary["images"], summary["errors"]) == (200, 0)
+    assert summary["reference"] == {"domain": "target", "list": "train.txt", "listed": 400, "images": 400}
+    brightness = next(figure for figure in summary["figures"] if figure["name"] == "brightness")
+    grey = [cv2.imread(str(path), cv2.IMREAD_COLOR) for path in sorted((tmp_path / "dark").iterdir())]
+    levels = np.array([cv2.cvtColor(image, cv2.COLOR_BGR2GRAY).mean() for image in grey])
+    assert brightness["shifted"] and brightness["mean"] == pytest.approx(levels.mean())
+    assert brightness["below"] == pytest.approx((levels < brightness["edge"]).mean())
+    assert sum(row["images"] for row in summary["classes"]["shares"]) == pytest.approx(1)
+
+
+def test_what_has_no_labels_is_not_counted(target: Path, tmp_path: Path) -> None:
+    paths = write_images(tmp_path / "images", 60, seed=4)
+    whole = predict_folder(target, [tmp_path / "images"], tmp_path / "a.csv", drift=tmp_path / "a.json").drift
+    for path in paths[::7]:
+        shutil.copy(path, path.with_name(f"{path.stem}x.png"))
+        path.with_name(f"{path.stem}x.png").write_bytes(path.read_bytes()[:60])
+    summary = predict_folder(target, [tmp_path / "images"], tmp_path / "b.csv", batch_size=5, drift=tmp_path / "b.json")
+    assert (summary.images, summary.errors) == (69, 9)
+    assert whole is not None and summary.drift is not None
+    assert [figure.distance for figure in summary.drift.figures] == [figure.distance for figure in whole.figures]
+    one, other = (summary_of(tmp_path / f"{name}.json") for name in "ab")
+    assert (one.pop("errors"), other.pop("errors")) == (0, 9)
+    for record in (one, other):
+        for figure in record["figures"]:
+            del figure["mean"]  # the same sum, in other batches
+    assert one == other
+
+    (tmp_path / "none.png").touch()
+    nothing = predict_folder(target, [tmp_path / "none.png"], tmp_path / "c.csv", drift=tmp_path / "c.json").drift
+    assert nothing is not None and (nothing.images, nothing.verdict.value) == (0, "too few images")
+    assert summary_of(tmp_path / "c.json")["classes"] is None
+
+
+@pytest.mark.parametrize("commits", [0, 1e9])
+@pytest.mark.parametrize("stop_at", [6, 30, 57, 60])
+def test_a_resumed_run_counts_what_an_uninterrupted_one_does(
+    target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stop_at: int, commits: float
+) -> None:
+    monkeypatch.setattr(writer, "_SECONDS_BETWEEN_COMMITS", commits)
+    write_images(tmp_path / "images", 60, seed=5)
+    (tmp_path / "images" / "0004.png").write_bytes(b"broken")
+    options: dict[str, Any] = {"batch_size": 3, "workers": 2}
+    predict_folder(target, [tmp_path / "images"], tmp_path / "whole.csv", drift=tmp_path / "whole.json", **options)
+
+    def stop(done: int) -> None:
+        if done >= stop_at:
+            raise WorkError("Stopped.")
+
+    out, drift = tmp_path / "out.csv", tmp_path / "drift.json"
+    with pytest.raises(WorkError, match="Stopped"):
+        predict_folder(target, [tmp_path / "images"], out, drift=drift, progress=stop, **options)
+    assert not drift.exists()
+    with pytest.raises(InputError, match="drift was True and is False"):
+        predict_folder(target, [tmp_path / "images"], out, resume=True, **options)
+    summary = predict_folder(target, [tmp_path / "images"], out, drift=drift, resume=True, **options)
+    assert summary.resumed == stop_at
+    assert drift.read_bytes() == (tmp_path / "whole.json").read_bytes()
+
+
+def test_a_summary_that_can_not_be_written_leaves_the_rows(target: Path, tmp_path: Path) -> None:
+    write_images(tmp_path / "images", 4, seed=6)
+    (tmp_path / "drift.json.tmp").mkdir()
+    out, drift = tmp_path / "out.csv", tmp_path / "drift.json"
+    with pytest.raises(WorkError, match=r"drift\.json: can't write: .* --resume goes on from there"):
+        predict_folder(target, [tmp_path / "images"], out, drift=drift)
+    (tmp_path / "drift.json.tmp").rmdir()
+    assert predict_folder(target, [tmp_path / "images"], out, drift=drift, resume=True).resumed == 4
+    assert out.exists() and drift.exists()
+
+
+def test_shards_write_summaries_of_their_own(target: Path, tmp_path: Path) -> None:
+    write_images(tmp_path / "images", 50, seed=7)
+    shares: Counter[str] = Counter()
+    for index in (1, 2, 3):
+        out, drift = tmp_path / "out.csv", tmp_path / "drift.json"
+        predict_folder(target, [tmp_path / "images"], out, shard=(index, 3), drift=drift)
+        part = summary_of(tmp_path / f"drift-{index}-of-3.json")
+        assert part["images"] == (17, 17, 16)[index - 1]
+        for row in part["classes"]["shares"]:
+            shares[row["name"]] += round(row["images"] * part["images"])
+    whole = predict_folder(target, [tmp_path / "images"], tmp_path / "out.csv", drift=tmp_path / "drift.json")
+    assert shares - Counter() == Counter(whole.counts)
+
+
+def test_the_table_may_go_to_standard_output(autodial: Run, target: Path, tmp_path: Path) -> None:
+    write_images(tmp_path / "images", 3, seed=8)
+    status, out, _ = autodial("predict", target, tmp_path / "images", "-o", "-", "--drift", tmp_path / "drift.json")
+    assert status == 0 and len(out.splitlines()) == 4
+    assert summary_of(tmp_path / "drift.json")["images"] == 3
+
+
+def test_refused_before_anything_is_written(
+    autodial: Run, model: Any, target: Path, photos: Path, tmp_path: Path
+) -> None:
+    before = sorted(tmp_path.iterdir())
+    for used, drift, message in [
+        (model.path, "drift.json", "keeps nothing of the images that it was trained on"),
+        (
+            with_reference(model.path, target.with_name("bad.onnx"), {}),
+            "drift.json",
+            "can't be read (it lacks 'classes')",
+        ),
+        (target, "drift.csv", "name a file that ends in .json"),
+        (target, "nowhere/drift.json", "no folder"),
+        (target, target, "the same command reads this file"),
+    ]:
+        status, out, err = autodial("predict", used, photos, "-o", tmp_path / "out.csv", "--drift", tmp_path / drift)
+        assert (status, out) == (2, "") and message in err
+        assert sorted(tmp_path.iterdir()) == before
+    # and without --drift such a file predicts
+    assert autodial("predict", target.with_name("bad.onnx"), photos, "-o", tmp_path / "out.csv")[0] == 0

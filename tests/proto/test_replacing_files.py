@@ -1,0 +1,82 @@
+"""Files that come into a folder together, or not at all."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from autodial.errors import WorkError
+from autodial.proto.files import replacing_files
+
+
+def fill(folder: Path, text: str) -> None:
+    with replacing_files(folder, last="b") as aside:
+        for name in "abc":
+            (aside / name).write_text(text)
+
+
+def contents(folder: Path) -> dict[str, str]:
+    return {path.name: path.read_text() for path in folder.iterdir()}
+
+
+def test_a_new_folder_and_an_old_one(tmp_path: Path) -> None:
+    fill(tmp_path / "x", "1")
+    assert contents(tmp_path / "x") == dict.fromkeys("abc", "1")
+    (tmp_path / "x" / "d").write_text("mine")
+    fill(tmp_path / "x", "2")
+    assert contents(tmp_path / "x") == {**dict.fromkeys("abc", "2"), "d": "mine"}
+    assert [path.name for path in tmp_path.iterdir()] == ["x"]
+
+
+def test_the_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    fill(Path(), "1")
+    assert contents(tmp_path) == dict.fromkeys("abc", "1")
+
+
+@pytest.mark.parametrize("exists", [False, True])
+def test_after_an_exception_nothing_has_changed(tmp_path: Path, exists: bool) -> None:
+    if exists:
+        fill(tmp_path / "x", "1")
+    with pytest.raises(KeyboardInterrupt), replacing_files(tmp_path / "x", last="b") as aside:
+        (aside / "a").write_text("2")
+        raise KeyboardInterrupt
+    assert [path.name for path in tmp_path.iterdir()] == (["x"] if exists else [])
+    assert not exists or contents(tmp_path / "x") == dict.fromkeys("abc", "1")
+
+
+@pytest.mark.parametrize("moves", [0, 1, 2])
+def test_the_last_file_never_stands_beside_others_of_another_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moves: int
+) -> None:
+    fill(tmp_path / "x", "1")
+    move, left = Path.replace, moves
+
+    def replace(path: Path, target: Path) -> Path:
+        nonlocal left
+        if not left:
+            raise OSError(5, "Input/output error")
+        left -= 1
+        return move(path, target)
+
+    monkeypatch.setattr(Path, "replace", replace)
+    with pytest.raises(WorkError, match=r"x can't be written: Input/output error"):
+        fill(tmp_path / "x", "2")
+    assert "b" not in contents(tmp_path / "x")
+
+
+def test_what_a_killed_process_left_is_not_in_the_way(tmp_path: Path) -> None:
+    with replacing_files(tmp_path / "x", last="b") as aside:
+        name = aside.name
+    (tmp_path / name).mkdir()
+    (tmp_path / name / "rest").write_text("0")
+    (tmp_path / "x").rmdir()
+    fill(tmp_path / "x", "1")
+    assert contents(tmp_path / "x") == dict.fromkeys("abc", "1")
+    assert [path.name for path in tmp_path.iterdir()] == ["x"]
+
+
+def test_a_folder_that_can_not_be_made(tmp_path: Path) -> None:
+    with pytest.raises(WorkError, match=r"no/x can't be written: No such file"):
+        fill(tmp_path / "no" / "x", "1")
