@@ -19,19 +19,19 @@ if TYPE_CHECKING:
     from autodial.converters.onnx_file import ExportReport
 
 
+class PrecisionChoice(str, Enum):
+    """Of weights and computation."""
+
+    float32 = "float32"
+    fp16 = "fp16"
+    int8 = "int8"
+
+
 class StatisticsDomain(str, Enum):
     """Whose statistics the predictor normalizes with."""
 
     source = "source"
     target = "target"
-
-
-class PrecisionChoice(str, Enum):
-    """Values of --precision."""
-
-    float32 = "float32"
-    fp16 = "fp16"
-    int8 = "int8"
 
 
 def export(
@@ -47,20 +47,20 @@ def export(
             show_default="target_predictor.onnx, or source_predictor.onnx with --domain source",
         ),
     ] = None,
-    triton: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="DIR",
-            help="Add the net to this Triton model repository instead, with config.pbtxt and labels, as the next "
-            "version of the model of its name.",
-        ),
-    ] = None,
     caffe: Annotated[
         Path | None,
         typer.Option(
             metavar="DIR",
             help="Write plain Caffe instead, without the AutoDIAL fork's layers: deploy.prototxt, "
             "target_predictor.caffemodel, labels.txt.",
+        ),
+    ] = None,
+    triton: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="Add the net to this Triton model repository instead, with config.pbtxt and labels.txt, as the next "
+            "version of the model of its name.",
         ),
     ] = None,
     domain: Annotated[
@@ -119,11 +119,11 @@ def export(
     The target domain's statistics are folded into the weights; crop, mean and scale are part of the graph. The file is
     compared with the net as it was, on images of its list where they are there, before it is written.
 
-    With --caffe the net becomes a deploy.prototxt and a caffemodel for readers of Caffe files, with the crop's size as
-    its input; comments in deploy.prototxt say how an image is to be prepared.
-
     fp16 and int8 are compared with float32 on up to 500 images of the target, int8 on others than those that it is
     calibrated on, and refused where too many change their class.
+
+    With --caffe the net becomes a deploy.prototxt and a caffemodel for readers of Caffe files, with the crop's size as
+    its input; comments in deploy.prototxt say how an image is to be prepared.
     """
     import json
 
@@ -135,32 +135,31 @@ def export(
     from autodial.overrides import apply_to_nets
     from autodial.variants import read_variant
 
-    forms = {"-o": output, "--caffe": caffe, "--triton": triton}
-    named = [option for option, place in forms.items() if place is not None]
-    if len(named) > 1:
-        raise InputError(f"{' and '.join(named)} are forms of the net, and one run writes one: name one of them")
-    if caffe is not None and raw_input:
+    forms = [flag for flag, path in (("-o", output), ("--caffe", caffe), ("--triton", triton)) if path is not None]
+    if len(forms) > 1:
+        first, second = forms[:2]
+        raise InputError(
+            f"{first} and {second} are two forms of the net, and one run writes one: leave out one of them"
+        )
+    if caffe is not None and (precision != PrecisionChoice.float32 or calibration or min_agreement is not None):
+        raise InputError("--precision is for ONNX files, also in Triton's repository: plain Caffe is float32")
+    if raw_input and caffe is not None:
         raise InputError(
             "--raw-input is for ONNX files: plain Caffe always takes the net's input blob, so leave it out"
         )
-    lowered = precision is not PrecisionChoice.float32 or calibration is not None or min_agreement is not None
-    if caffe is not None and lowered:
-        raise InputError("--precision, with its images and agreement, is for ONNX files: plain Caffe is float32")
     param = read_variant(net, variants or ())
     apply_to_nets(settings or (), [param])
     statistics: Domain | None = domain.value if domain else None
+    # The source's predictor is another model, and not a version of the target's.
+    title = f"{param.name}-source" if statistics == "source" else param.name
+    destination = output or Path(f"{statistics or 'target'}_predictor.onnx")
     inputs: list[str | Path] = [net, labels or net.parent / "labels.txt", *weights.split(",")]
     inputs += files_of(param, net.parent)
     inputs += [calibration] if calibration else []
-    destination: Path | TritonModel
-    if triton is not None:
-        destination = TritonModel.named(triton, param.name)
-    else:
-        destination = output or Path(f"{statistics or 'target'}_predictor.onnx")
-        if caffe is None:
-            check_output(destination, inputs, suffixes=[".onnx"])
-        else:
-            check_caffe_folder(caffe, param, inputs, domain=statistics)
+    if caffe is None and triton is None:
+        check_output(destination, inputs, suffixes=[".onnx"])
+    if caffe is not None:
+        check_caffe_folder(caffe, param, inputs, domain=statistics)
     trained = proto.merge_weights([proto.read_weights(name) for name in weights.split(",")])
     options: dict[str, Any] = {
         "logits": logits,
@@ -169,14 +168,12 @@ def export(
         "domain": statistics,
         "base_dir": net.parent,
     }
-    if caffe is not None:
-        report = export_caffe(param, trained, caffe, **options)
-    else:
+    if caffe is None:
         with _progress() as progress:
             report = export_onnx(
                 param,
                 trained,
-                destination,
+                destination if triton is None else TritonModel.named(triton, title),
                 raw_input=raw_input,
                 precision=precision.value,
                 calibration=calibration,
@@ -184,6 +181,8 @@ def export(
                 progress=progress,
                 **options,
             )
+    else:
+        report = export_caffe(param, trained, caffe, **options)
     typer.echo(json.dumps(report.record(), indent=2) if as_json else describe(report))
 
 
@@ -202,9 +201,8 @@ def _progress() -> Iterator[Callable[[int, int], None]]:
 def describe(report: ExportReport) -> str:
     """An ExportReport as a few lines of text."""
     metadata = report.metadata
-    if metadata["raw_input"]:
-        taken = f'blob "{report.input}"'
-    else:
+    taken = f'blob "{report.input}"'
+    if not metadata["raw_input"]:
         height, width = metadata["size"]
         taken = f"images of {height} x {width}, {metadata['channel_order']}"
     statistics = f", {metadata['statistics']} statistics" if metadata["statistics"] else ""
@@ -231,11 +229,10 @@ def _describe_reference(reference: dict[str, Any] | None) -> list[str]:
 
 
 def _describe_files(report: ExportReport) -> str:
-    if report.files.keys() == {report.output.name}:
-        files = f"{report.file_size / 2**20:.1f} MiB"
-    else:
-        files = ", ".join(f"{name} ({size / 2**20:.1f} MiB)" for name, size in report.files.items())
-    return files if report.opset is None else f"{files}, opset {report.opset}, IR version {report.ir_version}"
+    if report.opset is None:
+        return ", ".join(f"{name} ({size / 2**20:.1f} MiB)" for name, size in report.files.items())
+    names = "" if report.files.keys() == {report.output.name} else f"{', '.join(report.files)}: "
+    return f"{names}{report.file_size / 2**20:.1f} MiB, opset {report.opset}, IR version {report.ir_version}"
 
 
 def _describe_agreement(report: ExportReport) -> list[str]:

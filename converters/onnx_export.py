@@ -136,8 +136,8 @@ def export(
             and a Crop layer right behind it, make of an image.
         domain: whose stored statistics every Dial layer normalizes with; None: what each one's test_stats says.
         precision: of the file's weights and computation, "float32", "fp16" or "int8"; inputs and outputs are the same.
-        calibration: a folder of images of the target, or a list of them, to calibrate int8 on and to compare a lower
-            precision with float32 on; None: the target's list in the TRAIN phase, else the TEST phase's.
+        calibration: a folder of images of the domain, or a list of them, to calibrate int8 on and to compare a lower
+            precision with float32 on; None: the domain's list in the TRAIN phase, else for a target the TEST phase's.
         min_agreement: share of these images that must keep their most probable class, in [0, 1]; None: 0.99.
         base_dir: folder of the prototxt.
         progress: told of the training images that are measured for `autodial predict --drift`.
@@ -163,22 +163,21 @@ def export(
         base_dir=base_dir,
     )
     pictures = None if raw_input else net.images
-    lowering = plan_lowering(
-        precision,
-        calibration=calibration,
-        min_agreement=min_agreement,
-        images=pictures,
-        net_param=net_param,
-        statistics=net.folded.statistics,
-        base_dir=base_dir,
-    )
-    measured, notes = None, list(net.notes)
+    measured, training, notes = None, None, list(net.notes)
     if pictures:
         try:
             training = TrainingImages.of_caffe(net_param, net.folded.statistics, base_dir)
             measured = partial(measure, training=training, images=pictures, progress=progress)
         except InputError as error:
             notes.append(f"`autodial predict --drift` will have nothing to compare with: {error}")
+    lowering = plan_lowering(
+        precision,
+        calibration=calibration,
+        min_agreement=min_agreement,
+        images=pictures,
+        training=training,
+        statistics=net.folded.statistics,
+    )
     return write_verified(
         output,
         TargetPredictor(

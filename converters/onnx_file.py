@@ -50,21 +50,22 @@ class ExportReport:
 
     Attributes:
         output: the file, or the folder of a form that has several.
-        files: sizes in bytes of all files that were written, by their paths in the folder: `output`, or the file's.
+        files: the size in bytes of each file that was written, by its name; in a Triton model repository by its path in
+            the model's folder, which is the output.
         opset, ir_version: of the ONNX file; None for plain Caffe.
         input: name of its input: `image`, or the prototxt's blob with raw_input and for plain Caffe.
         logits: name of the blob that holds the logits; of a torch module, its class.
         metadata: the JSON object under the metadata key `autodial`.
         merged: names of the layers that folding removed, with the layer that took each in.
         kept: names of the layers that remain of folding, as Mul and Add nodes; as Scale layers in plain Caffe.
-        compared_on: in words, what the rows are on which the float32 form was compared with the unfolded net.
+        compared_on: in words, what the rows are on which the net was compared, in float32, with the unfolded one.
         batches: the sizes of the batches in which they were compared.
         runtime: in words, what ran it.
         tolerance: the largest `relative_difference` with which a file is written.
         max_difference: largest absolute difference of a logit between what was exported and the unfolded net.
         logits_range: largest minus smallest logit of the unfolded net, over all compared rows.
-        precision: of the file's weights and computation.
-        agreement: of a file of lower precision with the float32 file; None for a float32 file.
+        precision: of the weights and the computation.
+        agreement: of a file of lower precision with the float32 file; None for float32.
         notes: what the user should know beside it, a sentence each.
     """
 
@@ -192,8 +193,8 @@ def write_verified(
     merged: dict[str, str],
     kept: Sequence[str],
     notes: Sequence[str],
-    measure: Callable[[bytes], tuple[Reference | None, list[str]]] | None = None,
     lowering: Lowering | None = None,
+    measure: Callable[[bytes], tuple[Reference | None, list[str]]] | None = None,
 ) -> ExportReport:
     """Export a predictor to ONNX, compare the file with the unfolded net, and write it if they agree.
 
@@ -203,14 +204,14 @@ def write_verified(
         comparison: with the unfolded net.
         input_name: the name of the file's input.
         logits, metadata, merged, kept, notes: of the report.
-        measure: what the metadata keeps of training images, by the file to write; and more notes.
         lowering: the precision to give the file once it agrees; None for float32.
+        measure: what the metadata keeps of training images, by the file to write; and more notes.
 
     Raises:
         WorkError: the exporter failed, or its result differs from the unfolded net; nothing was written.
         InputError: the weights don't fit into an ONNX file.
     """
-    precision = "float32" if lowering is None else lowering.precision
+    precision: Precision = "float32" if lowering is None else lowering.precision
     metadata = {**metadata, "precision": precision}
     model = _to_onnx(predictor, torch.from_numpy(comparison.fed[:2]), input_name, metadata)
     data: bytes = model.SerializeToString()

@@ -12,9 +12,9 @@ import onnx
 import onnxruntime  # type: ignore[import-untyped]
 from numpy.typing import NDArray
 
-from autodial.converters.domain_files import DomainFiles, FileBatches
-from autodial.converters.fold import Domain
 from autodial.converters.image_input import ImageInput
+from autodial.converters.reference import TrainingImages
+from autodial.converters.target_files import FileBatches, TargetFiles
 from autodial.errors import AutodialError, InputError, WorkError
 from autodial.wording import counted
 
@@ -45,7 +45,7 @@ class Agreement:
         min_agreement: the least `same_class` with which a file is written.
         calibration_images: how many int8 was calibrated on; 0 for fp16.
         held_out: whether none of those was compared.
-        float32_file_size: of the float32 file, in bytes.
+        float32_file_size: of the float32 file, in bytes, without what it would keep of training images.
     """
 
     images: int
@@ -66,14 +66,14 @@ class Lowering:
         precision: of the file to write.
         min_agreement: as in Agreement.
         images: what the file takes; None for a raw blob.
-        files: images of the domain; None where none can be read, which fp16 can do without.
+        files: images of the file's domain; None where none can be read, which fp16 can do without.
         reason: why there are none.
     """
 
     precision: Precision
     min_agreement: float
     images: ImageInput | None
-    files: DomainFiles | None
+    files: TargetFiles | None
     reason: str
 
 
@@ -83,21 +83,19 @@ def plan_lowering(
     calibration: Path | None,
     min_agreement: float | None,
     images: ImageInput | None,
-    net_param: Any = None,
-    statistics: str | None = None,
-    base_dir: Path | None = None,
+    training: TrainingImages | None,
+    statistics: str | None,
 ) -> Lowering | None:
     """What an export has to do beyond its float32 file, None for nothing; whatever can be refused is refused here.
 
     Args:
         precision: of the file.
-        calibration: a folder of images of the domain that the file is for, or a list of them; None for the net's own
-            lists.
+        calibration: a folder of images, or a list of them; None for those of the net.
         min_agreement: as in Agreement; None for MIN_AGREEMENT.
         images: what the file takes; None for a raw blob.
-        net_param: the NetParameter with the lists; None for a torch module.
-        statistics: domain of the statistics that the exported net has; the file is for the target for all but "source".
-        base_dir: folder of its prototxt.
+        training: what it was trained on, of the domain that the file is for; None for the TEST phase's list, which is
+            the target's.
+        statistics: domain of the statistics that the file has.
 
     Raises:
         InputError: an argument makes no sense, or there are no images to calibrate int8 on.
@@ -111,11 +109,10 @@ def plan_lowering(
     share = MIN_AGREEMENT if min_agreement is None else min_agreement
     if not 0 <= share <= 1:
         raise InputError(f"the least agreement is a share of the images, 0 to 1, not {share:g}")
-    domain: Domain = "source" if statistics == "source" else "target"
-    files, reason = _find(calibration, images, net_param, domain, base_dir)
+    files, reason = _find(calibration, images, training, statistics)
     if precision == "int8" and files is None:
         remedy = "leave out --raw-input" if images is None else "--calibration names a folder of them, or a list"
-        raise InputError(f"int8 is calibrated on images of the {domain}, and there are none: {reason}; {remedy}")
+        raise InputError(f"int8 is calibrated on images, and there are none: {reason}; {remedy}")
     return Lowering(precision, share, images, files, reason)
 
 
@@ -130,7 +127,7 @@ def lower(
     Args:
         model: the float32 graph.
         lowering: what is asked for.
-        rows: what to compare on where there are no images of the domain, as the graph's input takes it.
+        rows: what to compare on where there are no images of its domain, as the graph's input takes it.
         words: what they are.
 
     Returns:
@@ -165,7 +162,7 @@ def lower(
         words = f"{counted(len(same), 'image')} of {lowering.files.name}"
         notes += _note_left_out(lowering.files, compared, calibration)
     else:
-        notes.append(f"fp16 was compared on {words} alone: {lowering.reason or 'the net names none'}")
+        notes.append(f"fp16 was not compared on images of its domain: {lowering.reason}")
     agreement = Agreement(
         images=len(same),
         compared_on=words,
@@ -185,9 +182,9 @@ def lower(
 
 
 def _find(
-    calibration: Path | None, images: ImageInput | None, net_param: Any, domain: Domain, base_dir: Path | None
-) -> tuple[DomainFiles | None, str]:
-    """Images of the domain, or why there are none; raises InputError if `calibration` holds none."""
+    calibration: Path | None, images: ImageInput | None, training: TrainingImages | None, statistics: str | None
+) -> tuple[TargetFiles | None, str]:
+    """Images of the file's domain, or why there are none; raises InputError if `calibration` holds none."""
     if images is None:
         reason = "the file takes the net's input blob, and nothing says how an image becomes one"
         if calibration is not None:
@@ -195,11 +192,13 @@ def _find(
         return None, reason
     try:
         if calibration is not None:
-            files = DomainFiles.of(calibration)
-        elif net_param is not None:
-            files = DomainFiles.of_net(net_param, images, domain, base_dir)
+            files = TargetFiles.of(calibration)
+        elif training is not None:
+            files = TargetFiles.of_training(training)
+        elif images.listed is not None and statistics != "source":
+            files = TargetFiles.of_test(images.listed)
         else:
-            return None, "a torch module names none"
+            return None, images.reason or "no list of them is known"
         trial = FileBatches(files.paths, images)
         if next(iter(trial), None) is None:
             raise InputError(f"no image of {files.name} can be read: {next(iter(trial.unreadable.values()))}")
@@ -258,7 +257,7 @@ def _session(model: onnx.ModelProto, *, optimized: bool = True) -> Any:
     return onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
 
 
-def _note_left_out(files: DomainFiles, *parts: _Batches) -> list[str]:
+def _note_left_out(files: TargetFiles, *parts: _Batches) -> list[str]:
     """A note on files that are not there or can't be read, where there are any."""
     unreadable = {path: why for part in parts if isinstance(part, FileBatches) for path, why in part.unreadable.items()}
     if not files.missing and not unreadable:

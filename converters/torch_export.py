@@ -88,8 +88,8 @@ def export_module(
         target_images: image files of the target that the module was trained on, with which `autodial predict --drift`
             compares others; up to 2,000 of them, evenly spread, are measured.
         precision: of the file's weights and computation, "float32", "fp16" or "int8"; inputs and outputs are the same.
-        calibration: a folder of images of the target, or a list of them, to calibrate int8 on and to compare a lower
-            precision with float32 on; int8 needs it.
+        calibration: a folder of images, or a list of them, to calibrate int8 on and to compare a lower precision with
+            float32 on; None: target_images. int8 needs either.
         min_agreement: share of these images that must keep their most probable class, in [0, 1]; None: 0.99.
 
     Raises:
@@ -108,17 +108,18 @@ def export_module(
     if domain is not None:
         _choose_statistics(copied, domain)
     statistics = _statistics(copied)
+    unfolded = ModuleLogits(copied)
+    samples, words = images.sample(sum(BATCHES))
+    blobs = torch.from_numpy(images.blob(samples))
+    training = TrainingImages.of_files(target_images)
     lowering = plan_lowering(
         precision,
         calibration=None if calibration is None else Path(calibration),
         min_agreement=min_agreement,
         images=images,
+        training=training if training.files else None,
         statistics=statistics,
     )
-    unfolded = ModuleLogits(copied)
-    samples, words = images.sample(sum(BATCHES))
-    blobs = torch.from_numpy(images.blob(samples))
-    training = TrainingImages.of_files(target_images)
     count = _class_count(copied, blobs[:1])
     names, notes = _class_names(classes, count)
 
@@ -135,8 +136,8 @@ def export_module(
         merged=merged,
         kept=kept,
         notes=notes,
-        measure=partial(measure, training=training, images=images) if training.files else None,
         lowering=lowering,
+        measure=partial(measure, training=training, images=images) if training.files else None,
     )
 
 

@@ -55,6 +55,21 @@ def test_writes_a_file_and_says_how_far_off_it_is(project: Path) -> None:
     assert '"classes": ["cat", "dog"]' in session.get_modelmeta().custom_metadata_map["autodial"]
 
 
+def test_a_raw_input_is_described_by_its_name(project: Path) -> None:
+    size = ["--set", "images.image_data_param.new_height=4", "--set", "images.image_data_param.new_width=4"]
+    result = CliRunner().invoke(app, arguments(project, *size, "--raw-input"), catch_exceptions=False)
+    assert result.exit_code == 0 and 'blob "data" to 2 classes' in result.output
+
+
+def test_lower_precision_is_not_for_plain_caffe(project: Path) -> None:
+    weights = f"{project / 'one.caffemodel'},{project / 'two.caffemodel'}"
+    words = ["--net", str(project / "net.prototxt"), "--weights", weights, "--caffe", str(project / "out")]
+    with pytest.raises(InputError, match="plain Caffe is float32"):
+        CliRunner().invoke(app, [*words, "--precision", "fp16"], catch_exceptions=False)
+    with pytest.raises(InputError, match="--caffe and --triton are two forms"):
+        CliRunner().invoke(app, [*words, "--triton", str(project / "models")], catch_exceptions=False)
+
+
 def test_json_is_the_whole_report(project: Path) -> None:
     size = ["--set", "images.image_data_param.new_height=4", "--set", "images.image_data_param.new_width=4"]
     result = CliRunner().invoke(app, arguments(project, *size, "--json"), catch_exceptions=False)

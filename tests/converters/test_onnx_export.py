@@ -196,7 +196,6 @@ def test_interface_and_metadata(alex: Any) -> None:
     assert len(record.pop("weights_sha256")) == 64
     assert record.pop("version") and record.pop("precision") == "float32"
     assert record == {
-        "precision": "float32",
         "schema": 1,
         "classes": ["cat", "dog", "owl", "fish"],
         "size": [HEIGHT, WIDTH],

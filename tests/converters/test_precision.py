@@ -107,14 +107,13 @@ def test_the_file_is_what_the_report_says(trained: Any, precision: Any, tmp_path
     assert (plain.precision, plain.agreement, plain.metadata["precision"]) == ("float32", None, "float32")
     agreement = report.agreement
     assert report.precision == report.metadata["precision"] == precision
-    # what --drift compares with joins the file last, whatever its precision
-    drift = len(json.dumps({"reference": plain.metadata["reference"]}))
-    assert agreement.float32_file_size == pytest.approx(plain.file_size - drift, abs=10)
+    kept = len(json.dumps(plain.metadata["reference"]))
+    assert agreement.float32_file_size == pytest.approx(plain.file_size - kept, abs=50)
     assert report.file_size == report.output.stat().st_size == report.files["model.onnx"]
     # 100 images, each twice in the list of the target that the net is trained on
     assert agreement.calibration_images == (50 if precision == "int8" else 0) and agreement.held_out
     assert agreement.images == 100 - agreement.calibration_images
-    assert agreement.compared_on == f"{agreement.images} images of {trained[2] / 'target.txt'}"
+    assert agreement.compared_on == f"{agreement.images} images of target.txt"
 
     model = onnx.load(report.output)
     assert [(put.domain, put.version) for put in model.opset_import] == [("", 18)] and model.ir_version <= 10
@@ -127,13 +126,12 @@ def test_the_file_is_what_the_report_says(trained: Any, precision: Any, tmp_path
     np.testing.assert_allclose(probabilities.sum(1), 1, atol=1e-6)
     assert len(np.unique(expected.argmax(1))) > 2  # else agreement would say nothing
     off = np.abs(probabilities - expected)
-    largest = 0.004 if precision == "fp16" else 0.15
-    assert 0 < off.max() < largest
+    assert 0 < off.max() < (0.004 if precision == "fp16" else 0.15)
     assert abs(np.mean(probabilities.argmax(1) == expected.argmax(1)) - agreement.same_class) <= 0.05
-    # of fp16 it is that of a copy which rounds every value, which this CPU does not
-    assert off.max() / 2 < agreement.max_probability_difference < largest
-    if precision == "int8":
-        assert agreement.max_probability_difference == pytest.approx(off.max(), rel=0.9)
+    if precision == "int8":  # half of the first 100 were compared
+        assert 0 < agreement.max_probability_difference <= off[:100].max() + 1e-6
+    else:  # all of them, and as a GPU rounds
+        assert off[:100].max() - 1e-6 <= agreement.max_probability_difference < 0.004
 
     predictor = Predictor(report.output, "cpu")
     np.testing.assert_array_equal(predictor.run(images)[0], logits)
@@ -152,7 +150,7 @@ def test_fp16_holds_weights_and_values_in_float16(trained: Any, tmp_path: Path) 
     by_type: dict[str, set[int]] = {}
     for node in graph.node:
         by_type.setdefault(node.op_type, set()).update(types.get(name, full) for name in node.output)
-    assert by_type["Conv"] == by_type["Relu"] == by_type["MaxPool"] == by_type["Gemm"] == by_type["Sqrt"] == {half}
+    assert by_type["Conv"] == by_type["Relu"] == by_type["MaxPool"] == by_type["Gemm"] == {half}
     # mean and scale work on bytes, and probabilities reach down to where float16 ends
     assert by_type["Sub"] == by_type["Softmax"] == {full}
     assert Counter(node.op_type for node in graph.node)["Cast"] == 4  # of bytes, into the net, of logits twice
@@ -297,11 +295,11 @@ def test_without_images(trained: Any, tmp_path: Path) -> None:
         export(message, weights, tmp_path / "model.onnx", precision="int8", **options)
     report = export(message, weights, tmp_path / "model.onnx", precision="fp16", min_agreement=0, **options)
     assert report.agreement is not None and report.agreement.compared_on.startswith("random images")
-    assert any("fp16 was compared on random images" in note for note in report.notes)
+    assert any("fp16 was not compared on images of its domain" in note for note in report.notes)
 
 
 def test_raw_input(trained: Any, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"int8 is calibrated on images of the target.*leave out --raw-input"):
+    with pytest.raises(InputError, match=r"int8 is calibrated on images, and there are none.*leave out --raw-input"):
         make(trained, tmp_path / "model.onnx", precision="int8", raw_input=True)
     with pytest.raises(InputError, match="images can't be used: the file takes the net's input blob"):
         make(trained, tmp_path / "m.onnx", precision="fp16", raw_input=True, calibration=trained[2] / "images")
@@ -342,7 +340,7 @@ def test_a_torch_module_names_its_images(tmp_path: Path) -> None:
     net = AutoDIAL(nn.Sequential(module, nn.Linear(8 * 64, 5)))
     net(torch.rand(4, 3, 12, 12), torch.rand(4, 3, 12, 12))
     options: dict[str, Any] = {"size": (12, 12), "min_agreement": 0.8}
-    with pytest.raises(InputError, match="a torch module names none; --calibration names a folder"):
+    with pytest.raises(InputError, match="no list of them is known; --calibration names a folder"):
         export_module(net, tmp_path / "model.onnx", precision="int8", **options)
     plain = export_module(net, tmp_path / "plain.onnx", size=(12, 12))
     for precision in ("fp16", "int8"):

@@ -1,25 +1,23 @@
-"""Images of a domain that a file of lower precision is calibrated on, and compared on with the float32 one."""
+"""Images that a file of lower precision is calibrated on, and compared on with the float32 one."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from autodial.converters.fold import Domain
 from autodial.converters.image_input import ImageInput
+from autodial.converters.reference import TrainingImages
 from autodial.data.folders import is_hidden, is_image, walk
 from autodial.data.image_data import ImageData
 from autodial.data.image_list import read_paths
 from autodial.data.paths import find
 from autodial.data.transforms import decode, resize
-from autodial.domains import data_in_train
 from autodial.errors import InputError
-from autodial.proto import messages as pb
 
 _LIMIT = 4096
 """Files that are drawn from a list or a folder at most."""
@@ -27,8 +25,8 @@ _BATCH = 16
 
 
 @dataclass(frozen=True)
-class DomainFiles:
-    """Image files of a domain, each once, in a random order that is the same every time.
+class TargetFiles:
+    """Image files of the domain that a file is for, each once, in a random order that is the same every time.
 
     Attributes:
         name: of the list or folder.
@@ -41,7 +39,7 @@ class DomainFiles:
     missing: int = 0
 
     @classmethod
-    def of(cls, given: Path) -> DomainFiles:
+    def of(cls, given: Path) -> TargetFiles:
         """Those of a folder, with all that is in it, or of a list of paths, with labels or without.
 
         Raises:
@@ -55,23 +53,19 @@ class DomainFiles:
         raise InputError(f"{given}: no such folder of images, or list of them")
 
     @classmethod
-    def of_net(cls, net_param: Any, images: ImageInput, domain: Domain, base_dir: Path | None) -> DomainFiles:
-        """Those that a NetParameter's TRAIN phase names as the domain's; without such a list, the TEST phase's.
+    def of_training(cls, training: TrainingImages) -> TargetFiles:
+        """Those that a net was trained on."""
+        found = cls._drawn(training.name, training.files, lambda path: path)
+        return replace(found, missing=training.missing)
 
-        Args:
-            images: the TEST phase's.
-
-        Raises:
-            InputError: neither list can be read, or none of its images is there.
-        """
-        listed = _training_list(net_param, domain, base_dir) or images.listed
-        if listed is None:
-            raise InputError(images.reason)
+    @classmethod
+    def of_test(cls, listed: ImageData) -> TargetFiles:
+        """Those of the TEST phase's list; InputError if none of them is there."""
         entries = {entry.path: entry for entry in listed.entries}
         return cls._drawn(str(listed.list_path), entries.values(), listed.path)
 
     @classmethod
-    def _drawn(cls, name: str, listed: Iterable[Any], find_file: Callable[[Any], Path]) -> DomainFiles:
+    def _drawn(cls, name: str, listed: Iterable[Any], find_file: Callable[[Any], Path]) -> TargetFiles:
         unique = list(dict.fromkeys(listed))
         if not unique:
             raise InputError(f"{name} holds no images")
@@ -84,17 +78,6 @@ class DomainFiles:
         if not paths:
             raise InputError(f"none of the images of {name} is there: {errors[0]}")
         return cls(name, tuple(paths), len(errors))
-
-
-def _training_list(net_param: Any, domain: Domain, base_dir: Path | None) -> ImageData | None:
-    try:
-        domains = data_in_train(net_param)
-        layer = domains and domains[0 if domain == "source" else 1].layer
-        if layer is None or layer.type != "ImageData":
-            return None
-        return ImageData(layer, phase=pb.TEST, seed=0, base_dir=base_dir)
-    except InputError:  # a net without Dial layers, or a list that stayed on the machine that trained
-        return None
 
 
 class FileBatches:
