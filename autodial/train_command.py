@@ -7,7 +7,7 @@ import itertools
 import os
 import shlex
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from enum import Enum
 from pathlib import Path
@@ -140,7 +140,7 @@ def train(
             say(f"Not in {weights}, and left as their fillers made them: {', '.join(missing)}")
     if snapshot is not None:
         run.restore(snapshot)
-        _check_same_variants(folder, variants or [])
+        _check_same_run(folder, variants or [], run.precision, say)
         if run.param.HasField("max_iter") and run.iter >= run.param.max_iter:
             say(
                 f"Nothing is left to do: {snapshot} is of iteration {run.iter}, and max_iter is {run.param.max_iter}. "
@@ -154,13 +154,14 @@ def train(
     command = _command(solver, {"--weights": weights, "--snapshot": snapshot, **options, "-o": output}, ranks)
     record = _record(run, command, variants or (), settings or ())
     several = "" if ranks is None else f" in each of {ranks.size} processes"
+    half = "" if precision is Precision.FLOAT32 else f" in {precision.value}"
     console = Console(soft_wrap=True, markup=False, highlight=False)
     with ExitStack() as stack:
         if leads:
             log = RunLog(folder, record, iteration=run.iter, resumed=snapshot is not None)
             stack.callback(log.close)
             typer.echo(
-                f"Training {run.net_name} on {record['device']}{several} from iteration {run.iter} to "
+                f"Training {run.net_name} on {record['device']}{half}{several} from iteration {run.iter} to "
                 f"{run.param.max_iter}, logs: {folder}"
             )
             run.monitors += [log, Lines(console.print if console.is_terminal else typer.echo)]
@@ -246,13 +247,17 @@ def _warn_of_zeros(run: Solver) -> None:
         )
 
 
-def _check_same_variants(folder: Path, variants: list[str]) -> None:
-    """Refuse to go on with a run of another variant of the net."""
+def _check_same_run(folder: Path, variants: list[str], precision: str, say: Callable[[str], object]) -> None:
+    """Refuse to go on with a run of another variant of the net; tell of one of another precision."""
     from autodial.run_log import holds_run, read_starts
 
     if not holds_run(folder):
         return
-    before = read_starts(folder)[-1].get("variants", [])
+    last = read_starts(folder)[-1]
+    computed = last.get("precision", Precision.FLOAT32.value)
+    if computed != precision:
+        say(f"{folder} holds a run in {computed}, which goes on in {precision}: see --precision")
+    before = last.get("variants", [])
     if before != variants:
         options = " ".join(f"--variant {name}" for name in before) or "no --variant"
         raise InputError(

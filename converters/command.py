@@ -63,6 +63,10 @@ def export(
             "version of the model of its name.",
         ),
     ] = None,
+    name: Annotated[
+        str | None,
+        typer.Option(help="Of the model in Triton's repository.", show_default="the net's"),
+    ] = None,
     domain: Annotated[
         StatisticsDomain | None,
         typer.Option(
@@ -141,6 +145,8 @@ def export(
         raise InputError(
             f"{first} and {second} are two forms of the net, and one run writes one: leave out one of them"
         )
+    if name is not None and triton is None:
+        raise InputError("--name is that of a model in Triton's repository: give --triton too, or leave it out")
     if caffe is not None and (precision != PrecisionChoice.float32 or calibration or min_agreement is not None):
         raise InputError("--precision is for ONNX files, also in Triton's repository: plain Caffe is float32")
     if raw_input and caffe is not None:
@@ -150,17 +156,20 @@ def export(
     param = read_variant(net, variants or ())
     apply_to_nets(settings or (), [param])
     statistics: Domain | None = domain.value if domain else None
-    # The source's predictor is another model, and not a version of the target's.
-    title = f"{param.name}-source" if statistics == "source" else param.name
     destination = output or Path(f"{statistics or 'target'}_predictor.onnx")
     inputs: list[str | Path] = [net, labels or net.parent / "labels.txt", *weights.split(",")]
     inputs += files_of(param, net.parent)
     inputs += [calibration] if calibration else []
+    model = None
+    if triton is not None:
+        # The source's predictor is another model, and not a version of the target's.
+        title = f"{param.name}-source" if statistics == "source" else param.name
+        model = TritonModel.named(triton, title) if name is None else TritonModel(triton, name)
     if caffe is None and triton is None:
         check_output(destination, inputs, suffixes=[".onnx"])
     if caffe is not None:
         check_caffe_folder(caffe, param, inputs, domain=statistics)
-    trained = proto.merge_weights([proto.read_weights(name) for name in weights.split(",")])
+    trained = proto.merge_weights([proto.read_weights(file) for file in weights.split(",")])
     options: dict[str, Any] = {
         "logits": logits,
         "labels": labels,
@@ -173,7 +182,7 @@ def export(
             report = export_onnx(
                 param,
                 trained,
-                destination if triton is None else TritonModel.named(triton, title),
+                destination if model is None else model,
                 raw_input=raw_input,
                 precision=precision.value,
                 calibration=calibration,
@@ -241,8 +250,7 @@ def _describe_agreement(report: ExportReport) -> list[str]:
         return []
     calibrated = ""
     if agreement.calibration_images:
-        count = agreement.calibration_images
-        calibrated = f"; calibrated on {count} others" if agreement.held_out else "; calibrated on the same"
+        calibrated = f"; calibrated on {agreement.calibration_images} others"
     return [
         f"{report.precision} beside float32 ({agreement.float32_file_size / 2**20:.1f} MiB): the same class for "
         f"{agreement.same_class:.2%}, probabilities within {agreement.max_probability_difference:.2g} (on "

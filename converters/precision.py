@@ -27,8 +27,8 @@ _CALIBRATION = 128
 """Images that int8 is calibrated on, at most, and half of them where there are fewer than twice as many."""
 _COMPARED = 500
 """Images that are compared, at most: enough to tell fifths of a percent."""
-_FEW = 20
-"""Below so many, all are calibrated on and all compared."""
+_ENOUGH = 20
+"""Images that int8 needs at least: of ten that are compared, one that changes its class is a tenth."""
 
 _Batches = FileBatches | list[NDArray[Any]]
 
@@ -43,8 +43,7 @@ class Agreement:
         same_class: share of the images with the same most probable class, in [0, 1].
         max_probability_difference: largest absolute difference of a probability.
         min_agreement: the least `same_class` with which a file is written.
-        calibration_images: how many int8 was calibrated on; 0 for fp16.
-        held_out: whether none of those was compared.
+        calibration_images: how many others int8 was calibrated on; 0 for fp16.
         float32_file_size: of the float32 file, in bytes, without what it would keep of training images.
     """
 
@@ -54,7 +53,6 @@ class Agreement:
     max_probability_difference: float
     min_agreement: float
     calibration_images: int
-    held_out: bool
     float32_file_size: int
 
 
@@ -98,7 +96,7 @@ def plan_lowering(
         statistics: domain of the statistics that the file has.
 
     Raises:
-        InputError: an argument makes no sense, or there are no images to calibrate int8 on.
+        InputError: an argument makes no sense, or there are too few images to calibrate int8 on.
     """
     if precision not in get_args(Precision):
         raise InputError(f"precision is one of {', '.join(get_args(Precision))}, not {precision!r}")
@@ -113,6 +111,11 @@ def plan_lowering(
     if precision == "int8" and files is None:
         remedy = "leave out --raw-input" if images is None else "--calibration names a folder of them, or a list"
         raise InputError(f"int8 is calibrated on images, and there are none: {reason}; {remedy}")
+    if precision == "int8" and files is not None and len(files.paths) < _ENOUGH:
+        raise InputError(
+            f"int8 is calibrated on one half of the images and compared on the other, and {files.name} has only "
+            f"{len(files.paths)}: --calibration names {_ENOUGH} or more"
+        )
     return Lowering(precision, share, images, files, reason)
 
 
@@ -141,7 +144,7 @@ def lower(
     from autodial.converters.onnx_int8 import to_int8
 
     precision, notes = lowering.precision, []
-    calibration, compared, held_out = _batches(lowering, rows)
+    calibration, compared = _batches(lowering, rows)
     try:
         if precision == "int8":
             lowered = to_int8(model, calibration)
@@ -170,7 +173,6 @@ def lower(
         max_probability_difference=difference,
         min_agreement=lowering.min_agreement,
         calibration_images=calibration.images if precision == "int8" and isinstance(calibration, FileBatches) else 0,
-        held_out=held_out,
         float32_file_size=model.ByteSize(),
     )
     if agreement.same_class < agreement.min_agreement:
@@ -209,20 +211,18 @@ def _find(
     return files, ""
 
 
-def _batches(lowering: Lowering, rows: NDArray[Any]) -> tuple[_Batches, _Batches, bool]:
-    """What to calibrate on and what to compare, and whether they have no image in common."""
+def _batches(lowering: Lowering, rows: NDArray[Any]) -> tuple[_Batches, _Batches]:
+    """What to calibrate on and what to compare; for int8 they have no image in common."""
     if lowering.files is None or lowering.images is None:
-        return [rows], [rows], True
+        return [rows], [rows]
     paths = lowering.files.paths
     first = min(_CALIBRATION, len(paths) // 2)
     if lowering.precision == "fp16":  # its ranges are not fitted to these images, only looked at
         parts = paths[:_CALIBRATION], paths[:_COMPARED]
-    elif len(paths) < _FEW:
-        parts = paths, paths
     else:
         parts = paths[:first], paths[first : first + _COMPARED]
     calibration, compared = (FileBatches(part, lowering.images) for part in parts)
-    return calibration, compared, lowering.precision == "fp16" or parts[0] is not parts[1]
+    return calibration, compared
 
 
 def _compare(float32: Any, lowered: Sequence[Any], batches: _Batches, precision: Precision) -> tuple[list[bool], float]:

@@ -83,7 +83,9 @@ class TrainingImages:
 
     @classmethod
     def of_files(cls, files: Iterable[str | Path]) -> TrainingImages:
-        """Those of the target that these files are."""
+        """Those of the target that these files are; InputError for one path in place of many."""
+        if isinstance(files, str | Path):
+            raise InputError(f'target_images is a list of image files, not one path, "{files}": list what it holds')
         paths = [Path(file) for file in files]
         return cls("target", "target_images", len(paths), tuple(_spread(paths)))
 

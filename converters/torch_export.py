@@ -153,7 +153,7 @@ def _image_input(
     if channel_order not in ("RGB", "BGR", "GRAY"):
         raise InputError(f'channel_order is "RGB", "BGR" or "GRAY", not {channel_order!r}')
     channels = 1 if channel_order == "GRAY" else 3
-    if len(size) != 2 or min(size) < 1:
+    if isinstance(size, int) or len(size) != 2 or min(size) < 1:
         raise InputError(f"size is the images' height and width in pixels, not {size!r}")
     if crop is not None and not 1 <= crop <= min(size):
         raise InputError(f"images of {size[0]} x {size[1]} have no crop of {crop} x {crop}")

@@ -62,6 +62,10 @@ class TritonModel:
     repository: Path
     name: str
 
+    def __post_init__(self) -> None:
+        if not re.fullmatch(r"\w[\w.-]*", self.name, flags=re.ASCII):
+            raise InputError(f"a model can't be called {self.name!r}: take letters, digits, _, - and . alone")
+
     @classmethod
     def named(cls, repository: Path, net: str) -> TritonModel:
         """The model of a net: of its name, with _ for what can't stand in a URL; target_predictor if it has none."""
@@ -145,8 +149,7 @@ class TritonModel:
         ):
             if getattr(old, field) != getattr(interface, field):
                 raise InputError(
-                    f"{path} {what}, and all versions of a model share one {_CONFIG}: name another repository, or give "
-                    "the net another name"
+                    f"{path} {what}, and all versions of a model share one {_CONFIG}: name another repository or model"
                 )
 
     def _check_unwritten(self, files: dict[str, bytes]) -> None:

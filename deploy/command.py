@@ -193,8 +193,10 @@ def describe_drift(drift: Drift) -> list[str]:
     reference = drift.reference
     listed = f"{counted(len(reference.classes), 'image')} of {reference.list_name}"
     if drift.verdict is Verdict.TOO_FEW:
+        if not drift.images:
+            return [f"Drift: no image got a label, so there is nothing to compare with {listed}"]
         few = counted(min(drift.images, len(reference.classes)), "image")
-        return [f"Drift: nothing stands out against {listed}, but {few} would show an extreme difference only"]
+        return [f"Drift: nothing beyond chance against {listed}, but {few} would show an extreme difference only"]
     if drift.verdict is Verdict.ALIKE:
         return [f"Drift: the images look like the {reference.domain}'s that the model was trained on ({listed})"]
     lines = []

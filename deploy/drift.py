@@ -235,7 +235,8 @@ def read_reference(info: ModelInfo, path: str | Path) -> Reference:
     if info.reference is None:
         raise InputError(
             f"{path} keeps nothing of the images that it was trained on, so --drift has nothing to compare with: "
-            "export it again where the net's training list and its images are in place."
+            "export it again where the net's training list and its images are in place, or for a PyTorch network with "
+            "target_images."
         )
     try:
         reference = Reference.parse(info.reference)

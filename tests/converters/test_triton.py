@@ -217,6 +217,13 @@ def test_from_the_command_line(
     status, out, _ = autodial(*arguments, "--triton", tmp_path / "raw", "--raw-input")
     config = (tmp_path / "raw" / "Cats_dogs_v2" / "config.pbtxt").read_text()
     assert 'name: "data"\n  data_type: TYPE_FP32\n  dims: [ 3, 6, 5 ]\n  format: FORMAT_NCHW' in config
+    status, out, _ = autodial(*arguments, "--triton", tmp_path / "models", "--name", "pets")
+    assert status == 0 and (tmp_path / "models" / "pets" / "1" / "model.onnx").exists()
+    status, _, err = autodial(*arguments, "--name", "pets")
+    assert status == 2 and "--triton" in err
+    for name in ("../pets", "", "pe ts"):
+        status, _, err = autodial(*arguments, "--triton", tmp_path / "models", "--name", name)
+        assert status == 2 and "can't be called" in err
     status, _, err = autodial(*arguments, "--triton", tmp_path / "models", "-o", "model.onnx")
     assert status == 2 and "one run writes one" in err
     status, _, err = autodial(*arguments, "--triton", tmp_path / "net.prototxt")

@@ -110,3 +110,17 @@ def test_another_precision_is_refused(
         main()
     assert exit_.value.code == 2
     assert "fp8" in capsys.readouterr().err
+
+
+def test_going_on_in_another_precision_is_said(
+    project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train = ["autodial", "train", "--solver", "solver.prototxt", "--workers", "0", "--device", "cpu"]
+    for more in (["--precision", "bf16"], ["--snapshot", "snapshots/stripes_iter_4.solverstate"]):
+        monkeypatch.setattr(sys, "argv", [*train, *more])
+        with pytest.raises(SystemExit) as exit_:
+            main()
+        assert not exit_.value.code
+        out = capsys.readouterr().out
+        assert ("on cpu in bf16 from iteration 0" in out) == (more[0] == "--precision")
+        assert ("holds a run in bf16, which goes on in float32" in out) == (more[0] == "--snapshot")
