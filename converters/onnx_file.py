@@ -20,6 +20,7 @@ from torch import Tensor, nn
 import autodial
 from autodial.converters.image_input import ImageInput
 from autodial.converters.precision import Agreement, Lowering, Precision, lower
+from autodial.converters.runtime import cpu_session
 from autodial.converters.triton import TritonModel
 from autodial.drift import Reference
 from autodial.errors import InputError, WorkError
@@ -423,10 +424,8 @@ def verify(run: Runner, comparison: Comparison, reader: str) -> tuple[float, flo
 
 def _onnx_runner(model: bytes) -> Runner:
     """An ONNX file in ONNX Runtime, on the CPU."""
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3
     try:
-        session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+        session = cpu_session(model)
     except Exception as error:  # ONNX Runtime's exceptions have no base class of their own
         raise WorkError(f"nothing was written: ONNX Runtime can't load the exported net: {error}") from error
     name = session.get_inputs()[0].name

@@ -9,12 +9,13 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 import onnx
-import onnxruntime  # type: ignore[import-untyped]
 from numpy.typing import NDArray
 
+from autodial.converters.file_batches import FileBatches
 from autodial.converters.image_input import ImageInput
 from autodial.converters.reference import TrainingImages
-from autodial.converters.target_files import FileBatches, TargetFiles
+from autodial.converters.runtime import cpu_session
+from autodial.converters.target_files import TargetFiles
 from autodial.errors import AutodialError, InputError, WorkError
 from autodial.wording import counted
 
@@ -148,13 +149,14 @@ def lower(
     try:
         if precision == "int8":
             lowered = to_int8(model, calibration)
-            sessions = [_session(lowered)]
+            sessions = [cpu_session(lowered.SerializeToString())]
         else:
             lowered, wide = to_float16(model, calibration)
-            sessions = [_session(lowered), _session(rounding_to_float16(lowered), optimized=False)]
+            rounding = rounding_to_float16(lowered).SerializeToString()
+            sessions = [cpu_session(lowered.SerializeToString()), cpu_session(rounding, optimized=False)]
             if wide:
                 notes.append(f"{counted(len(wide), 'node')} stayed float32, as fp16 could not hold the values")
-        same, difference = _compare(_session(model), sessions, compared, precision)
+        same, difference = _compare(cpu_session(model.SerializeToString()), sessions, compared, precision)
     except AutodialError:
         raise
     except Exception as error:  # neither ONNX Runtime's exceptions nor its converters' have a base class
@@ -247,14 +249,6 @@ def _compare(float32: Any, lowered: Sequence[Any], batches: _Batches, precision:
 def _run(session: Any, batch: NDArray[Any]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     logits, probabilities = session.run(["logits", "probabilities"], {session.get_inputs()[0].name: batch})
     return logits, probabilities
-
-
-def _session(model: onnx.ModelProto, *, optimized: bool = True) -> Any:
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3
-    if not optimized:
-        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    return onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
 
 
 def _note_left_out(files: TargetFiles, *parts: _Batches) -> list[str]:

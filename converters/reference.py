@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnxruntime  # type: ignore[import-untyped]
-from numpy.typing import NDArray
 
+from autodial.converters.file_batches import FileBatches
 from autodial.converters.image_input import ImageInput
-from autodial.cpus import available_cpus
+from autodial.converters.runtime import cpu_session
 from autodial.data.image_data import ImageData
-from autodial.data.transforms import decode, resize
 from autodial.domains import data_in_train
 from autodial.drift import Reference, figure_names, figures, image_figures
 from autodial.errors import InputError
@@ -25,7 +22,6 @@ from autodial.wording import counted
 LIMIT = 2000
 """Images of a list that are measured, evenly spread over it. So many add at most 0.06 to what chance explains of a
 distance, a part of what is tolerated; more would take long on slow nets."""
-_BATCH = 32
 
 Progress = Callable[[int, int], None]
 """Called with the number of images done, and of all."""
@@ -102,36 +98,23 @@ def measure(
     Returns:
         what is to be kept of them, None where none can be read; notes on those that can't.
     """
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3
-    options.intra_op_num_threads = available_cpus()
-    session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+    session = cpu_session(model)
     (put,) = session.get_inputs()
-
-    def read(file: Path) -> NDArray[np.uint8] | InputError:
-        try:
-            return resize(decode(file, images.channels == 3), images.height, images.width)
-        except InputError as error:
-            return error
-
-    classes, values, broken = [], [], []
-    with ThreadPoolExecutor(available_cpus()) as pool:
-        for start in range(0, len(training.files), _BATCH):
-            found = list(pool.map(read, training.files[start : start + _BATCH]))
-            broken += [error for error in found if isinstance(error, InputError)]
-            batch = [image for image in found if not isinstance(image, InputError)]
-            if batch:
-                (probabilities,) = session.run(["probabilities"], {put.name: np.stack(batch)})
-                rows = figures(probabilities, np.array(list(pool.map(image_figures, batch))))
-                finite = np.isfinite(rows).all(axis=1)
-                classes.append(probabilities.argmax(axis=1)[finite])
-                values.append(rows[finite])
-            if progress is not None:
-                progress(min(start + _BATCH, len(training.files)), len(training.files))
-    lost = training.missing + len(broken)
+    batches = FileBatches(training.files, images)
+    classes, values, done = [], [], 0
+    for batch in batches:
+        (probabilities,) = session.run(["probabilities"], {put.name: batch})
+        rows = figures(probabilities, np.array(list(map(image_figures, batch))))
+        finite = np.isfinite(rows).all(axis=1)
+        classes.append(probabilities.argmax(axis=1)[finite])
+        values.append(rows[finite])
+        done += len(batch)
+        if progress is not None:
+            progress(done + len(batches.unreadable), len(training.files))
+    lost = training.missing + len(training.files) - done
     notes = []
     if lost:
-        why = f", as {broken[0]}" if broken else ""
+        why = f", as {next(iter(batches.unreadable.values()))}" if batches.unreadable else ""
         notes.append(
             f"{lost} of {counted(training.missing + len(training.files), 'image')} of {training.name} could not "
             f"be measured for `autodial predict --drift`{why}"

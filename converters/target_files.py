@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from autodial.converters.image_input import ImageInput
 from autodial.converters.reference import TrainingImages
 from autodial.data.folders import is_hidden, is_image, walk
 from autodial.data.image_data import ImageData
 from autodial.data.image_list import read_paths
 from autodial.data.paths import find
-from autodial.data.transforms import decode, resize
 from autodial.errors import InputError
 
 _LIMIT = 4096
 """Files that are drawn from a list or a folder at most."""
-_BATCH = 16
 
 
 @dataclass(frozen=True)
@@ -78,41 +74,3 @@ class TargetFiles:
         if not paths:
             raise InputError(f"none of the images of {name} is there: {errors[0]}")
         return cls(name, tuple(paths), len(errors))
-
-
-class FileBatches:
-    """Images of files as an exported file takes them, in batches; it can be gone through again and again.
-
-    Files that can't be read are left out.
-
-    Args:
-        paths: the files.
-        images: size and channels of what the exported file takes.
-
-    Attributes:
-        unreadable: why files were left out, by file, as far as the batches were gone through.
-    """
-
-    def __init__(self, paths: Sequence[Path], images: ImageInput) -> None:
-        self._paths = paths
-        self._images = images
-        self.unreadable: dict[Path, str] = {}
-
-    @property
-    def images(self) -> int:
-        """How many there were, of the files that were gone through."""
-        return len(self._paths) - len(self.unreadable)
-
-    def __iter__(self) -> Iterator[NDArray[np.uint8]]:
-        """Yields uint8 (n, height, width, channels)."""
-        for start in range(0, len(self._paths), _BATCH):
-            batch = []
-            for path in self._paths[start : start + _BATCH]:
-                try:
-                    image = decode(path, self._images.channels == 3)
-                except InputError as error:
-                    self.unreadable[path] = str(error)
-                else:
-                    batch.append(resize(image, self._images.height, self._images.width))
-            if batch:
-                yield np.stack(batch)

@@ -7,7 +7,6 @@ import re
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
-from os import getpid
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,7 +16,7 @@ from onnx import TensorProto
 
 from autodial.errors import InputError, WorkError
 from autodial.outputs import check_folder
-from autodial.proto.files import replacing
+from autodial.proto.files import replacing, replacing_files
 
 MAX_BATCH_SIZE = 32
 """What dynamic batching puts together at most, until config.pbtxt says otherwise."""
@@ -104,19 +103,19 @@ class TritonModel:
         else:
             self._check_unwritten(new)
         version = str(max(versions, default=0) + 1)
-        aside = self.folder / f".{version}.{getpid()}.tmp"  # Triton ignores a folder that is not named by a number
+        data = model.SerializeToString()
         made = not self.folder.exists()
         try:
-            aside.mkdir(parents=True)
+            self.folder.mkdir(parents=True, exist_ok=True)
             for name, text in new.items():
                 with replacing(self.folder / name) as file:
                     file.write(text)
-            data = model.SerializeToString()
-            with replacing(aside / _MODEL) as file:
+            # Until it is complete its folder isn't named by a number, and Triton ignores it.
+            with replacing_files(self.folder / version, last=_MODEL) as aside, replacing(aside / _MODEL) as file:
                 file.write(data)
-            aside.rename(self.folder / version)
         except BaseException as error:
-            shutil.rmtree(self.folder if made else aside, ignore_errors=True)
+            if made:
+                shutil.rmtree(self.folder, ignore_errors=True)
             if isinstance(error, OSError):
                 raise WorkError(f"{self.folder} can't be written: {error.strerror or error}") from error
             raise

@@ -17,13 +17,13 @@ import onnxruntime
 import pytest
 import torch
 import torch.nn.functional as F
+from image_nets import with_inputs
 
 from autodial.converters import caffe_export
 from autodial.converters.caffe_export import export_caffe
 from autodial.converters.onnx_export import export
 from autodial.errors import InputError
 from autodial.net import Net
-from autodial.net_state import filter_net
 from autodial.overrides import apply_to_nets
 from autodial.proto import LayerWeights, Weights, parse_net, read_blob, read_net, read_weights, write_weights
 from autodial.proto import messages as pb
@@ -87,21 +87,6 @@ layer { name: "x" type: "Input" top: "x" input_param { shape { dim: 5 dim: 3 dim
 layer { name: "fc" type: "InnerProduct" bottom: "x" top: "fc" inner_product_param { num_output: 3 } }
 layer { name: "prob" type: "Softmax" bottom: "fc" top: "prob" }
 """
-
-
-def with_inputs(net: Any, height: int, width: int) -> Any:
-    """The TEST phase, Input layers in place of its image lists."""
-    param = filter_net(net, pb.TEST)
-    for layer in param.layer:
-        if layer.type == "ImageData":
-            side = layer.transform_param.crop_size
-            channels = 3 if layer.image_data_param.is_color else 1
-            layer.type = "Input"
-            layer.ClearField("transform_param")
-            layer.ClearField("image_data_param")
-            layer.input_param.shape.add(dim=[2, channels, side or height, side or width])
-            layer.input_param.shape.add(dim=[2])
-    return param
 
 
 def random_weights(net: Any, height: int, width: int) -> Weights:

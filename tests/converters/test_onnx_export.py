@@ -14,6 +14,7 @@ import onnxruntime
 import pytest
 import torch
 import torch.nn.functional as F
+from image_nets import with_inputs
 
 from autodial.converters import onnx_export
 from autodial.converters.onnx_export import export
@@ -21,7 +22,6 @@ from autodial.converters.onnx_file import ExportReport
 from autodial.deploy.metadata import ModelInfo
 from autodial.errors import InputError, WorkError
 from autodial.net import Net
-from autodial.net_state import filter_net
 from autodial.proto import LayerWeights, Weights, parse_net, read_net
 from autodial.proto import messages as pb
 
@@ -68,21 +68,6 @@ layer { name: "x" type: "Input" top: "x" input_param { shape { dim: 5 dim: 3 dim
 layer { name: "fc" type: "InnerProduct" bottom: "x" top: "fc" inner_product_param { num_output: 3 } }
 layer { name: "prob" type: "Softmax" bottom: "fc" top: "prob" }
 """
-
-
-def with_inputs(net: Any, height: int, width: int) -> Any:
-    """The TEST phase, Input layers in place of its image lists."""
-    param = filter_net(net, pb.TEST)
-    for layer in param.layer:
-        if layer.type == "ImageData":
-            side = layer.transform_param.crop_size
-            channels = 3 if layer.image_data_param.is_color else 1
-            layer.type = "Input"
-            layer.ClearField("transform_param")
-            layer.ClearField("image_data_param")
-            layer.input_param.shape.add(dim=[2, channels, side or height, side or width])
-            layer.input_param.shape.add(dim=[2])
-    return param
 
 
 def random_weights(net: Any, height: int = HEIGHT, width: int = WIDTH, seed: int = 0) -> Weights:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from torch import nn
 
-from autodial.converters import export_module, reference
+from autodial.converters import export_module, file_batches, reference
 from autodial.converters.onnx_export import export
 from autodial.converters.onnx_file import ExportReport
 from autodial.converters.reference import TrainingImages
@@ -110,7 +110,7 @@ def test_the_model_itself_is_the_same_with_and_without(project: Path, monkeypatc
 
 def test_a_long_list_is_measured_in_equal_steps(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reference, "LIMIT", 5)
-    monkeypatch.setattr(reference, "_BATCH", 2)
+    monkeypatch.setattr(file_batches, "BATCH", 2)
     training = TrainingImages.of_caffe(parse_net(NET), "target", project)
     assert [path.name for path in training.files] == [f"target{i}.png" for i in (0, 2, 4, 7, 9)]
     seen: list[tuple[int, int]] = []

@@ -1,0 +1,59 @@
+"""Image files in batches, as an exported file takes them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autodial.converters.image_input import ImageInput
+from autodial.cpus import available_cpus
+from autodial.data.transforms import decode, resize
+from autodial.errors import InputError
+
+BATCH = 32
+
+
+class FileBatches:
+    """Images of files as an exported file takes them, in batches; it can be gone through again and again.
+
+    Files that can't be read are left out.
+
+    Args:
+        paths: the files.
+        images: size and channels of what the exported file takes.
+
+    Attributes:
+        unreadable: why files were left out, by file, as far as the batches were gone through.
+    """
+
+    def __init__(self, paths: Sequence[Path], images: ImageInput) -> None:
+        self._paths = paths
+        self._images = images
+        self.unreadable: dict[Path, str] = {}
+
+    @property
+    def images(self) -> int:
+        """How many there were, of the files that were gone through."""
+        return len(self._paths) - len(self.unreadable)
+
+    def __iter__(self) -> Iterator[NDArray[np.uint8]]:
+        """Yields uint8 (n, height, width, channels), 1 <= n <= BATCH."""
+        with ThreadPoolExecutor(available_cpus()) as pool:
+            for start in range(0, len(self._paths), BATCH):
+                part = self._paths[start : start + BATCH]
+                read = list(pool.map(self._read, part))
+                failed = ((path, why) for path, why in zip(part, read, strict=True) if isinstance(why, str))
+                self.unreadable.update(failed)
+                batch = [image for image in read if not isinstance(image, str)]
+                if batch:
+                    yield np.stack(batch)
+
+    def _read(self, path: Path) -> NDArray[np.uint8] | str:
+        try:
+            return resize(decode(path, self._images.channels == 3), self._images.height, self._images.width)
+        except InputError as error:
+            return str(error)
