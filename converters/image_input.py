@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autodial.data.image_data import ImageData
-from autodial.data.transforms import DataError, Transform, resize
+from autodial.data.transforms import DRAWS, DataError, Transform, resize
 from autodial.errors import InputError
 from autodial.proto import messages as pb
 from autodial.wording import counted
@@ -96,8 +96,8 @@ class ImageInput:
 
     def blob(self, images: NDArray[np.uint8]) -> NDArray[np.float32]:
         """The blob that the net gets for uint8 (N, height, width, channels) images, by the transform itself."""
-        rng = np.random.default_rng(0)  # not drawn from: nothing is random without mirror and random crop
-        blob = np.stack([self.transform(image, rng) for image in images])
+        draws = np.zeros(DRAWS)  # which decide nothing without mirror and random crop
+        blob = np.stack([self.transform(image, draws) for image in images])
         if self.channel_scale is not None:
             blob *= self.channel_scale
         return np.ascontiguousarray(blob[:, ::-1]) if self.rgb else blob

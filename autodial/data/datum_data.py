@@ -14,7 +14,7 @@ from autodial.data.epochs import Epochs, Purpose, Streams
 from autodial.data.lmdb import Lmdb
 from autodial.data.paths import find
 from autodial.data.source import ALL
-from autodial.data.transforms import DataError, Transform, decode_bytes
+from autodial.data.transforms import DRAWS, DataError, Transform, decode_bytes
 from autodial.errors import InputError
 from autodial.proto import messages as pb
 
@@ -89,14 +89,11 @@ class DatumData:
         Raises:
             InputError: a datum is damaged or of a size that doesn't fit; it names the database and the key.
         """
-        rng = self._streams.rng(Purpose.TRANSFORM, index)
-        whole = self._epochs.rows(index, self.batch_size)
-        images = np.empty((len(whole[rows]), *self.top_shapes[0][1:]), dtype=np.float32)
+        wanted = self._epochs.rows(index, self.batch_size)[rows]
+        draws = self._streams.rng(Purpose.TRANSFORM, index).random((self.batch_size, DRAWS))[rows]
+        images = np.empty((len(wanted), *self.top_shapes[0][1:]), dtype=np.float32)
         labels = np.empty(len(images), dtype=np.float32)
-        if self.transform.is_random:
-            for key, datum in self._datums(whole[: rows.start or 0]):
-                self._pass_over(key, datum, rng)
-        for i, (key, datum) in enumerate(self._datums(whole[rows])):
+        for i, (key, datum) in enumerate(self._datums(wanted)):
             image = self._image(key, datum)
             try:
                 if (image.shape[2], *self.transform.size(*image.shape[:2])) != images.shape[1:]:
@@ -104,19 +101,11 @@ class DatumData:
                         "{} x {} x {}, where the first datum has {} x {} x {} (height, width, channels): "
                         "write them all in one size".format(*image.shape, *self.image_shape)
                     )
-                self.transform(image, rng, images[i])
+                self.transform(image, draws[i], images[i])
             except DataError as error:
                 raise InputError(f'layer "{self.name}" (Data): {self._at(key, error)}') from None
             labels[i] = datum.label
         return (images, labels)[: len(self.top_shapes)]
-
-    def _pass_over(self, key: bytes, datum: Any, rng: np.random.Generator) -> None:
-        """Draw what a datum's transform would, so that the next datum's draws are the same without it."""
-        size = self._image(key, datum).shape if self.transform.crop_size else self.image_shape
-        try:
-            self.transform.draw(size[0], size[1], rng)
-        except DataError as error:
-            raise InputError(f'layer "{self.name}" (Data): {self._at(key, error)}') from None
 
     def names(self, index: int) -> list[str]:
         """The keys of batch `index`."""

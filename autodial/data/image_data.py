@@ -16,7 +16,7 @@ from autodial.data.epochs import Epochs, Purpose, Streams
 from autodial.data.image_list import Entry, ImageList
 from autodial.data.paths import find
 from autodial.data.source import ALL
-from autodial.data.transforms import DataError, Transform, decode, resize
+from autodial.data.transforms import DRAWS, DataError, Transform, decode, resize
 from autodial.errors import InputError
 from autodial.wording import counted
 
@@ -117,14 +117,10 @@ class ImageData:
         Raises:
             InputError: an image is missing, damaged or of a size that doesn't fit; it names the list and the line.
         """
-        whole = self.rows(index)
-        entries = whole[rows]
-        rng = self._streams.rng(Purpose.TRANSFORM, index)
+        entries = self.rows(index)[rows]
+        draws = self._streams.rng(Purpose.TRANSFORM, index).random((self.batch_size, DRAWS))[rows]
         images = np.empty((len(entries), *self.top_shapes[0][1:]), dtype=np.float32)
-        if self.transform.is_random:
-            for entry in whole[: rows.start or 0]:
-                self._pass_over(entry, rng)
-        for entry, out in zip(entries, images, strict=True):
+        for entry, drawn, out in zip(entries, draws, images, strict=True):
             image = self.image(entry)
             try:
                 if self.transform.size(*image.shape[:2]) != out.shape[1:]:
@@ -132,19 +128,10 @@ class ImageData:
                         "{} x {} pixels, where the first image has {} x {}: images of different sizes need new_height "
                         "and new_width".format(*image.shape[:2], *self.image_shape[:2])
                     )
-                self.transform(image, rng, out)
+                self.transform(image, drawn, out)
             except DataError as error:
                 raise InputError(f'layer "{self.name}" (ImageData): {self._at(entry, error)}') from None
         return images, np.array([entry.label for entry in entries], dtype=np.float32)
-
-    def _pass_over(self, entry: Entry, rng: np.random.Generator) -> None:
-        """Draw what an image's transform would, so that the next image's draws are the same without it."""
-        sizes_differ = self.transform.crop_size and not any(self._new_size)
-        size = self.image(entry).shape if sizes_differ else self.image_shape
-        try:
-            self.transform.draw(size[0], size[1], rng)
-        except DataError as error:
-            raise InputError(f'layer "{self.name}" (ImageData): {self._at(entry, error)}') from None
 
     def image(self, entry: Entry) -> NDArray[np.uint8]:
         """An image of the list, decoded and resized: uint8 (height, width, channels), BGR or grey.

@@ -24,6 +24,10 @@ _LARGEST = 2**31 - 1
 """Bytes of a file that OpenCV can take from memory."""
 
 
+DRAWS = 3
+"""Random numbers that a Transform takes."""
+
+
 class DataError(InputError, ValueError):
     """An image or a transform that can't be used. Whoever knows the layer or the list's line adds it."""
 
@@ -192,36 +196,18 @@ class Transform:
             raise DataError(f"an image of {height} x {width} is smaller than crop_size {self.crop_size}")
         return self.crop_size, self.crop_size
 
-    @property
-    def is_random(self) -> bool:
-        """Whether anything is drawn for an image."""
-        return self.mirror or (self.random_crop and self.crop_size > 0)
-
-    def draw(self, height: int, width: int, rng: np.random.Generator) -> tuple[bool, int, int]:
-        """Whether an image of this height and width is flipped, and the top and left of its crop.
-
-        What is drawn from `rng` depends on the size where the crop is random, and comes in Caffe's order.
-
-        Raises:
-            DataError: the image is smaller than the crop, or not of the mean image's size.
-        """
-        crop_height, crop_width = self.size(height, width)
-        flip = self.mirror and bool(rng.integers(2))
-        if self.random_crop:
-            return flip, int(rng.integers(height - crop_height + 1)), int(rng.integers(width - crop_width + 1))
-        return flip, (height - crop_height) // 2, (width - crop_width) // 2
-
     def __call__(
         self,
         image: NDArray[np.uint8] | NDArray[np.float32],
-        rng: np.random.Generator,
+        draws: NDArray[np.float64],
         out: NDArray[np.float32] | None = None,
     ) -> NDArray[np.float32]:
-        """(image - mean) * scale of the crop, with Caffe's order of random draws: the flip, then the crop's top, left.
+        """(image - mean) * scale of the crop.
 
         Args:
             image: uint8 or float32 (H, W, C), in any memory layout.
-            rng: drawn from only for a mirror or a random crop.
+            draws: DRAWS numbers of [0, 1), uniform where chance is to decide: of a mirror, and of the top and the left
+                of a random crop. Their number is the same for all images, so that those of a batch can be drawn ahead.
             out: float32 (C, h, w) for the result, with (h, w) = self.size(H, W); a new array if None.
 
         Returns:
@@ -232,7 +218,12 @@ class Transform:
         """
         height, width = image.shape[:2]
         crop_height, crop_width = self.size(height, width)
-        flip, top, left = self.draw(height, width, rng)
+        flip = self.mirror and draws[0] >= 0.5
+        spare = height - crop_height, width - crop_width
+        if self.random_crop:
+            top, left = (int(draw * (pixels + 1)) for draw, pixels in zip(draws[1:], spare, strict=True))
+        else:
+            top, left = (pixels // 2 for pixels in spare)
         window = (..., slice(top, top + crop_height), slice(left, left + crop_width))
         step = -1 if flip else 1
 
