@@ -5,21 +5,17 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
 from autodial.cpus import available_cpus
 from autodial.data.transforms import decode, resize
+from autodial.deploy.binding import BoundRun, FasterRun, Pixels, Run, Scores
 from autodial.deploy.metadata import INPUT, OUTPUTS, ModelInfo
 from autodial.deploy.providers import CUDA, open_model, reason
 from autodial.errors import WorkError
 
 BATCH_SIZE = 32
-
-Pixels: TypeAlias = npt.NDArray[np.uint8]
-Scores: TypeAlias = npt.NDArray[np.float32]
 
 
 class Predictor:
@@ -41,7 +37,7 @@ class Predictor:
     def __init__(self, model_path: str | Path, device: str = "auto", threads: int | None = None) -> None:
         self._path = Path(model_path)
         opened = open_model(self._path, device, threads or available_cpus())
-        self._session = opened.session
+        session = opened.session
         self.info: ModelInfo = opened.info
         self.provider: str = opened.provider
         """ONNX Runtime's name of what runs the model: "CUDAExecutionProvider" or "CPUExecutionProvider"."""
@@ -49,6 +45,9 @@ class Predictor:
         """Why it runs there: "asked for", or what "auto" found."""
         self.cuda_failure: str | None = opened.cuda_failure
         """Why this machine's GPU isn't in use, where `device` was "auto" and the GPU failed; else None."""
+        self._run: Run = lambda batch: session.run(OUTPUTS, {INPUT: batch})  # type: ignore[no-any-return]
+        if self.provider == CUDA:
+            self._run = FasterRun(self._run, BoundRun(session, opened.device, len(self.info.classes)))
 
     def predict(self, images: Sequence[Pixels | str | Path]) -> tuple[Scores, Scores]:
         """Logits and probabilities of any number of images, in batches of 32.
@@ -68,10 +67,14 @@ class Predictor:
             raise TypeError(f"predict takes a sequence of images: write predict([{str(images)!r}])")
         logits = np.empty((len(images), len(self.info.classes)), np.float32)
         probabilities = np.empty_like(logits)
+        batch = np.zeros((min(len(images), BATCH_SIZE), *self.info.image_shape), np.uint8)
         for start in range(0, len(images), BATCH_SIZE):
             rows = slice(start, start + BATCH_SIZE)
-            batch = np.stack([self.prepare(image) for image in images[rows]])
-            logits[rows], probabilities[rows] = self.run(batch)
+            count = len(images[rows])
+            for slot, image in zip(batch, images[rows], strict=False):
+                slot[...] = self.prepare(image)
+            scores = self.run(batch if self.fixed_batches else batch[:count])
+            logits[rows], probabilities[rows] = (of_all[:count] for of_all in scores)
         return logits, probabilities
 
     @property
@@ -108,7 +111,7 @@ class Predictor:
             WorkError: ONNX Runtime fails.
         """
         try:
-            logits, probabilities = self._session.run(OUTPUTS, {INPUT: batch})
+            logits, probabilities = self._run(batch)
         except Exception as error:
             raise WorkError(
                 f"{self._path}: ONNX Runtime failed on a batch of {len(batch)} ({self.provider}): {reason(error)}. "

@@ -38,6 +38,8 @@ class OpenedModel:
     """Why it runs there: what was asked for, or what "auto" found."""
     cuda_failure: str | None
     """Why a GPU that this machine has is not in use, where device "auto" had to go on without it."""
+    device: tuple[str, int] = ("cpu", 0)
+    """ONNX Runtime's name of the device, and its number."""
 
 
 class _CudaError(Exception):
@@ -69,7 +71,8 @@ def open_model(path: Path, device: str, threads: int) -> OpenedModel:
     if kind == "cuda" or (kind == "auto" and cuda_device_count() > 0):
         try:
             session, info = _open_on_cuda(path, index, threads)
-            return OpenedModel(session, info, CUDA, "auto: the first GPU" if kind == "auto" else why, None)
+            why = "auto: the first GPU" if kind == "auto" else why
+            return OpenedModel(session, info, CUDA, why, None, ("cuda", index))
         except _CudaError as error:
             if kind == "cuda":
                 raise WorkError(f"device {device} can't be used: {error}.") from error

@@ -15,8 +15,9 @@ import cv2
 import numpy as np
 
 from autodial.data.paths import find
+from autodial.deploy.binding import Pixels
 from autodial.deploy.inputs import Image
-from autodial.deploy.predictor import Pixels, Predictor
+from autodial.deploy.predictor import Predictor
 from autodial.drift import Values, image_figures
 from autodial.errors import InputError
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from autodial.deploy.predictor import Scores
+from autodial.deploy.binding import Scores
 from autodial.drift import Values, entropies, figures
 from autodial.errors import InputError, WorkError
 

@@ -18,10 +18,11 @@ import numpy as np
 import autodial
 from autodial.cpus import available_cpus
 from autodial.data.paths import find
+from autodial.deploy.binding import Scores
 from autodial.deploy.drift import Counts, Drift, read_reference
 from autodial.deploy.inputs import Image, expand
 from autodial.deploy.metadata import ModelInfo
-from autodial.deploy.predictor import BATCH_SIZE, Predictor, Scores
+from autodial.deploy.predictor import BATCH_SIZE, Predictor
 from autodial.deploy.reader import Batch, read_batches
 from autodial.deploy.rows import Columns, Row, format_of, score
 from autodial.deploy.sorting import Sorter
