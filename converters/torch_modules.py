@@ -119,10 +119,10 @@ class AlignedBatchNorm(DomainAlignment):
                 f"and target together are {self.batch_size}: the samples must stay along the first axis, unmerged "
                 "with any other, for the two domains to be told apart"
             )
-        # torch's kernel for weight and bias alone. It also copies what alignment keeps for its backward pass, which a
-        # ReLU(inplace=True) behind would spoil.
-        zero, one = torch.zeros_like(self.mean[0]), torch.ones_like(self.mean[0])
-        return F.batch_norm(super().forward(x), zero, one, self.weight, self.bias, eps=0.0)
+        # With a scale alignment keeps its input for the backward pass, not its output, which a ReLU(inplace=True)
+        # behind would spoil.
+        scale = torch.ones_like(self.mean[0]) if self.weight is None else self.weight
+        return self.scaled(x, scale, self.bias)
 
 
 def convert_batchnorm(module: nn.Module, *, slice_point: int | None = None) -> nn.Module:
