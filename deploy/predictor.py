@@ -45,7 +45,7 @@ class Predictor:
         """Why it runs there: "asked for", or what "auto" found."""
         self.cuda_failure: str | None = opened.cuda_failure
         """Why this machine's GPU isn't in use, where `device` was "auto" and the GPU failed; else None."""
-        self._run: Run = lambda batch: session.run(OUTPUTS, {INPUT: batch})  # type: ignore[no-any-return]
+        self._run: Run = lambda batch: session.run(OUTPUTS, {INPUT: batch})
         if self.provider == CUDA:
             self._run = FasterRun(self._run, BoundRun(session, opened.device, len(self.info.classes)))
 
