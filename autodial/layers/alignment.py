@@ -187,6 +187,8 @@ def normalize(
     x: Tensor, mean: Tensor, var: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, out: Tensor
 ) -> None:
     """(x - mean) / sqrt(var + eps) * weight + bias into `out`, which may be x."""
+    if x.stride() != out.stride():  # the CPU's kernel takes both to have the same order in memory
+        x = out.copy_(x)
     # two tensors, as the CUDA kernel keeps its statistics there
     unused = mean.new_empty(0), mean.new_empty(0)
     _aten.native_batch_norm.out(
