@@ -2,7 +2,8 @@
 
 Every function works on both domains at once, the source's `n` rows first. Blobs are (N, C, ...), contiguous or
 channels-last. A pass over the data is one launch, and what is between the passes is one more; nothing waits for the
-GPU. Sums and statistics are float32, and the same in every run.
+GPU. Sums and statistics are float32, and the same in every run. The functions are those of `alignment_torch`, which
+says more about them.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import triton
 from torch import Tensor
 
 from autodial.layers import alignment_kernels as kernels
+from autodial.layers.alignment_torch import Coefficients, Gradients, Mixed
 
 DTYPES = torch.float32, torch.bfloat16, torch.float16
 """Of blobs. Scales and biases may have others, and are taken as float32."""
@@ -71,36 +73,6 @@ class _Matrix(NamedTuple):
             tiles, blocks = tiles * across, self.channels
         parts = max(1, min(triton.cdiv(_PROGRAMS, 2 * blocks), tiles // _TILES))
         return matrix, 2 * blocks * parts, parts, tile
-
-
-class Mixed(NamedTuple):
-    """What predictors normalize with: (2, C) float32 each but alpha, row 0 the source's and row 1 the target's."""
-
-    mean: Tensor
-    variance: Tensor
-    inv_std: Tensor
-    gaps: Tensor
-    """Row 0 the domains' difference of means, row 1 of variances."""
-    alpha: Tensor
-    """A copy, (1,)."""
-    eps: float
-
-
-class Gradients(NamedTuple):
-    alpha: Tensor
-    """(1,)"""
-    scale: Tensor
-    """(C,)"""
-    bias: Tensor
-    """(C,)"""
-
-
-class Coefficients(NamedTuple):
-    """Of the input's gradient, slope * grad + constant + factor * (saved - shift): (2, C) each."""
-
-    slope: Tensor
-    constant: Tensor
-    factor: Tensor
 
 
 def dense(x: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -18,7 +19,9 @@ triton = pytest.importorskip("triton", reason="Triton comes with torch on Linux 
 from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton.compiler import ASTSource  # noqa: E402
 
-from autodial.layers import alignment_kernels, alignment_triton  # noqa: E402
+import autodial.layers  # noqa: E402
+from autodial.layers import alignment, alignment_kernels, alignment_torch, alignment_triton  # noqa: E402
+from autodial.layers.alignment import align  # noqa: E402
 
 KERNELS = ("moments", "merge", "mix", "normalize", "grad_sums", "coefficients", "input_grad")
 TYPES = {torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.float16: "*fp16"}
@@ -90,18 +93,12 @@ def compiled(
 
 
 def passes(x: Tensor, scale: Tensor | None, bias: Tensor | None, relu: bool) -> None:
-    n = max(1, len(x) // 3)
-    mixed = alignment_triton.mix(alignment_triton.moments(x, n), torch.ones(1), 1e-5)
-    y = alignment_triton.normalize(x, n, mixed, scale, bias, relu=relu)
-    plain = scale is None and bias is None and not relu
-    shift, factor = (None, None) if plain else (mixed.mean, mixed.inv_std)
-    sums = alignment_triton.grad_sums(y, x, n, shift, factor, y if relu else None)
-    _, parts = alignment_triton.coefficients(sums, sums, mixed, scale, (1, 1), shifted=not plain)
-    alignment_triton.input_grad(y, x, n, parts, shift, y if relu else None)
+    n, x, alpha = max(1, len(x) // 3), x.detach().requires_grad_(), torch.ones(1)
+    align(x, alpha, n, 1e-5, scale, bias, relu=relu, kernels=alignment_triton)[0].backward(torch.empty_like(x))
 
 
 @pytest.mark.parametrize("channels_last", [False, True])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("dtype", TYPES)
 def test_both_forms_of_every_blob_compile(
     dtype: torch.dtype, channels_last: bool, compiled: dict[tuple[str, ...], Any]
 ) -> None:
@@ -139,3 +136,29 @@ def test_blobs_of_more_than_2_31_elements_compile(shape: tuple[int, ...], compil
     with torch.device("meta"):
         passes(torch.empty(shape), None, None, False)
     assert any("'i64'" in key[1] for key in compiled.keys() - before)
+
+
+def choose(dtype: torch.dtype) -> ModuleType:
+    alignment._on_gpu.cache_clear()
+    try:
+        return alignment._on_gpu(torch.device("cpu"), dtype)
+    finally:
+        alignment._on_gpu.cache_clear()
+
+
+def test_kernels_that_fail_are_warned_of_and_not_taken(caplog: pytest.LogCaptureFixture) -> None:
+    assert choose(torch.bfloat16) is alignment_torch  # compiled kernels can't run on the CPU
+    (record,) = caplog.records
+    start = "DA-layers of torch.bfloat16 on cpu run without Triton's kernels, which fail there: "
+    assert record.getMessage().startswith(start)
+
+
+def test_without_triton_torch_is_taken(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.delattr(autodial.layers, "alignment_triton")
+    monkeypatch.setitem(sys.modules, "autodial.layers.alignment_triton", None)
+    assert choose(torch.float32) is alignment_torch
+    assert not caplog.records
+
+
+def test_the_cpu_has_torch_s_kernels() -> None:
+    assert alignment.kernels_for(torch.empty(2, 3)) is alignment_torch
