@@ -5,7 +5,8 @@
 Batch normalization is torch.nn.BatchNorm in training mode without weight and bias. Times are the least of all rounds;
 the ratio's spread is that of the rounds' ratios. Memory is what tensors take at most beyond inputs and gradients that
 are there before. On a GPU the share of a device copy's bandwidth counts 8 passes over the data: forward two reads and a
-write, backward two reads each of the layer's output and the gradient, and a write.
+write, backward two reads each of the layer's output and the gradient, and a write. The time behind it is that of the
+alignment by torch's kernels instead of Triton's.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from measuring import describe, peak_bytes, seconds, side_by_side
 from torch import Tensor, nn
 
 from autodial.devices import choose_device
-from autodial.layers import DomainAlignment
+from autodial.layers import DomainAlignment, alignment_torch
+from autodial.layers.alignment import align
 
 SHAPES = [(48, 64, 112, 112), (48, 192, 56, 56), (256, 4096)]
 QUICK = [(6, 8, 14, 14), (16, 32)]
@@ -33,6 +35,17 @@ def step(layer: nn.Module, x: Tensor, grad: Tensor) -> Callable[[], None]:
         layer(x).backward(grad)
         x.grad = None
         layer.zero_grad(set_to_none=True)
+
+    return run
+
+
+def by_torch(layer: DomainAlignment, x: Tensor, grad: Tensor) -> Callable[[], None]:
+    """A step of the layer's alignment with the kernels that the CPU has."""
+
+    def run() -> None:
+        n = layer.source_samples(len(x))
+        align(x, layer.alpha, n, layer.eps, kernels=alignment_torch)[0].backward(grad)
+        x.grad = layer.alpha.grad = None
 
     return run
 
@@ -51,6 +64,8 @@ def measure(shape: tuple[int, ...], memory_format: torch.memory_format, device: 
     norm = (nn.BatchNorm1d if len(shape) == 2 else nn.BatchNorm2d)(shape[1], affine=False)
     dial = DomainAlignment(shape[1], slice_point=shape[0] * 117 // 256, alpha=0.8)
     runs = {name: step(layer.to(device), x, grad) for name, layer in (("BatchNorm", norm), ("DA-layer", dial))}
+    if device.type == "cuda":
+        runs["torch"] = by_torch(dial, x, grad)
     small = math.prod(shape) < 5e6
     times = side_by_side(runs, device, rounds=rounds * (5 if small else 1), repeats=5 if small else 1, warmup=3)
     memory = {name: peak_bytes(run, device) / 2**20 for name, run in runs.items()}
@@ -65,6 +80,7 @@ def measure(shape: tuple[int, ...], memory_format: torch.memory_format, device: 
     if device.type == "cuda":
         bandwidth = PASSES * x.numel() * x.element_size() / ours
         line += f" {bandwidth / copy_bandwidth(device):.0%} of a copy's bandwidth"
+        line += f", torch's kernels {min(times['torch']) * 1000:.3f} ms"
     print(line)
 
 

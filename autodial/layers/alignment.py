@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 import math
+from functools import cache
+from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from autodial.layers import alignment_torch
 from autodial.layers.shares import Shares
 
-_aten = torch.ops.aten
+_log = logging.getLogger(__name__)
 
 
 def align(
@@ -23,6 +27,7 @@ def align(
     *,
     relu: bool = False,
     shares: Shares | None = None,
+    kernels: ModuleType | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Normalize the two domains of a batch with their mixed statistics.
 
@@ -49,18 +54,19 @@ def align(
         shares: where several processes have rows of one batch, how they are shared out: x holds those that are here,
             N and slice_point are the whole batch's, and so are the statistics, forward and backward. The gradients of
             alpha, scale and bias are those of the rows here, which add up over the processes.
+        kernels: what works on the batch, `alignment_torch` or `alignment_triton`; None: what `kernels_for` says.
 
     Returns:
         the output, of x's shape and dtype; the mixed means and the biased mixed variances, (2, C), row 0 the source's
         predictor and row 1 the target's, without gradients.
     """
-    y, mean, var = _Align.apply(x, alpha, slice_point, eps, scale, bias, relu, shares)
+    kernels = kernels_for(x) if kernels is None else kernels
+    y, mean, var = _Align.apply(kernels.dense(x), alpha, slice_point, eps, scale, bias, relu, shares, kernels)
     return y, mean, var
 
 
 class _Align(torch.autograd.Function):
-    """What works on whole blobs are torch's own batch normalization kernels, several times faster on the CPU than
-    reductions and broadcasts; the rest are rows of C numbers, in as few operations as there can be."""
+    """What both sets of kernels do in the same order, and what is kept between the passes."""
 
     @staticmethod
     @torch.no_grad()  # given for torch.export, which traces through the function
@@ -74,130 +80,96 @@ class _Align(torch.autograd.Function):
         bias: Tensor | None,
         relu: bool,
         shares: Shares | None,
+        kernels: ModuleType,
     ) -> tuple[Tensor, Tensor, Tensor]:
         n = slice_point if shares is None else shares.before(slice_point)
-        halves = x[:n], x[n:]
-        # (domain, mean and variance, C)
-        moments = torch.stack([*moments_of(halves[0]), *moments_of(halves[1])]).view(2, 2, -1)
+        moments = kernels.moments(x, n)
         if shares is not None:
             moments = shares.merge(moments, [slice_point])
-        alpha = alpha.reshape(()).to(moments.dtype, copy=True)  # the layer clips it in place at its next pass
-        source, target = moments
-        gaps = source - target
-        mixed = torch.lerp(moments.flip(0), moments, alpha)
-        mean, var = mixed.unbind(1)
-        gap_squared = gaps[0].square()
-        var.addcmul_(gap_squared, alpha - alpha * alpha)
-        if scale is not None:
-            scale = scale.to(mean.dtype)
-        if bias is not None:
-            bias = bias.to(mean.dtype)
-        y = torch.empty_like(x)
-        normalize(halves[0], mean[0], var[0], scale, bias, eps, y[:n])
-        normalize(halves[1], mean[1], var[1], scale, bias, eps, y[n:])
-        if relu:
-            y.relu_()
-        inv_std = (var + eps).rsqrt_()
-        if scale is None and bias is None and not relu:
-            ctx.save_for_backward(y, None, None, None, alpha, gaps, gap_squared, inv_std)
-        else:
-            ctx.save_for_backward(x, mean, scale, y if relu else None, alpha, gaps, gap_squared, inv_std)
-        ctx.slice_point, ctx.shares = n, shares
+        mixed = kernels.mix(moments, alpha, eps)
+        y = kernels.normalize(x, n, mixed, scale, bias, relu=relu)
+        ctx.shifted = relu or scale is not None or bias is not None
+        ctx.save_for_backward(x if ctx.shifted else y, scale, y if relu else None, *mixed[:-1])
+        ctx.n, ctx.eps, ctx.shares, ctx.kernels = n, eps, shares, kernels
         # the domains' samples in the whole batch
         ctx.samples = slice_point, (x.shape[0] if shares is None else shares.rows) - slice_point
-        ctx.mark_non_differentiable(mean, var)
+        ctx.mark_non_differentiable(mixed.mean, mixed.variance)
         ctx.set_materialize_grads(False)
-        return y, mean, var
+        return y, mixed.mean, mixed.variance
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         grad = grads[0]
         if grad is None:
-            return (None,) * 8
-        # the normalized values are (saved - shift) * inv_std, or `saved` itself where there is no shift
-        saved, shift, scale, positive, alpha, gaps, gap_squared, inv_std = ctx.saved_tensors
-        n = ctx.slice_point
-        if positive is not None:
-            grad = _aten.threshold_backward(grad, positive, 0)
-        halves = (grad[:n], saved[:n]), (grad[n:], saved[n:])
-        zero, one = torch.zeros_like(inv_std[0]), torch.ones_like(inv_std[0])
-        centres = (zero, zero) if shift is None else shift
-        # sums over a half of the gradient and of its product with the normalized values: (domain, 2, C)
-        sums = torch.stack(
-            [
-                *grad_sums(*halves[0], centres[0], one if shift is None else inv_std[0]),
-                *grad_sums(*halves[1], centres[1], one if shift is None else inv_std[1]),
-            ]
-        ).view(2, 2, -1)
-        slope = inv_std if scale is None else inv_std * scale
-        # the loss's derivatives, times -1 and -2, by each predictor's mean, in which its variance is stationary, and by
-        # its variance
-        derivatives = _by_moments(sums, slope, inv_std)
-
-        grad_alpha = grad_x = grad_bias = grad_scale = None
-        if ctx.needs_input_grad[1]:
-            apart = (derivatives[0] - derivatives[1]).mul_(gaps).sum(1)
-            by_gap = torch.dot(derivatives[0, 1] + derivatives[1, 1], gap_squared)
-            grad_alpha = (apart[1] + by_gap * (1 - 2 * alpha)).mul_(-0.5).sub_(apart[0]).reshape(1)
-        if ctx.needs_input_grad[4]:
-            grad_scale = sums[0, 1] + sums[1, 1]
-        if ctx.needs_input_grad[5]:
-            grad_bias = sums[0, 0] + sums[1, 0]
-        if ctx.needs_input_grad[0]:
-            # Of domain d's samples, x - (mean of d's predictor) = normalized / inv_std[d], and the predictors' means
-            # differ by (2 * alpha - 1) * gap: the gradient is slope * grad - (constant + factor * normalized) / count.
-            if ctx.shares is not None:
-                derivatives = _by_moments(ctx.shares.whole(sums), slope, inv_std)
-            rows = torch.lerp(derivatives.flip(0), derivatives, alpha)
-            between = gaps[0] * ((2 * alpha - 1) * (1 - alpha))
-            grad_x = torch.empty_like(saved) if positive is None else grad
-            positions = math.prod(saved.shape[2:])
-            for d, ((g, half), out) in enumerate(zip(halves, (grad_x[:n], grad_x[n:]), strict=True)):
-                constant, factor = rows[d]
-                constant.addcmul_(between, derivatives[1 - d, 1], value=-1 if d else 1)
-                if shift is None:
-                    factor.div_(inv_std[d])
-                rows[d].mul_(-1 / (ctx.samples[d] * positions))  # by the domain's samples per channel
-                factor = factor.to(half.dtype)
-                if shift is not None:
-                    constant.addcmul_(factor, shift[d], value=-1)
-                normalize(g, zero, one, slope[d], constant, 0.0, out)
-                out.addcmul_(half, factor.view(-1, *[1] * (half.dim() - 2)))
-        return grad_x, grad_alpha, None, None, grad_scale, grad_bias, None, None
+            return (None,) * 9
+        kernels, n = ctx.kernels, ctx.n
+        saved, scale, positive, mean, variance, inv_std, gaps, alpha = ctx.saved_tensors
+        mixed = alignment_torch.Mixed(mean, variance, inv_std, gaps, alpha, ctx.eps)
+        # the normalized values are (saved - shift) * factor, or `saved` itself
+        shift, factor = (mixed.mean, mixed.inv_std) if ctx.shifted else (None, None)
+        grad = kernels.prepared(grad, saved, positive)
+        sums = kernels.grad_sums(grad, saved, n, shift, factor, positive)
+        needed = ctx.needs_input_grad
+        whole = ctx.shares.whole(sums.clone()) if needed[0] and ctx.shares is not None else sums
+        positions = math.prod(saved.shape[2:])
+        counts = ctx.samples[0] * positions, ctx.samples[1] * positions
+        by, parts = kernels.coefficients(sums, whole, mixed, scale, counts, shifted=ctx.shifted)
+        grad_x = kernels.input_grad(grad, saved, n, parts, shift, positive) if needed[0] else None
+        grad_scale, grad_bias = by.scale if needed[4] else None, by.bias if needed[5] else None
+        return grad_x, by.alpha, None, None, grad_scale, grad_bias, None, None, None
 
 
-def _by_moments(sums: Tensor, slope: Tensor, inv_std: Tensor) -> Tensor:
-    derivatives = sums * slope.unsqueeze(1)
-    derivatives[:, 1].mul_(inv_std)
-    return derivatives
+def kernels_for(x: Tensor) -> ModuleType:
+    """What aligns x: `alignment_triton` on an NVIDIA GPU if its kernels work there, `alignment_torch` elsewhere.
+
+    They are tried the first time that a GPU has a blob of a dtype; a warning says if they fail.
+    """
+    if not x.is_cuda or torch.version.hip is not None or torch.compiler.is_compiling():
+        return alignment_torch
+    return _on_gpu(x.device, x.dtype)
 
 
-def moments_of(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and biased variance per channel, in at least float32, each pass stable for large offsets."""
-    if x.dtype not in (torch.bfloat16, torch.float16):
-        mean, var = _aten.batch_norm_update_stats(x, None, None, 0.0)
-        return mean, var
-    # running statistics of float32, which momentum 0 leaves alone, make the kernel's sums float32
-    unused = torch.zeros(2, x.shape[1], dtype=torch.float32, device=x.device)
-    mean, var = _aten.batch_norm_update_stats(x, unused[0], unused[1], 0.0)
-    return mean, var
+@cache
+def _on_gpu(device: torch.device, dtype: torch.dtype) -> ModuleType:
+    try:
+        from autodial.layers import alignment_triton
+    except ImportError:  # torch brings Triton along on Linux only
+        return alignment_torch
+    if dtype not in alignment_triton.DTYPES:
+        return alignment_torch
+    try:
+        difference = _difference(alignment_triton, device, dtype)
+        if difference <= max(1e-3, 8 * torch.finfo(dtype).eps):  # no NaN
+            return alignment_triton
+        problem = f"results differ by {difference:.2g}"
+    except Exception as error:  # whatever a compiler, a driver and a GPU may come up with
+        problem = f"{type(error).__name__}: {error}".splitlines()[0]
+    _log.warning("DA-layers of %s on %s run without Triton's kernels, which fail there: %s", dtype, device, problem)
+    return alignment_torch
 
 
-def normalize(
-    x: Tensor, mean: Tensor, var: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float, out: Tensor
-) -> None:
-    """(x - mean) / sqrt(var + eps) * weight + bias into `out`, which may be x."""
-    # two tensors, as the CUDA kernel keeps its statistics there
-    unused = mean.new_empty(0), mean.new_empty(0)
-    _aten.native_batch_norm.out(
-        x, weight, bias, mean, var, False, 0.0, eps, out=out, save_mean=unused[0], save_invstd=unused[1]
-    )
+@torch.inference_mode(False)
+@torch.enable_grad()
+def _difference(kernels: ModuleType, device: torch.device, dtype: torch.dtype) -> float:
+    """How far results are from those of torch, as a share of the largest number of each; NaN, if any is.
 
-
-def grad_sums(grad: Tensor, x: Tensor, shift: Tensor, factor: Tensor) -> tuple[Tensor, Tensor]:
-    """The sums of grad and of grad * (x - shift) * factor per channel."""
-    # the CUDA kernel takes its outputs' dtype from the weight, which they do not depend on
-    _, by_x, plain = _aten.native_batch_norm_backward(
-        grad, x, factor, None, None, shift, factor, True, 0.0, [False, True, True]
-    )
-    return plain, by_x
+    They are those of both passes, for a blob of either memory format, with and without scale, bias and ReLU.
+    """
+    # of so many positions that sums have several parts, and of few values, none of which ends up where a ReLU bends
+    blob = (torch.arange(3 * 2 * 96 * 128).square() % 101 / 50).view(3, 2, 96, 128)
+    blob[1:] *= 2
+    grad = (blob * 5 % 3).to(device, dtype)
+    results: list[list[Tensor]] = []
+    for by in (kernels, alignment_torch):
+        results.append([])
+        for memory_format in (torch.contiguous_format, torch.channels_last):
+            for relu in (False, True):
+                x = blob.to(device, dtype, memory_format=memory_format).requires_grad_()
+                alpha = torch.tensor([0.75], device=device, requires_grad=True)
+                scale = torch.tensor([0.5, -1], device=device, requires_grad=True) if relu else None
+                bias = torch.tensor([0.1, -0.2], device=device, requires_grad=True) if relu else None
+                outputs = align(x, alpha, 1, 1e-5, scale, bias, relu=relu, kernels=by)
+                inputs = [each for each in (x, alpha, scale, bias) if each is not None]
+                results[-1] += [*outputs, *torch.autograd.grad(outputs[0], inputs, grad)]
+    apart = [(a.float() - b.float()).abs().max() / b.abs().max() for a, b in zip(*results, strict=True)]
+    return torch.stack(apart).max().detach().item()

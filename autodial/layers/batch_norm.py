@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from autodial.layers.alignment import grad_sums, moments_of, normalize
+from autodial.layers.alignment_torch import grad_sums_of, moments_of, normalize_into
 from autodial.layers.base import Layer, LayerContext, LayerError, Shape, register
 from autodial.layers.shares import Shares
 
@@ -113,7 +113,7 @@ class _Shared(torch.autograd.Function):
     def forward(ctx: Any, bottom: Tensor, eps: float, shares: Shares) -> tuple[Tensor, Tensor, Tensor]:
         mean, variance = shares.merge(torch.stack(moments_of(bottom)).unsqueeze(0))[0]
         top = torch.empty_like(bottom)
-        normalize(bottom, mean, variance, None, None, eps, top)
+        normalize_into(bottom, mean, variance, None, None, eps, top)
         ctx.save_for_backward(top, (variance + eps).rsqrt())
         ctx.shares = shares
         ctx.mark_non_differentiable(mean, variance)
@@ -124,11 +124,11 @@ class _Shared(torch.autograd.Function):
         top, inv_std = ctx.saved_tensors
         grad, shares = grads[0], ctx.shares
         zero, one = torch.zeros_like(inv_std), torch.ones_like(inv_std)
-        means = shares.whole(torch.stack(grad_sums(grad, top, zero, one)))
+        means = shares.whole(torch.stack(grad_sums_of(grad, top, zero, one)))
         means /= shares.whole(top.numel() // top.shape[1])
         constant, factor = means.mul_(-inv_std)  # the gradient is inv_std * (grad - mean - top * mean of grad * top)
         bottom_grad = torch.empty_like(top)
-        normalize(grad, zero, one, inv_std, constant, 0.0, bottom_grad)
+        normalize_into(grad, zero, one, inv_std, constant, 0.0, bottom_grad)
         bottom_grad.addcmul_(top, factor.to(top.dtype).view(-1, *[1] * (top.dim() - 2)))
         return bottom_grad, None, None
 

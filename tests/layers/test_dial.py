@@ -116,6 +116,27 @@ def test_channels_last_stays_channels_last_and_gives_the_same() -> None:
     torch.testing.assert_close(results[0], results[1])
 
 
+@pytest.mark.parametrize("relu", [False, True])
+@pytest.mark.parametrize("form", [torch.contiguous_format, torch.channels_last])
+def test_gradients_may_have_another_order_in_memory_than_the_input(form: torch.memory_format, relu: bool) -> None:
+    other = torch.contiguous_format if form == torch.channels_last else torch.channels_last
+    wide = batch(6, 5, 5, 4, seed=1)
+    grad = wide[:, 1:4]
+    pooled = grad[:, :, :1, :1].expand(6, 3, 5, 4)  # as a mean over positions gives it
+    for same, given in (
+        (grad, grad.contiguous(memory_format=other)),
+        (grad, wide.contiguous(memory_format=other)[:, 1:4]),
+        (pooled, pooled),
+    ):
+        gradients = []
+        for g in (same.contiguous(memory_format=form), given):
+            x = batch(6, 3, 5, 4).contiguous(memory_format=form).requires_grad_()
+            alpha = torch.tensor([0.8], dtype=torch.float64, requires_grad=True)
+            y, _, _ = align(x, alpha, 2, 1e-5, relu=relu)
+            gradients.append(torch.autograd.grad(y, (x, alpha), g))
+        torch.testing.assert_close(gradients[1], gradients[0])
+
+
 def test_a_large_offset_costs_no_more_than_the_inputs_precision() -> None:
     x = (batch(64, 3, 8, 8) / 3 + 1e4).float()
     y = DomainAlignment(3, slice_point=24, alpha=0.8)(x)
