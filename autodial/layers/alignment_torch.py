@@ -58,19 +58,28 @@ def moments(x: Tensor, n: int) -> Tensor:
 def mix(moments: Tensor, alpha: Tensor, eps: float) -> Mixed:
     """Both predictors' statistics, from what `moments` gives and one-element alpha."""
     alpha = alpha.reshape(()).to(moments.dtype, copy=True)
-    source, target = moments
-    gaps = source - target
-    mean, variance = torch.lerp(moments.flip(0), moments, alpha).unbind(1)
-    variance.addcmul_(gaps[0].square(), alpha - alpha * alpha)
+    weight = _number(alpha)
+    gaps = moments[0] - moments[1]
+    mean, variance = torch.lerp(moments.flip(0), moments, weight).unbind(1)
+    gap = gaps[0]
+    variance.addcmul_(gap, gap * (weight - weight * weight))
     return Mixed(mean, variance, (variance + eps).rsqrt_(), gaps, alpha, eps)
 
 
 def normalize(x: Tensor, n: int, mixed: Mixed, scale: Tensor | None, bias: Tensor | None, *, relu: bool) -> Tensor:
     """Both domains normalized, times `scale`, plus `bias` ((C,)), negative results as 0 if `relu`; like x."""
-    scale, bias = (row if row is None else row.to(mixed.mean.dtype) for row in (scale, bias))
+    mean, variance, inv_std = mixed[:3]
+    scale, bias = (row if row is None else row.to(mean.dtype) for row in (scale, bias))
     y = torch.empty_like(x)
-    for half, mean, variance, out in zip(_halves(x, n), mixed.mean, mixed.variance, _halves(y, n), strict=True):
-        normalize_into(half, mean, variance, scale, bias, mixed.eps, out)
+    halves = _halves(x, n), _halves(y, n)
+    if _by_rows(x):
+        slope = inv_std if scale is None else inv_std * scale
+        constant = (mean * slope).neg_() if bias is None else torch.addcmul(bias, mean, slope, value=-1)
+        for half, out, a, b in zip(*halves, slope, constant, strict=True):
+            torch.addcmul(b, half, a, out=out)
+    else:
+        for half, out, m, v in zip(*halves, mean, variance, strict=True):
+            normalize_into(half, m, v, scale, bias, mixed.eps, out)
     return y.relu_() if relu else y
 
 
@@ -112,7 +121,7 @@ def coefficients(
         counts: values per channel of the whole batch's domains.
         shifted: whether `grad_sums` had a shift: what is saved is not the normalized values.
     """
-    _, _, inv_std, gaps, alpha, _ = mixed
+    inv_std, gaps, alpha = mixed.inv_std, mixed.gaps, _number(mixed.alpha)
     slope = inv_std if scale is None else inv_std * scale.to(inv_std.dtype)
     # the loss's derivatives, times -1 and -2, by each predictor's mean, in which its variance is stationary, and by
     # its variance
@@ -151,15 +160,30 @@ def input_grad(
         constant = torch.addcmul(constant, factor, shift, value=-1)
     grad_x = torch.empty_like(saved) if positive is None else grad  # `prepared`'s own copy
     rows = slope, constant, factor.view(2, -1, *[1] * (saved.dim() - 2))
-    zero, one = torch.zeros_like(slope[0]), torch.ones_like(slope[0])
-    for g, half, out, a, b, c in zip(*(_halves(blob, n) for blob in (grad, saved, grad_x)), *rows, strict=True):
-        normalize_into(g, zero, one, a, b, 0.0, out)
+    blobs = (_halves(blob, n) for blob in (grad, saved, grad_x))
+    by_rows = _by_rows(grad)
+    zero, one = (None, None) if by_rows else (torch.zeros_like(slope[0]), torch.ones_like(slope[0]))
+    for g, half, out, a, b, c in zip(*blobs, *rows, strict=True):
+        if by_rows:
+            torch.addcmul(b, g, a, out=out)
+        else:
+            normalize_into(g, zero, one, a, b, 0.0, out)
         out.addcmul_(half, c)
     return grad_x
 
 
 def _halves(x: Tensor, n: int) -> tuple[Tensor, ...]:
     return x.split_with_sizes((n, x.shape[0] - n))
+
+
+def _by_rows(x: Tensor) -> bool:
+    """Whether broadcasting over x's rows is faster than the normalization kernel: without positions, it is."""
+    return x.dim() == 2 and x.dtype in (torch.float32, torch.float64)
+
+
+def _number(alpha: Tensor) -> Tensor | float:
+    """alpha where it takes no waiting to read it, on the CPU: it saves operations on tensors of one element."""
+    return alpha.item() if alpha.device.type == "cpu" and not torch.compiler.is_compiling() else alpha
 
 
 def _by_moments(sums: Tensor, slope: Tensor, inv_std: Tensor) -> Tensor:
