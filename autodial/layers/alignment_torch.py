@@ -161,13 +161,11 @@ def input_grad(
     grad_x = torch.empty_like(saved) if positive is None else grad  # `prepared`'s own copy
     rows = slope, constant, factor.view(2, -1, *[1] * (saved.dim() - 2))
     blobs = (_halves(blob, n) for blob in (grad, saved, grad_x))
-    by_rows = _by_rows(grad)
-    zero, one = (None, None) if by_rows else (torch.zeros_like(slope[0]), torch.ones_like(slope[0]))
     for g, half, out, a, b, c in zip(*blobs, *rows, strict=True):
-        if by_rows:
+        if _by_rows(g):
             torch.addcmul(b, g, a, out=out)
         else:
-            normalize_into(g, zero, one, a, b, 0.0, out)
+            normalize_into(g, torch.zeros_like(a), torch.ones_like(a), a, b, 0.0, out)
         out.addcmul_(half, c)
     return grad_x
 
