@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
+from autodial.allocator import keep_freed_memory
 from autodial.cpus import available_cpus
 from autodial.data.image_data import init_worker
 from autodial.data.source import ALL, Source
@@ -179,6 +180,7 @@ def _start_worker(worker: int) -> None:
     # An interrupt from the keyboard goes to every process of the terminal. The trainer decides when to stop, and needs
     # its workers until then.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    keep_freed_memory()  # a batch has the size of the one before
     init_worker(worker)
 
 

@@ -16,43 +16,25 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import cv2
 import lmdb
 import numpy as np
 import torch
-from numpy.typing import NDArray
-from torch.utils.data import DataLoader, Dataset
 
-from autodial.data.datum_data import DatumData
-from autodial.data.image_data import ImageData, init_worker
-from autodial.data.source import Source
 from autodial.data.transforms import decode
+from autodial.feed import Feed, sources
+from autodial.net import Net
 from autodial.proto import messages as pb
 from autodial.proto import parse_net
 
 LAYER = """
 layer {{
-  name: "data" top: "data" top: "label"
+  name: "data" type: "{kind}" top: "data" top: "label"
   transform_param {{ mirror: true crop_size: 227 mean_value: 104 mean_value: 117 mean_value: 123 }}
-  image_data_param {{ source: "{folder}/list.txt" batch_size: {batch_size} shuffle: true }}
-  data_param {{ source: "{folder}/{database}" batch_size: {batch_size} backend: LMDB }}
+  {parameter} {{ source: "{source}" batch_size: {batch_size} {choice} }}
 }}
 """
-
-
-class Batches(Dataset[Sequence[NDArray[np.float32]]]):
-    """The first `count` batches of a source."""
-
-    def __init__(self, data: Source, count: int) -> None:
-        self.data, self.count = data, count
-
-    def __len__(self) -> int:
-        return self.count
-
-    def __getitem__(self, index: int) -> Sequence[NDArray[np.float32]]:
-        return self.data.batch(index)
 
 
 def write_images(folder: Path, count: int, size: int) -> None:
@@ -84,14 +66,13 @@ def write_databases(folder: Path) -> None:
                 txn.put(f"{i:08}".encode(), datum.SerializeToString())
 
 
-def measure(name: str, data: Source, batches: int, workers: Sequence[int]) -> None:
-    """Print the images per second of a source."""
+def measure(name: str, net: Net, batches: int, workers: Sequence[int]) -> None:
+    """Print the images per second of a net's data layer."""
     for count in workers:
-        loader = DataLoader(Batches(data, batches), batch_size=None, num_workers=count, worker_init_fn=init_worker)
-        iterator = iter(loader)
-        next(iterator)  # starting the workers is not counted
+        feed = Feed(net, range(batches), device=torch.device("cpu"), workers=count)
+        next(feed)  # starting the workers is not counted
         start = time.perf_counter()
-        images = sum(len(tops[0]) for tops in iterator)
+        images = sum(len(tops["data"]) for tops in feed)
         print(f"{name}, {count} workers: {images / (time.perf_counter() - start):.0f} images/s", flush=True)
 
 
@@ -111,17 +92,18 @@ def main() -> None:
         print(f"JPEG files of {arguments.size} x {arguments.size} pixels, {file_size / 1024:.0f} KiB on average")
         write_databases(Path(folder))
 
-        def layer(database: str = "") -> Any:
-            text = LAYER.format(folder=Path(folder).as_posix(), database=database, batch_size=arguments.batch_size)
-            return parse_net(text).layer[0]
+        def net(kind: str, parameter: str, source: str, choice: str) -> Net:
+            fields = {"kind": kind, "parameter": parameter, "source": f"{Path(folder).as_posix()}/{source}"}
+            return Net(parse_net(LAYER.format(**fields, choice=choice, batch_size=arguments.batch_size)), pb.TRAIN)
 
-        data = ImageData(layer(), phase=pb.TRAIN, seed=0)
+        files = net("ImageData", "image_data_param", "list.txt", "shuffle: true")
+        (reader,) = sources(files).values()
         start = time.perf_counter()
-        data.check()
+        reader.check()
         print(f"check: {arguments.images / (time.perf_counter() - start):.0f} files/s")
-        measure("files", data, arguments.batches, arguments.workers)
+        measure("files", files, arguments.batches, arguments.workers)
         for name in ("encoded", "raw"):
-            database = DatumData(layer(name), phase=pb.TRAIN, seed=0)
+            database = net("Data", "data_param", name, "backend: LMDB")
             measure(f"LMDB, {name}", database, arguments.batches, arguments.workers)
 
 
