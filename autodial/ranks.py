@@ -47,6 +47,7 @@ class Ranks:
     def __init__(self, rank: int, size: int, local_rank: int, local_size: int) -> None:
         self.rank, self.size, self.local_rank, self.local_size = rank, size, local_rank, local_size
         self._ended_at: float | None = None
+        self._parent = os.getppid()
 
     @classmethod
     def join(cls) -> Ranks | None:
@@ -69,6 +70,11 @@ class Ranks:
         if ranks.rank:
             logging.getLogger("autodial").setLevel(logging.ERROR)  # rank 0 warns
         return ranks
+
+    @property
+    def abandoned(self) -> bool:
+        """Whether torchrun is gone, which would otherwise end the ranks when one is lost or told to stop."""
+        return os.getppid() != self._parent
 
     def share(self, rows: int, rank: int | None = None) -> slice:
         """The rows, of so many, that a rank takes; shares differ by one row at most. None means this rank."""

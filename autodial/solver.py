@@ -294,8 +294,10 @@ class Solver:
         self._stopping = True
 
     def _stops(self) -> bool:
-        """Whether `stop` was called, on any rank."""
-        return self._stopping if self.ranks is None else self.ranks.any(self._stopping)
+        """Whether `stop` was called, or torchrun is gone, on any rank."""
+        if self.ranks is None:
+            return self._stopping
+        return self.ranks.any(self._stopping or self.ranks.abandoned)
 
     def close(self) -> None:
         """Stop the worker processes; training on starts new ones."""

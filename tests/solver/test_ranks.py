@@ -180,13 +180,28 @@ def test_an_error_of_one_rank_is_told_by_it(on_ranks: OnRanks) -> None:
     assert one[2].startswith("autodial: error: elsewhere.prototxt does not exist")
 
 
-def test_torchrun_s_run_ends_with_a_snapshot_when_a_rank_is_killed(project: Path) -> None:
+def endless_run() -> subprocess.Popen[str]:
+    """A run of two ranks under torchrun that has begun to train."""
     endless = ("solver.max_iter=1000000", "solver.display=1", "solver.snapshot=0", "solver.test_interval=1000000")
     process = torchrun(*TRAIN, "--workers", "1", *(word for setting in endless for word in ("--set", setting)))
     assert process.stdout is not None
     for line in process.stdout:
         if line.startswith("Iteration 3,"):
             break
+    return process
+
+
+def test_ranks_end_with_a_snapshot_when_torchrun_is_killed(project: Path) -> None:
+    process = endless_run()
+    process.kill()
+    out, err = process.communicate(timeout=60)  # to the end of what the ranks write
+    assert "Traceback" not in err
+    (state,) = project.rglob("*.solverstate")
+    assert f"and {state.name}" in out
+
+
+def test_torchrun_s_run_ends_with_a_snapshot_when_a_rank_is_killed(project: Path) -> None:
+    process = endless_run()
     environments = {path.parent: path for path in Path("/proc").glob("[0-9]*/environ")}
     killed = time.monotonic()
     os.kill(
