@@ -26,7 +26,12 @@ SettingsOption = Annotated[
     typer.Option("--set", metavar="LAYER.FIELD=VALUE", help="Change a field of the net; may be repeated."),
 ]
 """Settings for `autodial.overrides.apply_to_nets`."""
-WeightsOption = Annotated[str, typer.Option(metavar="W1,W2", help="The trained .caffemodel, or several.")]
+WeightsOption = Annotated[
+    str,
+    typer.Option(
+        metavar="W1,W2", help="The trained .caffemodel, or several: a later one's layers replace an earlier one's."
+    ),
+]
 """Files for `autodial.proto.read_weights`, separated by commas."""
 LogitsOption = Annotated[
     str | None,

@@ -52,7 +52,7 @@ def test(
     from autodial.overrides import apply_to_nets
     from autodial.scoring import Scorer, write_scores
     from autodial.solver import load_weights
-    from autodial.variants import read_variant
+    from autodial.variants import read_variant, warn_of_lost_alignment
 
     param = read_variant(net, variants or ())
     apply_to_nets(settings or (), [param])
@@ -68,6 +68,8 @@ def test(
         raise InputError(
             f"{weights} holds nothing for {', '.join(missing)}: name the weights that this net was trained to"
         )
+    for file in weights.split(","):
+        warn_of_lost_alignment(proto.read_weights(file), param)
     if unstored := built.without_statistics():
         typer.echo(f"No statistics were ever stored in {', '.join(unstored)}: train the net first.", err=True)
     check_data(built)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,9 @@ from autodial.proto import messages as pb
 from autodial.proto.files import read_bytes
 from autodial.proto.text import read_net
 from autodial.proto.weights import LayerWeights, Weights
+from autodial.wording import counted
+
+_log = logging.getLogger(__name__)
 
 VARIANTS = {
     "source-only": "the network without alignment, trained on the source's images alone",
@@ -133,6 +137,26 @@ def fit_weights(weights: Weights, net: Any, source: str) -> Weights:
             for layer in weights.layers
         ],
     )
+
+
+def warn_of_lost_alignment(weights: Weights, net: Any) -> None:
+    """Warn if weights were trained with Dial layers that a NetParameter has not, in any phase."""
+    held = {layer.name for layer in net.layer}
+    lost = [layer.name for layer in weights.layers if layer.name not in held and _is_trained_dial(layer)]
+    if lost:
+        _log.warning(
+            "The weights were trained with %s that the net lacks, %s first: with another --variant? Without alignment, "
+            "the other layers' weights give other results.",
+            *(counted(len(lost), "Dial layer"), lost[0]),
+        )
+
+
+def _is_trained_dial(layer: LayerWeights) -> bool:
+    """Whether its statistics weigh more than the one batch that `dialize` gives them."""
+    if layer.type != "Dial" or len(layer.blobs) != 4:
+        return False
+    normalizer = layer.blobs[3]
+    return normalizer is not None and float(normalizer.max()) > 1
 
 
 def _as_batch_norm(layer: LayerWeights, source: str) -> LayerWeights:

@@ -41,6 +41,7 @@ from autodial.net import Net
 from autodial.net_state import filter_net
 from autodial.proto import LayerWeights, Weights
 from autodial.proto import messages as pb
+from autodial.variants import warn_of_lost_alignment
 from autodial.wording import counted
 
 _NOT_IN_ONNX = {
@@ -232,10 +233,10 @@ def prepare(
     graph.feed(entry, front.blob_shapes[graph.names[entry]])
     unfolded = Net(graph.net(net_param.name, scores), pb.TEST)
     load(unfolded, weights)
+    warn_of_lost_alignment(weights, net_param)
     classes, notes = _class_names(labels, _class_count(unfolded, graph.names[scores]), base_dir)
     if data.transform_param.mirror:
         notes.append(f'layer "{data.name}" mirrors at random in TEST too, as Caffe does; the exported file does not')
-    notes += _note_unused_alignment(net_param, weights)
 
     folded = fold(
         graph.net(net_param.name, scores),
@@ -357,17 +358,6 @@ def load(net: Net, weights: Weights) -> None:
             f"the weights hold nothing for {'layer' if len(missing) == 1 else 'layers'} {', '.join(missing)}: "
             "they were not trained with this net"
         )
-
-
-def _note_unused_alignment(net_param: Any, weights: Weights) -> list[str]:
-    held = {layer.name for layer in net_param.layer}
-    unused = [layer.name for layer in weights.layers if layer.type == "Dial" and layer.name not in held]
-    if not unused:
-        return []
-    return [
-        f"the weights hold {counted(len(unused), 'Dial layer')} that the net lacks, {unused[0]} first: they were "
-        "trained with another net or variant, and other layers' weights count on these"
-    ]
 
 
 def _deployed(folded: Folded) -> Net:

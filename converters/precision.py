@@ -256,5 +256,5 @@ def _note_left_out(files: TargetFiles, *parts: _Batches) -> list[str]:
     unreadable = {path: why for part in parts if isinstance(part, FileBatches) for path, why in part.unreadable.items()}
     if not files.missing and not unreadable:
         return []
-    why = f": {next(iter(unreadable.values()))}" if unreadable else ""
+    why = f", the first: {next(iter(unreadable.values()))}" if unreadable else ""
     return [f"{counted(files.missing + len(unreadable), 'image')} of {files.name} could not be read{why}"]

@@ -124,7 +124,7 @@ class _ResumableTable(Table):
         if self.tally.paths.hexdigest() != self._unskipped:
             raise InputError(
                 "The inputs are no longer those of the interrupted run: images were added, removed or renamed among "
-                f"the first {self.tally.rows}. Delete what it left to start afresh."
+                f"the first {self.tally.rows}. Delete what it left, or put them back."
             )
         self._unskipped = None
 

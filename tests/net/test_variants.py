@@ -16,7 +16,7 @@ from autodial.net import Net
 from autodial.proto import LayerWeights, Weights, parse_net
 from autodial.proto import messages as pb
 from autodial.solver import Solver
-from autodial.variants import VARIANTS, apply_variant, apply_variants, fit_weights
+from autodial.variants import VARIANTS, apply_variant, apply_variants, fit_weights, warn_of_lost_alignment
 
 SHARED = Path(__file__).parents[3] / "shared"
 needs_shared = pytest.mark.skipif(not SHARED.is_dir(), reason="the original's files are not beside the checkout")
@@ -283,3 +283,18 @@ def test_dialized_batch_norms_come_back_also_behind_convolutions_with_a_bias() -
     plain = apply_variant(dialize(net, source_batch=2, target_batch=2).net, "source-only")
     assert [name for name, _, _ in layers_of(plain, ("BatchNorm", "Dial", "Scale"))] == ["bn1-dial", "scale1"]
     assert [kind for _, kind, _ in layers_of(plain, ("BatchNorm", "Dial"))] == ["BatchNorm"]
+
+
+@pytest.mark.parametrize(("total", "warned"), [(1.0, False), (1.999, True)])
+def test_weights_trained_with_alignment_that_a_net_lacks(
+    total: float, warned: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Statistics of one batch, as a net gets them that is given alignment, are no training."""
+    row = np.ones((2, 3), np.float32)
+    blobs = [np.float32([0.8]), row, row, np.float32([total])]
+    weights = Weights("w", [LayerWeights(pb.LayerParameter(name="conv-dial", type="Dial"), blobs)])
+    warn_of_lost_alignment(weights, pb.NetParameter(layer=[pb.LayerParameter(name="conv")]))
+    assert ("trained with 1 Dial layer that the net lacks, conv-dial first" in caplog.text) == warned
+    caplog.clear()
+    warn_of_lost_alignment(weights, pb.NetParameter(layer=[pb.LayerParameter(name="conv-dial", type="BatchNorm")]))
+    assert not caplog.records
