@@ -33,7 +33,7 @@ from autodial.overrides import apply_to_nets, apply_to_solver, for_nets
 from autodial.proto import messages as pb
 from autodial.ranks import LostRankError, Ranks
 from autodial.update import update_class
-from autodial.variants import FIXING, apply_variants, fit_weights
+from autodial.variants import FIXING, apply_variants, fit_weights, warn_of_lost_alignment
 from autodial.wording import counted
 
 _log = logging.getLogger(__name__)
@@ -539,10 +539,13 @@ class Solver:
         self._displayed_at = None
 
 
-def load_weights(net: Net, paths: Iterable[str | os.PathLike[str]]) -> list[str]:
+def load_weights(net: Net, paths: Iterable[str | os.PathLike[str]], *, whole: Any | None = None) -> list[str]:
     """Copy the blobs of caffemodels into a net, by layer name; a later file overwrites an earlier one's.
 
     Variants without alignment take the weights that the AutoDIAL net takes (autodial.variants.fit_weights).
+
+    Args:
+        whole: the NetParameter of all phases, to warn of weights trained with Dial layers that it lacks.
 
     Returns:
         names of the net's layers with blobs that no file holds; they stay as they are.
@@ -555,6 +558,8 @@ def load_weights(net: Net, paths: Iterable[str | os.PathLike[str]]) -> list[str]
         if Path(path).name.endswith((".solverstate", ".solverstate.h5")):
             raise InputError(f"{path} is a solver's state and holds no weights: name the .caffemodel beside it")
         weights = fit_weights(proto.read_weights(path), net.param, str(path))
+        if whole is not None:
+            warn_of_lost_alignment(weights, whole)
         left = net.load_weights(weights, str(path))
         missing = set(left) if missing is None else missing.intersection(left)
     return [name for name in net.layer_names if name in (missing or ())]

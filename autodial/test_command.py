@@ -52,7 +52,7 @@ def test(
     from autodial.overrides import apply_to_nets
     from autodial.scoring import Scorer, write_scores
     from autodial.solver import load_weights
-    from autodial.variants import read_variant, warn_of_lost_alignment
+    from autodial.variants import read_variant
 
     param = read_variant(net, variants or ())
     apply_to_nets(settings or (), [param])
@@ -64,12 +64,10 @@ def test(
         scores = _find_logits(param, logits, required=output is not None)
     except InputError as error:
         raise InputError(f"{net}, TEST phase: {error}") from error
-    if missing := load_weights(built, weights.split(",")):
+    if missing := load_weights(built, weights.split(","), whole=param):
         raise InputError(
             f"{weights} holds nothing for {', '.join(missing)}: name the weights that this net was trained to"
         )
-    for file in weights.split(","):
-        warn_of_lost_alignment(proto.read_weights(file), param)
     if unstored := built.without_statistics():
         typer.echo(f"No statistics were ever stored in {', '.join(unstored)}: train the net first.", err=True)
     check_data(built)

@@ -38,7 +38,7 @@ class OpenedModel:
     """Why it runs there: what was asked for, or what "auto" found."""
     cuda_failure: str | None
     """Why a GPU that this machine has is not in use, where device "auto" had to go on without it."""
-    device: tuple[str, int] = ("cpu", 0)
+    device: tuple[str, int]
     """ONNX Runtime's name of the device, and its number."""
 
 
@@ -77,7 +77,7 @@ def open_model(path: Path, device: str, threads: int) -> OpenedModel:
             if kind == "cuda":
                 raise WorkError(f"device {device} can't be used: {error}.") from error
             cuda_failure, why = str(error), "auto: the GPU can't be used"
-    return OpenedModel(*_open(path, [CPU], threads), CPU, why, cuda_failure)
+    return OpenedModel(*_open(path, [CPU], threads), CPU, why, cuda_failure, ("cpu", 0))
 
 
 def cuda_device_count() -> int:

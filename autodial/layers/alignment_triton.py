@@ -141,16 +141,7 @@ def grad_sums(
 def coefficients(
     sums: Tensor, whole: Tensor, mixed: Mixed, scale: Tensor | None, counts: tuple[int, int], *, shifted: bool
 ) -> tuple[Gradients, Coefficients]:
-    """Gradients by alpha, scale and bias, and what the input's is made of (paper, appendix A).
-
-    Args:
-        sums: `grad_sums` of the rows that are here, which these gradients are of.
-        whole: those of the whole batch; the same tensor, if it is here.
-        mixed: what the forward pass normalized with.
-        scale: (C,).
-        counts: values per channel of the whole batch's domains.
-        shifted: whether `grad_sums` had a shift, and normalized values are not what is saved.
-    """
+    """Gradients by alpha, scale and bias, and what the input's is made of (paper, appendix A)."""
     channels = sums.shape[2]
     out = sums.new_empty((4, 2, channels))
     grad_alpha = sums.new_empty(1)

@@ -15,6 +15,8 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from autodial.deploy import Predictor
+
 sys.path.append(str(Path(__file__).parent))  # for hostile_files, which pytest's importlib mode would not find
 
 SIZE = (6, 9)
@@ -127,3 +129,17 @@ def photos(tmp_path: Path) -> Path:
         # Through memory: on Windows cv2.imwrite opens names in the system's alphabet only.
         path.write_bytes(cv2.imencode(path.suffix, pixels)[1].tobytes())
     return tmp_path / "photos"
+
+
+@pytest.fixture
+def batch_sizes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many images each run of a Predictor got, as they come."""
+    sizes = []
+    run = Predictor.run
+
+    def watched(self: Predictor, batch: Any) -> Any:
+        sizes.append(len(batch))
+        return run(self, batch)
+
+    monkeypatch.setattr(Predictor, "run", watched)
+    return sizes

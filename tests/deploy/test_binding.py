@@ -123,19 +123,12 @@ def test_a_folder_gets_the_same_table_either_way(
 
 
 def test_predict_fills_up_the_last_batch_where_batches_have_one_size(
-    model: Any, monkeypatch: pytest.MonkeyPatch
+    model: Any, batch_sizes: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pixels = list(images(70))
     plain = Predictor(model.path, "cpu").predict(pixels)
-    sizes = []
-    run = Predictor.run
-
-    def watched(self: Predictor, batch: Any) -> Any:
-        sizes.append(len(batch))
-        return run(self, batch)
-
-    monkeypatch.setattr(Predictor, "run", watched)
+    batch_sizes.clear()
     monkeypatch.setattr(Predictor, "fixed_batches", True)
     for given, wanted in zip(Predictor(model.path, "cpu").predict(pixels), plain, strict=True):
         np.testing.assert_array_equal(given, wanted)
-    assert sizes == [32, 32, 32]
+    assert batch_sizes == [32, 32, 32]

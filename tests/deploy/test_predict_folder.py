@@ -224,23 +224,16 @@ def test_a_link_keeps_pointing_at_the_table(model: Any, photos: Path, tmp_path: 
 
 
 def test_batches_of_one_size_where_that_is_faster(
-    model: Any, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    model: Any, photos: Path, tmp_path: Path, batch_sizes: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As on CUDA: the last batch, and one with images that can't be read, are filled up."""
     for name in ("a.png", "sub/x.png"):
         (photos / name).write_bytes(b"broken")
     predict_folder(model.path, [photos], tmp_path / "plain.csv", top_k=4, batch_size=5)
-    sizes = []
-    run = Predictor.run
-
-    def watched(self: Predictor, batch: Any) -> Any:
-        sizes.append(len(batch))
-        return run(self, batch)
-
-    monkeypatch.setattr(Predictor, "run", watched)
+    batch_sizes.clear()
     monkeypatch.setattr(Predictor, "fixed_batches", True)
     predict_folder(model.path, [photos], tmp_path / "fixed.csv", top_k=4, batch_size=5)
-    assert sizes == [5, 5, 5]
+    assert batch_sizes == [5, 5, 5]
     for fixed, plain in zip(rows(tmp_path / "fixed.csv"), rows(tmp_path / "plain.csv"), strict=True):
         assert fixed == plain
 

@@ -52,6 +52,18 @@ def test_source_only_from_training_to_the_exported_file(autodial: Run) -> None:
     assert "conv/dial" not in [layer["name"] for layer in record["layers"]]
 
 
+@pytest.mark.parametrize("command", ["test", "export"])
+def test_weights_trained_with_alignment_do_not_fit_a_variant_without(
+    autodial: Run, command: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    autodial(*TRAIN)
+    workers = ("--workers", "0") if command == "test" else ()
+    given = (command, "--net", "net.prototxt", "--weights", WEIGHTS, *workers)
+    assert autodial(*given)[0] == 0 and "that the net lacks" not in caplog.text
+    assert autodial(*given, "--variant", "source-only")[0] == 0
+    assert caplog.text.count("trained with 1 Dial layer that the net lacks, conv/dial first") == 1
+
+
 def test_settings_come_after_the_variant(autodial: Run) -> None:
     Path("wide.settings").write_text("conv.convolution_param.num_output=6\nconv/dial.param[0].lr_mult=5\n")
     setting = ("--set", "conv/dial.dial_param.weight_filler.value=0.75")
