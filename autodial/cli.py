@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import traceback
 
@@ -30,6 +31,16 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+
+
+@app.callback()
+def set_up() -> None:
+    # OpenCV reports what it can't decode without the file's name: the commands do it better.
+    os.environ.setdefault("OPENCV_LOG_LEVEL", "SILENT")
+    # A small file may claim any size. The largest cameras make 200 million pixels.
+    os.environ.setdefault("OPENCV_IO_MAX_IMAGE_PIXELS", str(2**28))
+
+
 for command in (demo, init, dialize, train, test, time, select, recalibrate, report, export, predict, doctor, upgrade):
     app.command()(command)
 

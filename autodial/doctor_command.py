@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable
 from dataclasses import asdict
 from typing import TYPE_CHECKING
@@ -23,8 +22,6 @@ def doctor(
 
     The exit status is 1 if something that is installed doesn't work, else 0.
     """
-    os.environ.setdefault("OPENCV_LOG_LEVEL", "SILENT")
-
     from autodial.deploy.doctor import Status, examine
 
     checks = [*examine(), _training()]

@@ -148,7 +148,8 @@ def convert_batchnorm(module: nn.Module, *, slice_point: int | None = None) -> n
         the module; where it is a BatchNorm itself, what stands for it.
 
     Raises:
-        InputError: there is nothing to convert, or a layer can't be: the sentence names it. The module is unchanged.
+        InputError: the module has neither batch normalization nor a DomainAlignment layer already, or a layer can't be
+            converted: the sentence names it. The module is unchanged.
     """
     layers = module.named_modules(remove_duplicate=False)
     found = [(name, norm) for name, norm in layers if isinstance(norm, _BatchNorm)]
@@ -251,6 +252,11 @@ def _join(source: Any, target: Any) -> tuple[Any, tuple[int, int]]:
                 raise InputError(
                     f"a source of {_shape(leaf.shape)} and a target of {_shape(other.shape)} can't be one batch: only "
                     "the first axis may differ"
+                )
+            if (leaf.dtype, leaf.device) != (other.dtype, other.device):
+                raise InputError(
+                    f"a source of {leaf.dtype} on {leaf.device} and a target of {other.dtype} on {other.device} can't "
+                    "be one batch: bring them to one dtype and device"
                 )
             joined.append(torch.cat((leaf, other)))
         elif isinstance(leaf, Tensor) or isinstance(other, Tensor) or leaf != other:

@@ -62,6 +62,7 @@ class TritonModel:
     name: str
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "repository", Path(self.repository))  # as a caller's str, too
         if not re.fullmatch(r"\w[\w.-]*", self.name, flags=re.ASCII):
             raise InputError(f"a model can't be called {self.name!r}: take letters, digits, _, - and . alone")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from enum import Enum
 from pathlib import Path
@@ -19,6 +18,7 @@ if TYPE_CHECKING:
     from autodial.deploy.runner import Summary
 
 CLASSES_SHOWN = 10
+KINDS_SHOWN = 5
 BALANCE_SHOWN = 3
 
 
@@ -101,16 +101,11 @@ def predict(
     probability_K, error. An image that can't be read is a row with status
     "error", and the rest goes on.
 
-    The exit status is 0 if at least one image got its labels, 1 if none did
-    or the work failed, 2 if something given can't be used, and 130 after
-    Ctrl-C. The rows of a run that was cut short, even killed, stay in
+    The exit status is 0 if an image got its labels, or a shard has none to
+    label; 1 if no image did or the work failed, 2 if something given can't
+    be used, and 130 after Ctrl-C. The rows of a run that was cut short, even killed, stay in
     OUT.partial for --resume, and an existing OUT stays as it was.
     """
-    # OpenCV reports what it can't decode, and without the file's name: the table does it better.
-    os.environ.setdefault("OPENCV_LOG_LEVEL", "SILENT")
-    # A small file may claim any size. The largest cameras make 200 million pixels.
-    os.environ.setdefault("OPENCV_IO_MAX_IMAGE_PIXELS", str(2**28))
-
     from autodial.deploy.progress import show_progress
     from autodial.deploy.runner import predict_folder
 
@@ -177,6 +172,13 @@ def describe(summary: Summary) -> str:
         lines.append(f"Slowest: {'; then '.join([rates[0], ', '.join(rates[1:])]) if rates[1:] else rates[0]}")
     if summary.errors:
         lines.append(f"{summary.errors} without labels: their rows have status error and the reason")
+    if summary.passed_over:
+        kinds = [f"{kind} ({count})" for kind, count in list(summary.passed_over.items())[:KINDS_SHOWN]]
+        more = ", ..." if len(summary.passed_over) > KINDS_SHOWN else ""
+        lines.append(
+            f"{counted(sum(summary.passed_over.values()), 'file')} passed over, hidden or no image by its name: "
+            f"{', '.join(kinds)}{more}"
+        )
     shown = list(summary.counts.items())[:CLASSES_SHOWN]
     lines += [f"{count:>9}  {label}" for label, count in shown]
     if len(shown) < len(summary.counts):

@@ -5,7 +5,8 @@ from __future__ import annotations
 import functools
 import glob
 import os
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +15,8 @@ from autodial.data.image_list import read_paths
 from autodial.errors import InputError
 
 LIST_SUFFIX = ".txt"
+
+_KINDS = 100
 
 
 @dataclass(frozen=True)
@@ -28,7 +31,21 @@ class Image:
     """Why `path` is known to be no image: it is a folder that can't be listed."""
 
 
-def expand(inputs: Sequence[str | Path]) -> Iterator[Image]:
+class PassedOver:
+    """Counts files that are passed over, by kind: "hidden", a lower-case suffix, or "no suffix".
+
+    Beyond a hundred kinds, further ones are "others": names may be of any number of suffixes.
+    """
+
+    def __init__(self) -> None:
+        self.kinds: Counter[str] = Counter()
+
+    def __call__(self, path: str) -> None:
+        kind = "hidden" if is_hidden(path) else Path(path).suffix.lower() or "no suffix"
+        self.kinds[kind if kind in self.kinds or len(self.kinds) < _KINDS else "others"] += 1
+
+
+def expand(inputs: Sequence[str | Path], passed_over: Callable[[str], None] | None = None) -> Iterator[Image]:
     """All images that `inputs` name, in the order of the arguments.
 
     An argument is, in this order of precedence:
@@ -47,6 +64,11 @@ def expand(inputs: Sequence[str | Path]) -> Iterator[Image]:
     Nothing is dropped for being named twice: a list of n images always makes n rows. Arguments are checked at once,
     and read when the result is iterated over: however many images there are, few of them are in memory.
 
+    Args:
+        inputs: the arguments.
+        passed_over: is told, while the result is iterated over, of every file that a folder or a pattern holds and that
+            is no image by its name, or hidden. Hidden folders are not looked into.
+
     Raises:
         InputError: an argument names nothing that exists, or no image at all, or can't be read; while iterating: a list
             has been removed or damaged meanwhile.
@@ -54,7 +76,8 @@ def expand(inputs: Sequence[str | Path]) -> Iterator[Image]:
     arguments = [os.fspath(argument) for argument in inputs]
     for argument in arguments:
         _check(argument)
-    return (image for argument in arguments for image in _expand_one(argument))
+    tell = passed_over or _ignore
+    return (image for argument in arguments for image in _expand_one(argument, tell))
 
 
 def _check(argument: str) -> None:
@@ -82,28 +105,39 @@ def _is_list(path: Path) -> bool:
     return path.is_file() and path.suffix.lower() == LIST_SUFFIX
 
 
-def _expand_one(argument: str) -> Iterator[Image]:
+def _ignore(path: str) -> None:
+    pass
+
+
+def _expand_one(argument: str, passed_over: Callable[[str], None] = _ignore) -> Iterator[Image]:
     path = Path(argument)
     if _is_list(path):
         return (Image(name, path.parent) for name in read_paths(path))
     if path.is_dir():
-        return _in_folder(argument)
+        return _in_folder(argument, passed_over)
     if path.exists() or not glob.has_magic(argument):
         return iter([Image(argument)])
-    return (Image(name) for name in _match(argument) if is_image(name))
+    return (Image(name) for name in _images(_match(argument), passed_over))
 
 
-def _in_folder(top: str) -> Iterator[Image]:
+def _images(names: Iterator[str], passed_over: Callable[[str], None], *, hidden: bool = True) -> Iterator[str]:
+    for name in names:
+        if is_image(name) and (hidden or not is_hidden(name)):
+            yield name
+        else:
+            passed_over(name)
+
+
+def _in_folder(top: str, passed_over: Callable[[str], None]) -> Iterator[Image]:
     closed: list[Image] = []
 
     def note(folder: str, why: str) -> None:
         closed.append(Image(folder, error=f"can't list this folder: {why}"))
 
-    for name in walk(top, unlisted=note):
+    for name in _images(walk(top, unlisted=note), passed_over, hidden=False):
         yield from closed
         closed.clear()
-        if is_image(name) and not is_hidden(name):
-            yield Image(name)
+        yield Image(name)
     yield from closed
 
 

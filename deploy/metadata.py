@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +50,7 @@ class ModelInfo:
     """SHA-256 of the weights that were exported, in hexadecimal digits."""
     version: str
     """Version of AutoDIAL that made the file."""
-    reference: Mapping[str, Any] | None = None
+    reference: Mapping[str, Any] | None = field(default=None, repr=False)
     """What the file keeps of its training images, as autodial.drift.Reference has it; None where it keeps nothing."""
 
     @property
@@ -125,15 +125,15 @@ class ModelInfo:
     @classmethod
     def _from_record(cls, record: Mapping[str, Any], path: Path) -> ModelInfo:
         stated = {"alpha": _ALPHA} | dict(record)  # the first files did not say
-        for field, known in {
+        for entry, known in {
             "channel_order": ("BGR", "GRAY"),
             "resize": (_RESIZE,),
             "exif": (_EXIF,),
             "alpha": (_ALPHA,),
         }.items():
-            if stated[field] not in known:
+            if stated[entry] not in known:
                 raise InputError(
-                    f"{path}: the metadata asks for {field} {stated[field]!r}, and this AutoDIAL "
+                    f"{path}: the metadata asks for {entry} {stated[entry]!r}, and this AutoDIAL "
                     f"knows {' and '.join(map(repr, known))} only: upgrade autodial or export again."
                 )
         height, width = record["size"]

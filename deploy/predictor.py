@@ -13,7 +13,7 @@ from autodial.data.transforms import decode, resize
 from autodial.deploy.binding import BoundRun, FasterRun, Pixels, Run, Scores
 from autodial.deploy.metadata import INPUT, OUTPUTS, ModelInfo
 from autodial.deploy.providers import CUDA, open_model, reason
-from autodial.errors import WorkError
+from autodial.errors import InputError, WorkError
 
 BATCH_SIZE = 32
 
@@ -28,13 +28,15 @@ class Predictor:
             same for any number.
 
     Raises:
-        InputError: the file can't be used, or `device` has another form.
+        InputError: the file can't be used, `device` has another form, or `threads` is below 1.
         WorkError: a CUDA device was asked for and can't be used.
 
     The methods may be called from several threads at once.
     """
 
     def __init__(self, model_path: str | Path, device: str = "auto", threads: int | None = None) -> None:
+        if threads is not None and threads < 1:
+            raise InputError(f"threads is {threads}: give 1 or more, or None for all CPUs that there are")
         self._path = Path(model_path)
         opened = open_model(self._path, device, threads or available_cpus())
         session = opened.session
@@ -59,7 +61,7 @@ class Predictor:
             Two float32 arrays of shape (len(images), len(info.classes)); the rows of the second sum to 1.
 
         Raises:
-            TypeError: `images` is one file's name.
+            TypeError: `images` is one file's name, or holds something else than names and arrays.
             ValueError: an image can't be decoded or has the wrong form.
             WorkError: ONNX Runtime fails.
         """
@@ -90,10 +92,13 @@ class Predictor:
                 (height, width, 3) in BGR order for a colour model, (height, width[, 1]) for a grey one.
 
         Raises:
-            ValueError: the file can't be decoded, or the array has another type or shape.
+            ValueError: the file can't be decoded, or the array has another dtype or shape.
+            TypeError: it is neither a file's name nor an array.
         """
         if isinstance(image, (str, os.PathLike)):
             image = decode(image, self.info.color)
+        elif not isinstance(image, np.ndarray):
+            raise TypeError(f"an image is a file's name or an array of uint8, and this one is a {type(image).__name__}")
         elif image.dtype != np.uint8:
             raise ValueError(f"an image is an array of uint8, and this one is of {image.dtype}")
         if image.ndim == 2:

@@ -8,7 +8,7 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from autodial.cpus import available_cpus
 from autodial.data.paths import find
 from autodial.deploy.binding import Scores
 from autodial.deploy.drift import Counts, Drift, read_reference
-from autodial.deploy.inputs import Image, expand
+from autodial.deploy.inputs import Image, PassedOver, expand
 from autodial.deploy.metadata import ModelInfo
 from autodial.deploy.predictor import BATCH_SIZE, Predictor
 from autodial.deploy.reader import Batch, read_batches
@@ -76,6 +76,9 @@ class Summary:
     """Images by their first label, for the classes that occur, most frequent first."""
     stages: Sequence[Stage]
     """The stages, the slowest first."""
+    passed_over: Mapping[str, int] = field(default_factory=dict)
+    """Files of the folders and patterns that were no images by their names, or hidden ("hidden"), by suffix, the most
+    frequent first."""
     drift: Drift | None = None
     """How the images compare with the model's training list, where that was asked for."""
 
@@ -156,7 +159,8 @@ def predict_folder(
     if drift is not None:
         drift = check_output(_of_shard(drift, shard), (model, *inputs), suffixes=[".json"])
     form = format_of(output)
-    images = islice(expand(inputs), index - 1, None, count)
+    passed_over = PassedOver()
+    images = islice(expand(inputs, passed_over), index - 1, None, count)
 
     threads = available_cpus()
     with ThreadPoolExecutor(1, "hash") as hashing:
@@ -221,6 +225,7 @@ def predict_folder(
         cuda_failure=predictor.cuda_failure,
         counts={classes[i]: n for i, n in tally.counts.most_common()},
         stages=sorted(stages, key=lambda stage: stage.images_per_second),
+        passed_over=dict(passed_over.kinds.most_common()),
         drift=compared,
     )
 

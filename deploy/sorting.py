@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import filecmp
 import os
 import re
@@ -11,6 +12,10 @@ from contextlib import suppress
 from pathlib import Path
 
 from autodial.errors import InputError, WorkError
+from autodial.outputs import check_folder
+
+_NO_LINKS = errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL
+"""What file systems answer that have no links, and Windows without the privilege to make them."""
 
 
 class Sorter:
@@ -27,14 +32,14 @@ class Sorter:
         resume: take a folder that isn't empty, as an interrupted run leaves it.
 
     Raises:
-        InputError: `folder` is not a folder, not empty, or inside of one of the inputs.
+        InputError: `folder` is not a folder, can't be written to or made, is not empty, or is inside of one of the
+            inputs.
     """
 
     def __init__(
         self, folder: Path, classes: Sequence[str], *, copy: bool, inputs: Iterable[str | Path], resume: bool
     ) -> None:
-        if folder.exists() and not folder.is_dir():
-            raise InputError(f"{folder}: this is a file; name a folder to sort the images into.")
+        check_folder(folder)
         if not resume and folder.is_dir() and any(folder.iterdir()):
             raise InputError(f"{folder}: there is something in this folder; name an empty one, or one to make.")
         real = folder.resolve()
@@ -63,7 +68,7 @@ class Sorter:
         except OSError as error:
             if isinstance(error, FileNotFoundError) and not image.exists():
                 raise
-            hint = "" if self._copy else " (--copy makes copies instead of links)"
+            hint = " (--copy makes copies instead of links)" if not self._copy and error.errno in _NO_LINKS else ""
             raise WorkError(f"{folder}: can't put {image} there: {error.strerror}{hint}.") from error
         raise WorkError(f"{folder}: something else has the names of {image}: sort into another folder.")
 

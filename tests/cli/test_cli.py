@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import cv2
+import numpy as np
 import pytest
 
 HELP = """
@@ -53,6 +55,16 @@ def test_debug_shows_the_traceback_wherever_it_stands(tmp_path: Path) -> None:
     for arguments in (["--debug", "test"], ["test", "--debug"]):
         result = autodial(*arguments, "--net", "nowhere.prototxt", "--weights", "x.caffemodel", cwd=tmp_path)
         assert result.returncode == 2 and "Traceback" in result.stderr
+
+
+def test_opencv_is_quiet_about_images_that_a_command_reports(tmp_path: Path) -> None:
+    data = cv2.imencode(".png", np.random.default_rng(0).integers(0, 256, (40, 40, 3), dtype=np.uint8))[1].tobytes()
+    for place in ("source/a/1.png", "source/b/1.png", "target/1.png"):
+        (tmp_path / place).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / place).write_bytes(data if place.startswith("source") else data[:2000])
+    result = autodial("init", "p", "--arch", "alexnet", "--source", "source", "--target", "target", cwd=tmp_path)
+    assert result.returncode == 2
+    assert result.stderr.count("\n") == 1 and "damaged or cut short" in result.stderr
 
 
 def test_usage_is_status_2() -> None:

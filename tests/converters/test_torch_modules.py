@@ -317,6 +317,7 @@ def test_inceptions_auxiliary_scores() -> None:
     [
         ({"image": images()}, images(), "not of the same structure"),
         (images(), images(size=6), r"shape \(5, 3, 5, 5\) and a target of shape \(5, 3, 6, 6\) can't be one batch"),
+        (images(), images().double(), r"a source of torch.float32 on cpu and a target of torch.float64 on cpu can't"),
         (images(), images(0), r"the target must be tensors with one sample or more"),
         ({"image": images(), "b": images(4)}, {"image": images(), "b": images()}, "the source must be .* as many in"),
         (torch.tensor(1.0), torch.tensor(1.0), "the source must be tensors with one sample"),

@@ -111,6 +111,10 @@ def test_the_next_version_leaves_all_else_alone(make: Callable[..., onnx.ModelPr
     assert all(after[name] == data for name, data in before.items())
 
 
+def test_the_repository_may_be_a_str(tmp_path: Path) -> None:
+    assert TritonModel(str(tmp_path), "pets") == TritonModel(tmp_path, "pets")  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(
     ("changed", "message"),
     [

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from autodial.data.folders import in_order
-from autodial.deploy.inputs import Image, expand
+from autodial.deploy.inputs import Image, PassedOver, expand
 from autodial.errors import InputError
 
 
@@ -61,6 +61,26 @@ def test_globs() -> None:
     assert paths("photos/**") == FOUND
     assert paths("photos/[ab].*") == FOUND[:2]
     assert paths("photos/.*") == ["photos/.hidden.png"]
+
+
+def test_files_that_are_passed_over_are_counted(tree: Path) -> None:
+    for name in ("c.HEIC", "d.heic", "README", ".DS_Store"):
+        (tree / "photos" / name).touch()
+    passed_over = PassedOver()
+    assert len(list(expand(["photos"], passed_over))) == len(FOUND)
+    assert passed_over.kinds == {".heic": 2, "hidden": 2, ".txt": 1, "no suffix": 1}
+    passed_over = PassedOver()
+    assert len(list(expand(["photos/*", "photos/b.png"], passed_over))) == 3
+    assert passed_over.kinds == {".heic": 2, ".txt": 1, "no suffix": 1}
+
+
+def test_there_are_a_hundred_kinds_at_most() -> None:
+    passed_over = PassedOver()
+    for i in range(300):
+        passed_over(f"scan.{i % 150}")
+    assert len(passed_over.kinds) == 101
+    assert passed_over.kinds["others"] == 100
+    assert passed_over.kinds.total() == 300
 
 
 def test_globs_survive_a_loop_of_links() -> None:

@@ -120,15 +120,16 @@ typer.run(predict)
 def test_summary_in_words() -> None:
     counts = {f"class {i}": 20 - i for i in range(12)}
     stages = [Stage("run", 800, 3.2), Stage("decode", 800, 2.0), Stage("write", 800, 0.5)]
-    text = describe(
-        Summary(Path("o.csv"), 1000, 3, 200, 4.0, "CPUExecutionProvider", "auto: no GPU", "no cuDNN", counts, stages)
-    )
-    assert text.split("\n")[:6] == [
+    passed_over = {f".{i}": 9 - i for i in range(7)}
+    ran = "CPUExecutionProvider", "auto: no GPU", "no cuDNN"
+    text = describe(Summary(Path("o.csv"), 1000, 3, 200, 4.0, *ran, counts, stages, passed_over))
+    assert text.split("\n")[:7] == [
         "800 images in 4.0 s (200 images/s) on CPUExecutionProvider (auto: no GPU)",
         "200 more rows from the interrupted run",
         "The GPU was not used: no cuDNN.",
         "Slowest: run (250 images/s); then decode (400 images/s), write (1600 images/s)",
         "3 without labels: their rows have status error and the reason",
+        "42 files passed over, hidden or no image by its name: .0 (9), .1 (8), .2 (7), .3 (6), .4 (5), ...",
         "       20  class 0",
     ]
     assert text.endswith("       11  class 9\n           and 2 more classes")

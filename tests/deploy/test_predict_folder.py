@@ -27,8 +27,9 @@ def images_in(folder: Path) -> list[Path]:
 
 
 def test_labels_a_folder_as_numpy_does(model: Any, photos: Path, tmp_path: Path) -> None:
-    summary = predict_folder(model.path, [photos], tmp_path / "out.csv", top_k=3, batch_size=5)
     files = images_in(photos)
+    (photos / "notes.txt").touch()
+    summary = predict_folder(model.path, [photos], tmp_path / "out.csv", top_k=3, batch_size=5)
     table = rows(tmp_path / "out.csv")
     header = "path,status,label_1,probability_1,label_2,probability_2,label_3,probability_3,error"
     assert (tmp_path / "out.csv").read_text(encoding="utf-8").split("\n", 1)[0] == header
@@ -44,6 +45,7 @@ def test_labels_a_folder_as_numpy_does(model: Any, photos: Path, tmp_path: Path)
     assert list(summary.counts.values()) == sorted(summary.counts.values(), reverse=True)
     assert (summary.images, summary.errors, summary.provider) == (12, 0, "CPUExecutionProvider")
     assert summary.images_per_second == summary.images / summary.seconds
+    assert summary.passed_over == {".txt": 1}
 
 
 def test_grey_models_read_grey(grey_model: Any, photos: Path, tmp_path: Path) -> None:
@@ -204,7 +206,7 @@ def test_refuses_before_it_writes(model: Any, photos: Path, tmp_path: Path) -> N
         (out, [photos], {"sort_into": photos / "sorted"}, "lies in .*photos, whose images are labelled"),
         (out, [f"{photos}/**/*.png"], {"sort_into": photos / "sub" / "sorted"}, "whose images are labelled"),
         (out, [photos], {"sort_into": photos}, "something in this folder"),
-        (out, [photos], {"sort_into": model.path}, "this is a file"),
+        (out, [photos], {"sort_into": model.path}, "is not a folder; name another"),
     ]:
         with pytest.raises(InputError, match=message):
             predict_folder(model.path, inputs, output, **options)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from autodial.deploy import Predictor
-from autodial.errors import WorkError
+from autodial.errors import InputError, WorkError
 
 
 def test_arrays(model: Any) -> None:
@@ -61,6 +61,18 @@ def test_grey_arrays_with_and_without_a_channel(grey_model: Any) -> None:
 def test_refuses_what_is_not_an_image(model: Any, image: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Predictor(model.path).predict([image])
+
+
+@pytest.mark.parametrize("image", [None, 3, [[[0, 0, 0]]], b"photo.png"])
+def test_refuses_what_is_neither_name_nor_array(model: Any, image: Any) -> None:
+    with pytest.raises(TypeError, match=f"a file's name or an array .* this one is a {type(image).__name__}"):
+        Predictor(model.path).predict([image])
+
+
+@pytest.mark.parametrize("threads", [0, -1])
+def test_refuses_a_run_without_threads(model: Any, threads: int) -> None:
+    with pytest.raises(InputError, match=f"threads is {threads}: give 1 or more"):
+        Predictor(model.path, threads=threads)
 
 
 def test_a_run_that_fails_names_the_model(model: Any) -> None:

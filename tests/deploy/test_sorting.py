@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import csv
+import errno
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +11,7 @@ import pytest
 
 from autodial.deploy import predict_folder
 from autodial.deploy.sorting import Sorter
-from autodial.errors import WorkError
+from autodial.errors import InputError, WorkError
 
 
 @pytest.fixture(autouse=True)
@@ -54,6 +56,33 @@ def test_every_image_is_in_its_labels_folder(model: Any, photos: Path, tmp_path:
     before = sorted(found)
     predict_folder(model.path, [photos], out, sort_into=place, copy=copy, resume=True)
     assert sorted(path for path in place.rglob("*") if not path.is_dir()) == before
+
+
+def test_refuses_a_place_that_can_t_be_made(model: Any, photos: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(InputError, match="file is not a folder; name another one to write to"):
+        predict_folder(model.path, [photos], tmp_path / "out.csv", sort_into=tmp_path / "file" / "below")
+    assert not (tmp_path / "out.csv.partial").exists()
+
+
+def test_refuses_a_place_without_leave_to_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "access", lambda path, mode: False)  # chmod would not keep root out
+    with pytest.raises(InputError, match=f"s: can't write to the folder {re.escape(str(tmp_path))}; choose another"):
+        Sorter(tmp_path / "s", ["x"], copy=False, inputs=[], resume=False)
+
+
+@pytest.mark.parametrize(("number", "hint"), [(errno.EPERM, True), (errno.EACCES, False), (errno.ENOSPC, False)])
+def test_copies_are_advised_where_links_are_the_trouble(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, hint: bool
+) -> None:
+    def refuse(self: Path, target: Path) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(Path, "symlink_to", refuse)
+    (tmp_path / "a.png").touch()
+    with pytest.raises(WorkError) as failure:
+        Sorter(tmp_path / "s", ["x"], copy=False, inputs=[], resume=False).place(tmp_path / "a.png", 0, 0)
+    assert ("--copy" in str(failure.value)) is hint
 
 
 def test_names_that_meet_get_the_rows_number(tmp_path: Path) -> None:
