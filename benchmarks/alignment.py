@@ -3,10 +3,11 @@
     python benchmarks/alignment.py [--device cpu|cuda] [--threads N] [--quick]
 
 Batch normalization is torch.nn.BatchNorm in training mode without weight and bias. Times are the least of all rounds;
-the ratio's spread is that of the rounds' ratios. Memory is what tensors take at most beyond inputs and gradients that
-are there before. On a GPU the share of a device copy's bandwidth counts 8 passes over the data: forward two reads and a
-write, backward two reads each of the layer's output and the gradient, and a write. The time behind it is that of the
-alignment by torch's kernels instead of Triton's.
+the ratio is the median of the rounds' ratios, in which both met the same state of the machine and of its memory, with
+their middle half. Memory is what tensors take at most beyond inputs and gradients that are there before; statistics
+that numpy holds, some rows of C numbers, are not in it. On a GPU the share of a device copy's bandwidth counts 8 passes
+over the data: forward two reads and a write, backward two reads each of the layer's output and the gradient, and a
+write. The time behind it is that of the alignment by torch's kernels instead of Triton's.
 """
 
 from __future__ import annotations
@@ -70,11 +71,13 @@ def measure(shape: tuple[int, ...], memory_format: torch.memory_format, device: 
     times = side_by_side(runs, device, rounds=rounds * (5 if small else 1), repeats=5 if small else 1, warmup=3)
     memory = {name: peak_bytes(run, device) / 2**20 for name, run in runs.items()}
     ours, theirs = (min(times[name]) for name in ("DA-layer", "BatchNorm"))
-    ratios = statistics.quantiles((a / b for a, b in zip(times["DA-layer"], times["BatchNorm"], strict=True)), n=4)
+    low, middle, high = statistics.quantiles(
+        (a / b for a, b in zip(times["DA-layer"], times["BatchNorm"], strict=True)), n=4
+    )
     layout = "channels-last" if memory_format == torch.channels_last else "contiguous"
     line = (
         f"{'x'.join(map(str, shape)):>16} {layout:13} {theirs * 1000:9.3f} ms {ours * 1000:9.3f} ms "
-        f"x{ours / theirs:.2f} ({ratios[0]:.2f} to {ratios[2]:.2f}) "
+        f"x{middle:.2f} ({low:.2f} to {high:.2f}) "
         f"{memory['BatchNorm']:8.1f} MiB {memory['DA-layer']:8.1f} MiB x{memory['DA-layer'] / memory['BatchNorm']:.2f}"
     )
     if device.type == "cuda":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Sequence
 from functools import cache
 from types import ModuleType
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from autodial.layers import alignment_torch
+from autodial.layers import alignment_cpu, alignment_torch
 from autodial.layers.shares import Shares
 
 _log = logging.getLogger(__name__)
@@ -54,7 +55,8 @@ def align(
         shares: where several processes have rows of one batch, how they are shared out: x holds those that are here,
             N and slice_point are the whole batch's, and so are the statistics, forward and backward. The gradients of
             alpha, scale and bias are those of the rows here, which add up over the processes.
-        kernels: what works on the batch, `alignment_torch` or `alignment_triton`; None: what `kernels_for` says.
+        kernels: what works on the batch, `alignment_cpu`, `alignment_torch` or `alignment_triton`; None: what
+            `kernels_for` says.
 
     Returns:
         the output, of x's shape and dtype; the mixed means and the biased mixed variances, (2, C), row 0 the source's
@@ -85,32 +87,32 @@ class _Align(torch.autograd.Function):
         n = slice_point if shares is None else shares.before(slice_point)
         moments = kernels.moments(x, n)
         if shares is not None:
-            moments = shares.merge(moments, [slice_point])
+            moments = shares.merge(_stacked(moments), [slice_point])
         mixed = kernels.mix(moments, alpha, eps)
         y = kernels.normalize(x, n, mixed, scale, bias, relu=relu)
         ctx.shifted = relu or scale is not None or bias is not None
-        ctx.save_for_backward(x if ctx.shifted else y, scale, y if relu else None, *mixed[:-1])
-        ctx.n, ctx.eps, ctx.shares, ctx.kernels = n, eps, shares, kernels
+        ctx.save_for_backward(x if ctx.shifted else y, scale, y if relu else None)
+        ctx.n, ctx.mixed, ctx.shares, ctx.kernels = n, mixed, shares, kernels
         # the domains' samples in the whole batch
         ctx.samples = slice_point, (x.shape[0] if shares is None else shares.rows) - slice_point
-        ctx.mark_non_differentiable(mixed.mean, mixed.variance)
+        mean, variance = mixed.mean, mixed.variance
+        ctx.mark_non_differentiable(mean, variance)
         ctx.set_materialize_grads(False)
-        return y, mixed.mean, mixed.variance
+        return y, mean, variance
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         grad = grads[0]
         if grad is None:
             return (None,) * 9
-        kernels, n = ctx.kernels, ctx.n
-        saved, scale, positive, mean, variance, inv_std, gaps, alpha = ctx.saved_tensors
-        mixed = alignment_torch.Mixed(mean, variance, inv_std, gaps, alpha, ctx.eps)
+        kernels, n, mixed = ctx.kernels, ctx.n, ctx.mixed
+        saved, scale, positive = ctx.saved_tensors
         # the normalized values are (saved - shift) * factor, or `saved` itself
         shift, factor = (mixed.mean, mixed.inv_std) if ctx.shifted else (None, None)
         grad = kernels.prepared(grad, saved, positive)
         sums = kernels.grad_sums(grad, saved, n, shift, factor, positive)
         needed = ctx.needs_input_grad
-        whole = ctx.shares.whole(sums.clone()) if needed[0] and ctx.shares is not None else sums
+        whole = ctx.shares.whole(_stacked(sums).clone()) if needed[0] and ctx.shares is not None else sums
         positions = math.prod(saved.shape[2:])
         counts = ctx.samples[0] * positions, ctx.samples[1] * positions
         by, parts = kernels.coefficients(sums, whole, mixed, scale, counts, shifted=ctx.shifted)
@@ -119,14 +121,22 @@ class _Align(torch.autograd.Function):
         return grad_x, by.alpha, None, None, grad_scale, grad_bias, None, None, None
 
 
-def kernels_for(x: Tensor) -> ModuleType:
-    """What aligns x: `alignment_triton` on an NVIDIA GPU if its kernels work there, `alignment_torch` elsewhere.
+def _stacked(rows: Tensor | Sequence[Sequence[Tensor]]) -> Tensor:
+    """Two rows of each domain as one tensor (2, 2, C), which some kernels make at once."""
+    return rows if isinstance(rows, Tensor) else torch.stack([torch.stack(list(pair)) for pair in rows])
 
-    They are tried the first time that a GPU has a blob of a dtype; a warning says if they fail.
+
+def kernels_for(x: Tensor) -> ModuleType:
+    """What aligns x: `alignment_cpu` or, on an NVIDIA GPU, `alignment_triton`; elsewhere `alignment_torch`.
+
+    The latter is what torch.compile and torch.export see, too. Triton's kernels are tried the first time that a GPU has
+    a blob of a dtype; a warning says if they fail.
     """
-    if not x.is_cuda or torch.version.hip is not None or torch.compiler.is_compiling():
+    if torch.compiler.is_compiling():
         return alignment_torch
-    return _on_gpu(x.device, x.dtype)
+    if x.device.type == "cpu":
+        return alignment_cpu
+    return alignment_torch if not x.is_cuda or torch.version.hip is not None else _on_gpu(x.device, x.dtype)
 
 
 @cache

@@ -1,4 +1,4 @@
-"""Domain alignment by torch's own operations: what `alignment` does with a batch on the CPU, and wherever torch runs.
+"""Domain alignment by torch's own operations: what `alignment` does with a batch wherever torch runs.
 
 What works on whole blobs are torch's batch normalization kernels, several times faster on the CPU than reductions and
 broadcasts; the rest are rows of C numbers, in as few operations as there can be. `n` is the number of the source's
@@ -7,12 +7,26 @@ rows, which come first.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Iterable
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 _aten = torch.ops.aten
+
+
+class Statistics(Protocol):
+    """What a domain's predictor normalizes with: (2, C), row 0 the source's and row 1 the target's."""
+
+    @property
+    def mean(self) -> Tensor: ...
+
+    @property
+    def variance(self) -> Tensor: ...
+
+    @property
+    def eps(self) -> float: ...
 
 
 class Mixed(NamedTuple):
@@ -52,34 +66,26 @@ def dense(x: Tensor) -> Tensor:
 
 def moments(x: Tensor, n: int) -> Tensor:
     """Means and biased variances of both domains, (2, 2, C): domain, mean and variance, channel."""
-    return torch.stack([row for half in _halves(x, n) for row in moments_of(half)]).view(2, 2, -1)
+    return torch.stack([row for half in halves(x, n) for row in moments_of(half)]).view(2, 2, -1)
 
 
 def mix(moments: Tensor, alpha: Tensor, eps: float) -> Mixed:
     """Both predictors' statistics, from what `moments` gives and one-element alpha."""
     alpha = alpha.reshape(()).to(moments.dtype, copy=True)
-    weight = _number(alpha)
     gaps = moments[0] - moments[1]
-    mean, variance = torch.lerp(moments.flip(0), moments, weight).unbind(1)
+    mean, variance = torch.lerp(moments.flip(0), moments, alpha).unbind(1)
     gap = gaps[0]
-    variance.addcmul_(gap, gap * (weight - weight * weight))
+    variance.addcmul_(gap, gap * (alpha - alpha * alpha))
     return Mixed(mean, variance, (variance + eps).rsqrt_(), gaps, alpha, eps)
 
 
-def normalize(x: Tensor, n: int, mixed: Mixed, scale: Tensor | None, bias: Tensor | None, *, relu: bool) -> Tensor:
+def normalize(x: Tensor, n: int, mixed: Statistics, scale: Tensor | None, bias: Tensor | None, *, relu: bool) -> Tensor:
     """Both domains normalized, times `scale`, plus `bias` ((C,)), negative results as 0 if `relu`; like x."""
-    mean, variance, inv_std = mixed[:3]
+    mean, variance = mixed.mean, mixed.variance
     scale, bias = (row if row is None else row.to(mean.dtype) for row in (scale, bias))
     y = torch.empty_like(x)
-    halves = _halves(x, n), _halves(y, n)
-    if _by_rows(x):
-        slope = inv_std if scale is None else inv_std * scale
-        constant = (mean * slope).neg_() if bias is None else torch.addcmul(bias, mean, slope, value=-1)
-        for half, out, a, b in zip(*halves, slope, constant, strict=True):
-            torch.addcmul(b, half, a, out=out)
-    else:
-        for half, out, m, v in zip(*halves, mean, variance, strict=True):
-            normalize_into(half, m, v, scale, bias, mixed.eps, out)
+    for half, out, m, v in zip(halves(x, n), halves(y, n), mean, variance, strict=True):
+        normalize_into(half, m, v, scale, bias, mixed.eps, out)
     return y.relu_() if relu else y
 
 
@@ -100,11 +106,13 @@ def grad_sums(
 
     shift and factor are (2, C), and None leaves them out; grad and positive are `prepared`'s.
     """
+    each: Iterable[tuple[Tensor, Tensor]]
     if shift is None or factor is None:
-        dtype = torch.promote_types(saved.dtype, torch.float32)
-        factor = torch.ones(saved.shape[1], dtype=dtype, device=saved.device).expand(2, -1)
-        shift = torch.zeros_like(factor)
-    parts = zip(_halves(grad, n), _halves(saved, n), shift, factor, strict=True)
+        ones = torch.ones(saved.shape[1], dtype=torch.promote_types(saved.dtype, torch.float32), device=saved.device)
+        each = [(torch.zeros_like(ones), ones)] * 2
+    else:
+        each = zip(shift, factor, strict=True)
+    parts = ((g, half, *of) for g, half, of in zip(halves(grad, n), halves(saved, n), each, strict=True))
     return torch.stack([row for part in parts for row in grad_sums_of(*part)]).view(2, 2, -1)
 
 
@@ -121,7 +129,7 @@ def coefficients(
         counts: values per channel of the whole batch's domains.
         shifted: whether `grad_sums` had a shift: what is saved is not the normalized values.
     """
-    inv_std, gaps, alpha = mixed.inv_std, mixed.gaps, _number(mixed.alpha)
+    inv_std, gaps, alpha = mixed.inv_std, mixed.gaps, mixed.alpha
     slope = inv_std if scale is None else inv_std * scale.to(inv_std.dtype)
     # the loss's derivatives, times -1 and -2, by each predictor's mean, in which its variance is stationary, and by
     # its variance
@@ -160,28 +168,16 @@ def input_grad(
         constant = torch.addcmul(constant, factor, shift, value=-1)
     grad_x = torch.empty_like(saved) if positive is None else grad  # `prepared`'s own copy
     rows = slope, constant, factor.view(2, -1, *[1] * (saved.dim() - 2))
-    blobs = (_halves(blob, n) for blob in (grad, saved, grad_x))
+    blobs = (halves(blob, n) for blob in (grad, saved, grad_x))
     for g, half, out, a, b, c in zip(*blobs, *rows, strict=True):
-        if _by_rows(g):
-            torch.addcmul(b, g, a, out=out)
-        else:
-            normalize_into(g, torch.zeros_like(a), torch.ones_like(a), a, b, 0.0, out)
+        normalize_into(g, torch.zeros_like(a), torch.ones_like(a), a, b, 0.0, out)
         out.addcmul_(half, c)
     return grad_x
 
 
-def _halves(x: Tensor, n: int) -> tuple[Tensor, ...]:
+def halves(x: Tensor, n: int) -> tuple[Tensor, ...]:
+    """The two domains' samples."""
     return x.split_with_sizes((n, x.shape[0] - n))
-
-
-def _by_rows(x: Tensor) -> bool:
-    """Whether broadcasting over x's rows is faster than the normalization kernel: without positions, it is."""
-    return x.dim() == 2 and x.dtype in (torch.float32, torch.float64)
-
-
-def _number(alpha: Tensor) -> Tensor | float:
-    """alpha where it takes no waiting to read it, on the CPU: it saves operations on tensors of one element."""
-    return alpha.item() if alpha.device.type == "cpu" and not torch.compiler.is_compiling() else alpha
 
 
 def _by_moments(sums: Tensor, slope: Tensor, inv_std: Tensor) -> Tensor:

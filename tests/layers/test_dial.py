@@ -7,9 +7,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from autodial.layers import DomainAlignment, EntropyLoss, LayerError
+from autodial.layers import DomainAlignment, EntropyLoss, LayerError, alignment, alignment_torch
 from autodial.layers.alignment import align
 from autodial.layers.base import TEST
+
+
+@pytest.fixture(autouse=True, params=["chosen", "torch"])
+def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every test is one of the kernels that the CPU is given, and of those that compilers and other devices are."""
+    if request.param == "torch":
+        monkeypatch.setattr(alignment, "kernels_for", lambda x: alignment_torch)
 
 
 def batch(*shape: int, seed: int = 0) -> Tensor:
@@ -229,14 +236,49 @@ def test_with_stored_statistics_scaled_is_the_same_function() -> None:
     torch.testing.assert_close(layer.scaled(x, factors, terms, relu=True), F.relu(layer(x) * factors + terms))
 
 
-def test_training_mode_exports_and_compiles() -> None:
+def test_training_mode_exports() -> None:
     x = batch(7, 3, 4, 4).float()
-    layer = DomainAlignment(3, slice_point=3, alpha=0.8)
-    expected = layer(x)
     program = torch.export.export(DomainAlignment(3, slice_point=3, alpha=0.8), (x,))
-    torch.testing.assert_close(program.module()(x), expected)
-    compiled = torch.compile(DomainAlignment(3, slice_point=3, alpha=0.8), backend="aot_eager")
-    torch.testing.assert_close(compiled(x), expected)
+    torch.testing.assert_close(program.module()(x), DomainAlignment(3, slice_point=3, alpha=0.8)(x))
+
+
+@pytest.mark.parametrize("shape", [(7, 3, 4, 4), (7, 3)])
+@pytest.mark.parametrize("scaled", [False, True])
+def test_training_mode_compiles(shape: tuple[int, ...], scaled: bool) -> None:
+    grad = batch(*shape, seed=1).float()
+    results = []
+    for wrap in (lambda layer: layer, lambda layer: torch.compile(layer, backend="aot_eager")):
+        x = batch(*shape).float().requires_grad_()
+        scale, bias = torch.full((3,), 0.7, requires_grad=True), torch.full((3,), 0.1, requires_grad=True)
+        layer = DomainAlignment(3, slice_point=3, alpha=0.8)
+        y = wrap(layer.scaled)(x, scale, bias, relu=True) if scaled else wrap(layer)(x)
+        inputs = (x, layer.alpha, scale, bias) if scaled else (x, layer.alpha)
+        results.append([y, *torch.autograd.grad(y, inputs, grad)])
+    torch.testing.assert_close(results[1], results[0])
+
+
+@pytest.mark.parametrize(("alpha", "eps"), [(1.0, 0.0), (0.5, 1e-5)])
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e38, 0.0])
+@pytest.mark.filterwarnings("error")
+def test_what_is_not_finite_goes_through_without_a_warning(value: float, alpha: float, eps: float) -> None:
+    x = batch(6, 2).float()
+    x[:, 0] = value
+    x.requires_grad_()
+    layer = DomainAlignment(2, slice_point=3, alpha=alpha, eps=eps)
+    y = layer.scaled(x, torch.ones(2, requires_grad=True), torch.ones(2, requires_grad=True))
+    y.sum().backward()
+    assert x.grad is not None
+    assert y[:, 1].isfinite().all() and x.grad[:, 1].isfinite().all()
+    assert y[:, 0].isfinite().all().item() is (value == 0 and eps > 0)
+
+
+def test_with_alpha_one_a_domain_keeps_variances_that_are_nothing_beside_the_other_s() -> None:
+    x = batch(8, 3).float()
+    x[:4] *= 1e-5
+    x[4:] *= 1e5
+    y = DomainAlignment(3, slice_point=4, alpha=1, eps=0)(x)
+    expected = torch.cat([(half - half.mean(0)) / half.std(0, correction=0) for half in (x[:4], x[4:])])
+    torch.testing.assert_close(y, expected)
 
 
 def test_feature_maps_count_every_position_as_a_sample() -> None:
