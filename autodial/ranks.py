@@ -160,6 +160,16 @@ class Ranks:
         except RuntimeError:  # rank 0 goes on, or the store is gone with torchrun
             return True
 
+    @staticmethod
+    def leave(error: AutodialError | None = None) -> None:
+        """Part from the others when all is done, or ends with `error`: gloo's threads abort a process that does not.
+
+        Nothing is done where it could mean to wait: for a rank that is lost, or with `error` for sums by NCCL.
+        """
+        waits = isinstance(error, LostRankError) or (error is not None and dist.get_backend() != "gloo")
+        if dist.is_initialized() and not waits:
+            dist.destroy_process_group()
+
     def _reduce(self, tensor: Tensor, operation: Any) -> None:
         try:
             work = dist.all_reduce(tensor, operation, async_op=True)

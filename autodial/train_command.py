@@ -32,21 +32,28 @@ class Precision(str, Enum):
 
 
 @contextmanager
-def _one_voice() -> Iterator[None]:
-    """Let one process report an error that all ranks have; the others leave with its exit status and say nothing."""
+def _as_rank() -> Iterator[None]:
+    """End a process of torchrun's in order: of an error that all ranks have one tells, with the same exit status."""
+    if "TORCHELASTIC_RUN_ID" not in os.environ:
+        yield
+        return
+    from autodial.ranks import Ranks
+
     try:
         yield
+    except typer.Exit:
+        Ranks.leave()
+        raise
     except AutodialError as error:
-        if "TORCHELASTIC_RUN_ID" not in os.environ:
-            raise
-        from autodial.ranks import Ranks
-
-        if Ranks.speaks(error):
+        speaks = Ranks.speaks(error)
+        Ranks.leave(error)
+        if speaks:
             raise
         raise SystemExit(error.exit_status) from None
+    Ranks.leave()
 
 
-@_one_voice()
+@_as_rank()
 def train(
     solver: Annotated[Path, typer.Option(metavar="SOLVER.prototxt", help="The solver, which names the net.")],
     weights: Annotated[

@@ -63,6 +63,7 @@ def measure(path: Path, steps: int, kind: str) -> float:
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         seconds.append(time.perf_counter() - started)
+    Ranks.leave()
     return images / statistics.median(seconds[2:])
 
 

@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from autodial import collapse
@@ -116,6 +117,8 @@ def command(arguments: list[list[str]]) -> tuple[int, str, str]:
         try:
             main()
         except SystemExit as exit_:
+            if dist.is_initialized():
+                print("still joined to the others", file=err)  # the process might be aborted for it at its end
             return int(exit_.code or 0), out.getvalue(), err.getvalue()
     raise AssertionError("unreachable")
 

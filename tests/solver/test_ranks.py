@@ -191,6 +191,13 @@ def endless_run() -> subprocess.Popen[str]:
     return process
 
 
+def test_torchrun_s_run_ends_in_order(project: Path) -> None:
+    process = torchrun(*TRAIN)
+    out, err = process.communicate()
+    assert (process.returncode, "terminate called" in err) == (0, False), err
+    assert out.endswith("Training done.\n")
+
+
 def test_ranks_end_with_a_snapshot_when_torchrun_is_killed(project: Path) -> None:
     process = endless_run()
     process.kill()
