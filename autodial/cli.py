@@ -28,6 +28,7 @@ app = typer.Typer(
     help="Train AutoDIAL networks from Caffe prototxts, export their target predictor, label folders of images.",
     epilog="--debug, anywhere, shows the traceback of an error.",
     no_args_is_help=True,
+    rich_markup_mode="markdown",  # paragraphs of docstrings are filled to the terminal's width
     add_completion=False,
     pretty_exceptions_enable=False,
 )

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from autodial.deploy.runner import Summary
 
 CLASSES_SHOWN = 10
-KINDS_SHOWN = 5
 BALANCE_SHOWN = 3
 
 
@@ -173,12 +172,9 @@ def describe(summary: Summary) -> str:
     if summary.errors:
         lines.append(f"{summary.errors} without labels: their rows have status error and the reason")
     if summary.passed_over:
-        kinds = [f"{kind} ({count})" for kind, count in list(summary.passed_over.items())[:KINDS_SHOWN]]
-        more = ", ..." if len(summary.passed_over) > KINDS_SHOWN else ""
-        lines.append(
-            f"{counted(sum(summary.passed_over.values()), 'file')} passed over, hidden or no image by its name: "
-            f"{', '.join(kinds)}{more}"
-        )
+        from autodial.deploy.inputs import describe_kinds
+
+        lines.append(f"Passed over, as hidden or no image by the name: {describe_kinds(summary.passed_over)}")
     shown = list(summary.counts.items())[:CLASSES_SHOWN]
     lines += [f"{count:>9}  {label}" for label, count in shown]
     if len(shown) < len(summary.counts):

@@ -6,17 +6,19 @@ import functools
 import glob
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from autodial.data.folders import IMAGE_SUFFIXES, in_order, is_hidden, is_image, walk
 from autodial.data.image_list import read_paths
 from autodial.errors import InputError
+from autodial.wording import counted
 
 LIST_SUFFIX = ".txt"
 
 _KINDS = 100
+_SHOWN = 5
 
 
 @dataclass(frozen=True)
@@ -35,14 +37,27 @@ class PassedOver:
     """Counts files that are passed over, by kind: "hidden", a lower-case suffix, or "no suffix".
 
     Beyond a hundred kinds, further ones are "others": names may be of any number of suffixes.
+
+    Args:
+        own: absolute paths of files that the run itself writes, and that are not counted.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, own: Collection[Path] = ()) -> None:
         self.kinds: Counter[str] = Counter()
+        self._own = frozenset(own)
 
     def __call__(self, path: str) -> None:
+        if self._own and Path(path).absolute() in self._own:
+            return
         kind = "hidden" if is_hidden(path) else Path(path).suffix.lower() or "no suffix"
         self.kinds[kind if kind in self.kinds or len(self.kinds) < _KINDS else "others"] += 1
+
+
+def describe_kinds(kinds: Mapping[str, int]) -> str:
+    """Files that were passed over, by kind, the most frequent first: "5 files: .heic (3), hidden (2)"."""
+    shown = [f"{kind} ({count})" for kind, count in sorted(kinds.items(), key=lambda item: -item[1])[:_SHOWN]]
+    more = ", ..." if len(kinds) > _SHOWN else ""
+    return f"{counted(sum(kinds.values()), 'file')}: {', '.join(shown)}{more}"
 
 
 def expand(inputs: Sequence[str | Path], passed_over: Callable[[str], None] | None = None) -> Iterator[Image]:
@@ -81,10 +96,13 @@ def expand(inputs: Sequence[str | Path], passed_over: Callable[[str], None] | No
 
 
 def _check(argument: str) -> None:
+    if not argument:
+        raise InputError("an input is empty: name a file, a folder, a list or a pattern; the working directory is '.'.")
     path = Path(argument)
     if not (path.exists() or glob.has_magic(argument)):
         raise InputError(f"{argument}: no such file or folder.")
-    images = _expand_one(argument)
+    passed_over = PassedOver()
+    images = _expand_one(argument, passed_over)
     first = next(images, None)
     if path.is_dir():
         if first is not None and first.error is not None and Path(first.path) == path:
@@ -98,7 +116,8 @@ def _check(argument: str) -> None:
     else:
         nothing = "no image matches this pattern"
     if first is None:
-        raise InputError(f"{argument}: {nothing} (images are {', '.join(IMAGE_SUFFIXES)}).")
+        found = f"; passed over are {describe_kinds(passed_over.kinds)}" if passed_over.kinds else ""
+        raise InputError(f"{argument}: {nothing} (images are {', '.join(IMAGE_SUFFIXES)}){found}.")
 
 
 def _is_list(path: Path) -> bool:

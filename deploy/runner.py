@@ -159,7 +159,8 @@ def predict_folder(
     if drift is not None:
         drift = check_output(_of_shard(drift, shard), (model, *inputs), suffixes=[".json"])
     form = format_of(output)
-    passed_over = PassedOver()
+    own = [output, f"{output}.partial", f"{output}.partial.json", *([] if drift is None else [drift])]
+    passed_over = PassedOver([Path(path).absolute() for path in own])
     images = islice(expand(inputs, passed_over), index - 1, None, count)
 
     threads = available_cpus()

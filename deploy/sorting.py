@@ -32,7 +32,7 @@ class Sorter:
         resume: take a folder that isn't empty, as an interrupted run leaves it.
 
     Raises:
-        InputError: `folder` is not a folder, can't be written to or made, is not empty, or is inside of one of the
+        InputError: `folder` is not a folder, can't be made or written to, is not empty, or is inside of one of the
             inputs.
     """
 
@@ -47,6 +47,10 @@ class Sorter:
             top = Path(re.split(r"[*?[]", os.fspath(used), maxsplit=1)[0])
             if top.is_dir() and Path(top).resolve() in (real, *real.parents):
                 raise InputError(f"{folder}: this folder lies in {used}, whose images are labelled: choose another.")
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InputError(f"{folder}: can't make this folder: {error.strerror}.") from error
         self._folder = folder
         self._folders = _folder_names(classes)
         self._copy = copy
@@ -62,7 +66,7 @@ class Sorter:
         image = image.absolute()
         put = _copy if self._copy else _link
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            folder.mkdir(exist_ok=True)
             if put(image, folder / image.name) or put(image, folder / f"{image.stem}-{row}{image.suffix}"):
                 return
         except OSError as error:

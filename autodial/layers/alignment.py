@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from autodial.layers import alignment_cpu, alignment_torch
 from autodial.layers.shares import Shares
@@ -101,6 +102,7 @@ class _Align(torch.autograd.Function):
         return y, mean, variance
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         grad = grads[0]
         if grad is None:

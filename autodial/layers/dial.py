@@ -33,7 +33,8 @@ class DomainAlignment(Layer):
     their own. There is no scale or shift. Moving sums of the mixed statistics are stored; in eval mode they replace
     the batch's, the whole batch is of one domain, and alpha takes no part.
 
-    Input and output: (N, C, ...) float tensors.
+    Input and output: (N, C, ...) float tensors. The backward pass takes the output, which must not be changed in place
+    until then, and has no second derivatives.
 
     Args:
         num_features: C.
@@ -45,8 +46,9 @@ class DomainAlignment(Layer):
         use_global_stats: whether to normalize with the stored statistics; None: in eval mode only.
         test_stats: the domain whose stored statistics are used.
 
-    State: `alpha` (1,); `mean`, `variance` (2, C), row 0 source and row 1 target, moving sums; `normalizer` (1,), the
-    moving sum of ones that divides them (0: nothing stored yet, mean and variance count as 0).
+    State: `alpha` (1,); `mean`, `variance` (2, C), row 0 source and row 1 target, moving sums, the variances' with a
+    factor of m / (m - 1) for the m values per channel of both domains; `normalizer` (1,), the moving sum of ones that
+    divides them (0: nothing stored yet, mean and variance count as 0).
 
     Raises:
         LayerError: a slice_point below 1, a negative eps, or other test_stats than those two; a batch of another number

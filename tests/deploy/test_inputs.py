@@ -74,6 +74,21 @@ def test_files_that_are_passed_over_are_counted(tree: Path) -> None:
     assert passed_over.kinds == {".heic": 2, ".txt": 1, "no suffix": 1}
 
 
+def test_a_refusal_says_what_was_passed_over(tree: Path) -> None:
+    (tree / "phone").mkdir()
+    for name in ("1.heic", "2.HEIC", ".nomedia"):
+        (tree / "phone" / name).touch()
+    with pytest.raises(InputError, match=r"no image in this folder .*; passed over are 3 files: .heic \(2\), hidden"):
+        expand(["phone"])
+    with pytest.raises(InputError, match=r"no image matches this pattern .*; passed over are 2 files: .heic \(2\)\."):
+        expand(["phone/*"])
+
+
+def test_refuses_an_empty_input() -> None:
+    with pytest.raises(InputError, match="an input is empty"):
+        expand(["photos", ""])
+
+
 def test_there_are_a_hundred_kinds_at_most() -> None:
     passed_over = PassedOver()
     for i in range(300):

@@ -129,7 +129,7 @@ def test_summary_in_words() -> None:
         "The GPU was not used: no cuDNN.",
         "Slowest: run (250 images/s); then decode (400 images/s), write (1600 images/s)",
         "3 without labels: their rows have status error and the reason",
-        "42 files passed over, hidden or no image by its name: .0 (9), .1 (8), .2 (7), .3 (6), .4 (5), ...",
+        "Passed over, as hidden or no image by the name: 42 files: .0 (9), .1 (8), .2 (7), .3 (6), .4 (5), ...",
         "       20  class 0",
     ]
     assert text.endswith("       11  class 9\n           and 2 more classes")

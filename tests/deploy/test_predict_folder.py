@@ -48,6 +48,13 @@ def test_labels_a_folder_as_numpy_does(model: Any, photos: Path, tmp_path: Path)
     assert summary.passed_over == {".txt": 1}
 
 
+def test_the_run_s_own_files_are_not_counted(model: Any, photos: Path, tmp_path: Path) -> None:
+    (photos / "notes.txt").touch()
+    for _ in range(2):
+        summary = predict_folder(model.path, [photos], photos / "out.csv")
+        assert summary.passed_over == {".txt": 1}
+
+
 def test_grey_models_read_grey(grey_model: Any, photos: Path, tmp_path: Path) -> None:
     predict_folder(grey_model.path, [photos], tmp_path / "out.csv")
     assert [row["label_1"] for row in rows(tmp_path / "out.csv")] == grey_model.labels(*images_in(photos))

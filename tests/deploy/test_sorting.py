@@ -65,6 +65,12 @@ def test_refuses_a_place_that_can_t_be_made(model: Any, photos: Path, tmp_path: 
     assert not (tmp_path / "out.csv.partial").exists()
 
 
+def test_refuses_a_link_to_nowhere(tmp_path: Path) -> None:
+    (tmp_path / "dangling").symlink_to("nowhere")
+    with pytest.raises(InputError, match="dangling: can't make this folder: File exists"):
+        Sorter(tmp_path / "dangling", ["x"], copy=False, inputs=[], resume=False)
+
+
 def test_refuses_a_place_without_leave_to_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "access", lambda path, mode: False)  # chmod would not keep root out
     with pytest.raises(InputError, match=f"s: can't write to the folder {re.escape(str(tmp_path))}; choose another"):

@@ -257,6 +257,13 @@ def test_training_mode_compiles(shape: tuple[int, ...], scaled: bool) -> None:
     torch.testing.assert_close(results[1], results[0])
 
 
+def test_there_are_no_second_derivatives() -> None:
+    x = batch(6, 3).requires_grad_()
+    (grad,) = torch.autograd.grad(DomainAlignment(3, slice_point=3).double()(x).square().sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        grad.sum().backward()
+
+
 @pytest.mark.parametrize(("alpha", "eps"), [(1.0, 0.0), (0.5, 1e-5)])
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e38, 0.0])
 @pytest.mark.filterwarnings("error")
