@@ -166,8 +166,9 @@ class Ranks:
 
         Nothing is done where it could mean to wait: for a rank that is lost, or with `error` for sums by NCCL.
         """
-        waits = isinstance(error, LostRankError) or (error is not None and dist.get_backend() != "gloo")
-        if dist.is_initialized() and not waits:
+        if not dist.is_initialized() or isinstance(error, LostRankError):
+            return
+        if error is None or dist.get_backend() == "gloo":
             dist.destroy_process_group()
 
     def _reduce(self, tensor: Tensor, operation: Any) -> None:

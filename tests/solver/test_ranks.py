@@ -145,8 +145,9 @@ def test_a_sum_that_never_ends_on_a_gpu_is_given_up(monkeypatch: pytest.MonkeyPa
     assert aborted == [True]
 
 
-def torchrun(*arguments: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "autodial", *arguments]
+def torchrun(*arguments: str, processes: int = 2) -> subprocess.Popen[str]:
+    launch = ["-m", "torch.distributed.run", "--nproc-per-node", str(processes), "-m", "autodial"]
+    command = [sys.executable, *launch, *arguments]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
 
@@ -196,6 +197,11 @@ def test_torchrun_s_run_ends_in_order(project: Path) -> None:
     out, err = process.communicate()
     assert (process.returncode, "terminate called" in err) == (0, False), err
     assert out.endswith("Training done.\n")
+
+
+def test_a_single_process_of_torchrun_s_tells_its_error() -> None:
+    _, err = torchrun("train", "--solver", "nowhere.prototxt", processes=1).communicate()
+    assert "autodial: error: nowhere.prototxt does not exist" in err and "ValueError" not in err
 
 
 def test_ranks_end_with_a_snapshot_when_torchrun_is_killed(project: Path) -> None:
