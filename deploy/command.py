@@ -102,8 +102,9 @@ def predict(
 
     The exit status is 0 if an image got its labels, or a shard has none to
     label; 1 if no image did or the work failed, 2 if something given can't
-    be used, and 130 after Ctrl-C. The rows of a run that was cut short, even killed, stay in
-    OUT.partial for --resume, and an existing OUT stays as it was.
+    be used, and 130 after Ctrl-C. The rows of a run that was cut short, even
+    killed, stay in OUT.partial for --resume, and an existing OUT stays as it
+    was.
     """
     from autodial.deploy.progress import show_progress
     from autodial.deploy.runner import predict_folder

@@ -18,7 +18,9 @@ from autodial.wording import counted
 LIST_SUFFIX = ".txt"
 
 _KINDS = 100
+"""Of files passed over that are told apart."""
 _SHOWN = 5
+"""Of them that are named."""
 
 
 @dataclass(frozen=True)
@@ -39,28 +41,33 @@ class PassedOver:
     Beyond a hundred kinds, further ones are "others": names may be of any number of suffixes.
 
     Args:
-        own: absolute paths of files that the run itself writes, and that are not counted.
+        own: files that the run itself writes, links followed, which are not counted.
     """
 
     def __init__(self, own: Collection[Path] = ()) -> None:
         self.kinds: Counter[str] = Counter()
-        self._own = frozenset(own)
+        self._own = {path.name: path for path in own}
 
     def __call__(self, path: str) -> None:
-        if self._own and Path(path).absolute() in self._own:
+        file = Path(path)
+        if file.name in self._own and file.resolve() == self._own[file.name]:
             return
-        kind = "hidden" if is_hidden(path) else Path(path).suffix.lower() or "no suffix"
+        kind = "hidden" if is_hidden(path) else file.suffix.lower() or "no suffix"
         self.kinds[kind if kind in self.kinds or len(self.kinds) < _KINDS else "others"] += 1
 
 
 def describe_kinds(kinds: Mapping[str, int]) -> str:
     """Files that were passed over, by kind, the most frequent first: "5 files: .heic (3), hidden (2)"."""
-    shown = [f"{kind} ({count})" for kind, count in sorted(kinds.items(), key=lambda item: -item[1])[:_SHOWN]]
+    shown = [f"{kind} ({count})" for kind, count in Counter(kinds).most_common(_SHOWN)]
     more = ", ..." if len(kinds) > _SHOWN else ""
     return f"{counted(sum(kinds.values()), 'file')}: {', '.join(shown)}{more}"
 
 
-def expand(inputs: Sequence[str | Path], passed_over: Callable[[str], None] | None = None) -> Iterator[Image]:
+def _ignore(path: str) -> None:
+    pass
+
+
+def expand(inputs: Sequence[str | Path], passed_over: Callable[[str], None] = _ignore) -> Iterator[Image]:
     """All images that `inputs` name, in the order of the arguments.
 
     An argument is, in this order of precedence:
@@ -91,8 +98,7 @@ def expand(inputs: Sequence[str | Path], passed_over: Callable[[str], None] | No
     arguments = [os.fspath(argument) for argument in inputs]
     for argument in arguments:
         _check(argument)
-    tell = passed_over or _ignore
-    return (image for argument in arguments for image in _expand_one(argument, tell))
+    return (image for argument in arguments for image in _expand_one(argument, passed_over))
 
 
 def _check(argument: str) -> None:
@@ -124,11 +130,7 @@ def _is_list(path: Path) -> bool:
     return path.is_file() and path.suffix.lower() == LIST_SUFFIX
 
 
-def _ignore(path: str) -> None:
-    pass
-
-
-def _expand_one(argument: str, passed_over: Callable[[str], None] = _ignore) -> Iterator[Image]:
+def _expand_one(argument: str, passed_over: Callable[[str], None]) -> Iterator[Image]:
     path = Path(argument)
     if _is_list(path):
         return (Image(name, path.parent) for name in read_paths(path))

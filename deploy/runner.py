@@ -26,7 +26,7 @@ from autodial.deploy.predictor import BATCH_SIZE, Predictor
 from autodial.deploy.reader import Batch, read_batches
 from autodial.deploy.rows import Columns, Row, format_of, score
 from autodial.deploy.sorting import Sorter
-from autodial.deploy.writer import STANDARD_OUTPUT, Table, open_table, write_whole
+from autodial.deploy.writer import STANDARD_OUTPUT, Table, open_table, unfinished, write_whole
 from autodial.drift import Values
 from autodial.errors import InputError, WorkError
 from autodial.hashing import file_hash
@@ -153,14 +153,16 @@ def predict_folder(
     streamed = str(output) == STANDARD_OUTPUT
     if streamed and resume:
         raise InputError("Standard output can't be resumed: write to a file.")
+    own: list[Path] = []
     if not streamed:
         output = _of_shard(output, shard)
-        check_output(output, (model, *inputs))
+        final = check_output(output, (model, *inputs))
+        own += [final, *unfinished(final)]
     if drift is not None:
         drift = check_output(_of_shard(drift, shard), (model, *inputs), suffixes=[".json"])
+        own.append(drift)
     form = format_of(output)
-    own = [output, f"{output}.partial", f"{output}.partial.json", *([] if drift is None else [drift])]
-    passed_over = PassedOver([Path(path).absolute() for path in own])
+    passed_over = PassedOver(own)
     images = islice(expand(inputs, passed_over), index - 1, None, count)
 
     threads = available_cpus()

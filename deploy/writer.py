@@ -161,6 +161,11 @@ def write_whole(path: Path, text: str) -> None:
     aside.replace(path)
 
 
+def unfinished(output: Path) -> tuple[Path, Path]:
+    """Where the rows of a table that is not done are, and what is needed to go on with them."""
+    return output.with_name(f"{output.name}.partial"), output.with_name(f"{output.name}.partial.json")
+
+
 @contextlib.contextmanager
 def open_table(
     output: str | Path,
@@ -195,8 +200,7 @@ def open_table(
         yield table
         return
     final = check_output(output)
-    partial = final.with_name(f"{final.name}.partial")
-    record = final.with_name(f"{final.name}.partial.json")
+    partial, record = unfinished(final)
     with contextlib.ExitStack() as stack:
         try:
             if not partial.exists():

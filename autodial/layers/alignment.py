@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Sequence
 from functools import cache
 from types import ModuleType
 from typing import Any
@@ -88,7 +87,7 @@ class _Align(torch.autograd.Function):
         n = slice_point if shares is None else shares.before(slice_point)
         moments = kernels.moments(x, n)
         if shares is not None:
-            moments = shares.merge(_stacked(moments), [slice_point])
+            moments = shares.merge(alignment_torch.stacked(moments), [slice_point])
         mixed = kernels.mix(moments, alpha, eps)
         y = kernels.normalize(x, n, mixed, scale, bias, relu=relu)
         ctx.shifted = relu or scale is not None or bias is not None
@@ -114,18 +113,15 @@ class _Align(torch.autograd.Function):
         grad = kernels.prepared(grad, saved, positive)
         sums = kernels.grad_sums(grad, saved, n, shift, factor, positive)
         needed = ctx.needs_input_grad
-        whole = ctx.shares.whole(_stacked(sums).clone()) if needed[0] and ctx.shares is not None else sums
+        whole = sums
+        if needed[0] and ctx.shares is not None:
+            whole = ctx.shares.whole(alignment_torch.stacked(sums).clone())
         positions = math.prod(saved.shape[2:])
         counts = ctx.samples[0] * positions, ctx.samples[1] * positions
         by, parts = kernels.coefficients(sums, whole, mixed, scale, counts, shifted=ctx.shifted)
         grad_x = kernels.input_grad(grad, saved, n, parts, shift, positive) if needed[0] else None
         grad_scale, grad_bias = by.scale if needed[4] else None, by.bias if needed[5] else None
         return grad_x, by.alpha, None, None, grad_scale, grad_bias, None, None, None
-
-
-def _stacked(rows: Tensor | Sequence[Sequence[Tensor]]) -> Tensor:
-    """Two rows of each domain as one tensor (2, 2, C), which some kernels make at once."""
-    return rows if isinstance(rows, Tensor) else torch.stack([torch.stack(list(pair)) for pair in rows])
 
 
 def kernels_for(x: Tensor) -> ModuleType:

@@ -2,15 +2,15 @@
 
 What works on whole blobs are torch's kernels, as in `alignment_torch`, which says more about the functions. A pass over
 a large blob leaves nothing else in the caches, neither data nor code, so that what lies between two passes costs as
-much as it touches. It is numpy's, whose operations touch less than torch's, and of few kinds. Rows of C numbers stay
-where kernels put them: those of both domains are a pair of pairs, as a (2, 2, C) tensor would be.
+much as it touches. It is numpy's, whose operations touch less than torch's, and of few kinds; rows of C numbers stay
+where kernels put them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,50 +18,19 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from autodial.layers import alignment_torch
-from autodial.layers.alignment_torch import Coefficients, Gradients, grad_sums_of, halves, moments_of
+from autodial.layers.alignment_torch import Coefficients, Gradients, Mixed, Pairs, halves
 from autodial.layers.alignment_torch import dense as dense
+from autodial.layers.alignment_torch import moments as moments
 from autodial.layers.alignment_torch import prepared as prepared
 
 _Rows = NDArray[Any]
 """Of float32 or float64 numbers; the last axis is the channels'."""
-_Pairs = Sequence[Sequence[Tensor]]
-"""Two rows of each domain, or a (2, 2, C) tensor of them."""
 
 
-class Mixed(NamedTuple):
-    """As `alignment_torch.Mixed`, made of its arrays."""
-
-    rows: _Rows
-    """(4, 2, C): means, variances, 1 / sqrt(variance + eps), gaps."""
-    alpha: float
-    eps: float
-
-    @property
-    def mean(self) -> Tensor:
-        return torch.from_numpy(self.rows[0])
-
-    @property
-    def variance(self) -> Tensor:
-        return torch.from_numpy(self.rows[1])
-
-    @property
-    def inv_std(self) -> Tensor:
-        return torch.from_numpy(self.rows[2])
-
-    @property
-    def gaps(self) -> Tensor:
-        return torch.from_numpy(self.rows[3])
-
-
-def moments(x: Tensor, n: int) -> _Pairs:
-    """Mean and biased variance of each domain, (C,)."""
-    return list(map(moments_of, halves(x, n)))
-
-
-def mix(moments: _Pairs, alpha: Tensor, eps: float) -> Mixed:
+def mix(moments: Pairs, alpha: Tensor, eps: float) -> Mixed:
     """Both predictors' statistics, from what `moments` gives and one-element alpha."""
     weight = alpha.item()
-    source, target = _arrays(moments)
+    source, target = ([row.numpy() for row in pair] for pair in moments)
     rows = np.empty((4, 2, len(source[0])), source[0].dtype)
     _, variance, inv_std, gaps = rows
     with _quiet():
@@ -77,7 +46,8 @@ def mix(moments: _Pairs, alpha: Tensor, eps: float) -> Mixed:
         np.add(variance, eps, out=inv_std)
         np.sqrt(inv_std, out=inv_std)
         np.divide(1, inv_std, out=inv_std)
-    return Mixed(rows, weight, eps)
+    means, variances, inv_stds, differences = map(torch.from_numpy, rows)
+    return Mixed(means, variances, inv_stds, differences, weight, eps)
 
 
 def normalize(x: Tensor, n: int, mixed: Mixed, scale: Tensor | None, bias: Tensor | None, *, relu: bool) -> Tensor:
@@ -86,11 +56,11 @@ def normalize(x: Tensor, n: int, mixed: Mixed, scale: Tensor | None, bias: Tenso
         return alignment_torch.normalize(x, n, mixed, scale, bias, relu=relu)
     with _quiet():
         slope = _slope(mixed, scale)
-        constant = slope * mixed.rows[0]
+        constant = slope * mixed.mean.numpy()
         if bias is None:
             np.negative(constant, out=constant)
         else:
-            np.subtract(_like(bias, slope), constant, out=constant)
+            np.subtract(_parameter(bias, mixed), constant, out=constant)
     y = torch.empty_like(x)
     lines = (torch.from_numpy(line).unbind() for line in (slope, constant))
     for half, out, a, b in zip(halves(x, n), halves(y, n), *lines, strict=True):
@@ -99,35 +69,34 @@ def normalize(x: Tensor, n: int, mixed: Mixed, scale: Tensor | None, bias: Tenso
 
 
 def grad_sums(
-    grad: Tensor, saved: Tensor, n: int, shift: Tensor | None, factor: Tensor | None, positive: Tensor | None
-) -> _Pairs:
-    """Sums over each domain of grad and of grad * (saved - shift) * factor, (C,)."""
-    shifts: Sequence[Tensor]
-    factors: Sequence[Tensor]
+    grad: Tensor,
+    saved: Tensor,
+    n: int,
+    shift: Sequence[Tensor] | None,
+    factor: Sequence[Tensor] | None,
+    positive: Tensor | None,
+) -> Pairs:
+    """The sums of grad and of grad * (saved - shift) * factor over each domain."""
     if shift is None or factor is None:
-        shifts, factors = _neutral(saved.shape[1], torch.promote_types(saved.dtype, torch.float32))
-    else:
-        shifts, factors = shift.unbind(), factor.unbind()
-    return list(map(grad_sums_of, halves(grad, n), halves(saved, n), shifts, factors))
+        shift, factor = _neutral(saved.shape[1], torch.promote_types(saved.dtype, torch.float32))
+    return alignment_torch.grad_sums(grad, saved, n, shift, factor, positive)
 
 
 def coefficients(
-    sums: _Pairs, whole: _Pairs, mixed: Mixed, scale: Tensor | None, counts: tuple[int, int], *, shifted: bool
+    sums: Pairs, whole: Pairs, mixed: Mixed, scale: Tensor | None, counts: tuple[int, int], *, shifted: bool
 ) -> tuple[Gradients, Coefficients]:
     """Gradients by alpha, scale and bias, and what the input's is made of (paper, appendix A)."""
-    alpha, inv_std, (gap, gap_of_variances) = mixed.alpha, mixed.rows[2], mixed.rows[3]
+    alpha, inv_std, (gap, gap_of_variances) = float(mixed.alpha), mixed.inv_std.numpy(), mixed.gaps.numpy()
     with _quiet():
         slope = _slope(mixed, scale)
-        derivatives = _by_moments(sums, slope, inv_std)
-        apart, by_gap = derivatives[0] - derivatives[1], derivatives[:, 1] * gap
+        derivatives, apart, by_gap = _by_moments(sums, slope, inv_std, gap)
         by_variances = np.dot(apart[1], gap_of_variances)
         by_variances += (1 - 2 * alpha) * (np.dot(by_gap[0], gap) + np.dot(by_gap[1], gap))
         grad_alpha = np.array([-np.dot(apart[0], gap) - by_variances / 2], slope.dtype)
         grad_bias, grad_scale = (a + b for a, b in zip(*sums, strict=True)) if shifted else (None, None)
 
         if whole is not sums:
-            derivatives = _by_moments(whole, slope, inv_std)
-            apart, by_gap = derivatives[0] - derivatives[1], derivatives[:, 1] * gap
+            derivatives, apart, by_gap = _by_moments(whole, slope, inv_std, gap)
         apart *= 1 - alpha
         derivatives[0] -= apart
         derivatives[1] += apart
@@ -171,19 +140,15 @@ def _by_rows(x: Tensor) -> bool:
     return x.dim() == 2 and x.dtype in (torch.float32, torch.float64)
 
 
-def _arrays(pairs: _Pairs) -> list[list[_Rows]]:
-    return [[row.numpy() for row in pair] for pair in pairs]
-
-
 def _slope(mixed: Mixed, scale: Tensor | None) -> _Rows:
     """The derivative of what `normalize` gives by x, (2, C)."""
-    inv_std: _Rows = mixed.rows[2]
-    return inv_std if scale is None else inv_std * _like(scale, inv_std)
+    inv_std: _Rows = mixed.inv_std.numpy()
+    return inv_std if scale is None else inv_std * _parameter(scale, mixed)
 
 
-def _like(row: Tensor, rows: _Rows) -> _Rows:
-    """A parameter's numbers, of the dtype of `rows`."""
-    numbers: _Rows = row.detach().to(torch.float64 if rows.dtype == np.float64 else torch.float32).numpy()
+def _parameter(row: Tensor, mixed: Mixed) -> _Rows:
+    """A scale's or bias's numbers, of the statistics' dtype."""
+    numbers: _Rows = row.detach().to(mixed.mean.dtype).numpy()
     return numbers
 
 
@@ -194,14 +159,16 @@ def _neutral(channels: int, dtype: torch.dtype) -> tuple[tuple[Tensor, Tensor], 
     return (zeros, zeros), (ones, ones)
 
 
-def _by_moments(sums: _Pairs, slope: _Rows, inv_std: _Rows) -> _Rows:
+def _by_moments(sums: Pairs, slope: _Rows, inv_std: _Rows, gap: _Rows) -> tuple[_Rows, _Rows, _Rows]:
     """The loss's derivatives by the predictors' moments, as in `alignment_torch.coefficients`.
 
-    (2, 2, C): domain, by mean and by variance, channel.
+    Returns:
+        (2, 2, C): domain, by mean and by variance, channel; by how much the source's exceed the target's, (2, C); those
+        by variance, times the gap between the means, (2, C).
     """
     derivatives = np.empty((2, *slope.shape), slope.dtype)
-    for rows, (plain, by_x), a, v in zip(derivatives, _arrays(sums), slope, inv_std, strict=True):
-        np.multiply(plain, a, out=rows[0])
-        np.multiply(by_x, a, out=rows[1])
+    for rows, (plain, by_x), a, v in zip(derivatives, sums, slope, inv_std, strict=True):
+        np.multiply(plain.numpy(), a, out=rows[0])
+        np.multiply(by_x.numpy(), a, out=rows[1])
         rows[1] *= v
-    return derivatives
+    return derivatives, derivatives[0] - derivatives[1], derivatives[:, 1] * gap

@@ -7,8 +7,8 @@ rows, which come first.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import NamedTuple, Protocol
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,17 +16,8 @@ from torch import Tensor
 _aten = torch.ops.aten
 
 
-class Statistics(Protocol):
-    """What a domain's predictor normalizes with: (2, C), row 0 the source's and row 1 the target's."""
-
-    @property
-    def mean(self) -> Tensor: ...
-
-    @property
-    def variance(self) -> Tensor: ...
-
-    @property
-    def eps(self) -> float: ...
+Pairs = Sequence[Sequence[Tensor]]
+"""Two rows of C numbers for each domain, the source's first; a (2, 2, C) tensor is such, too."""
 
 
 class Mixed(NamedTuple):
@@ -38,8 +29,8 @@ class Mixed(NamedTuple):
     """1 / sqrt(variance + eps)"""
     gaps: Tensor
     """Row 0 how much larger the source's mean is than the target's, row 1 its variance."""
-    alpha: Tensor
-    """A copy: the layer clips it in place at its next pass."""
+    alpha: Tensor | float
+    """A copy, as the layer clips it in place at its next pass; a number where that takes no waiting."""
     eps: float
 
 
@@ -64,22 +55,28 @@ def dense(x: Tensor) -> Tensor:
     return x
 
 
-def moments(x: Tensor, n: int) -> Tensor:
-    """Means and biased variances of both domains, (2, 2, C): domain, mean and variance, channel."""
-    return torch.stack([row for half in halves(x, n) for row in moments_of(half)]).view(2, 2, -1)
+def moments(x: Tensor, n: int) -> Pairs:
+    """Mean and biased variance of each domain."""
+    return [moments_of(half) for half in halves(x, n)]
 
 
-def mix(moments: Tensor, alpha: Tensor, eps: float) -> Mixed:
+def stacked(pairs: Pairs) -> Tensor:
+    """As one tensor, (2, 2, C)."""
+    return pairs if isinstance(pairs, Tensor) else torch.stack([torch.stack(list(pair)) for pair in pairs])
+
+
+def mix(moments: Pairs, alpha: Tensor, eps: float) -> Mixed:
     """Both predictors' statistics, from what `moments` gives and one-element alpha."""
-    alpha = alpha.reshape(()).to(moments.dtype, copy=True)
-    gaps = moments[0] - moments[1]
-    mean, variance = torch.lerp(moments.flip(0), moments, alpha).unbind(1)
+    both = stacked(moments)
+    alpha = alpha.reshape(()).to(both.dtype, copy=True)
+    gaps = both[0] - both[1]
+    mean, variance = torch.lerp(both.flip(0), both, alpha).unbind(1)
     gap = gaps[0]
     variance.addcmul_(gap, gap * (alpha - alpha * alpha))
     return Mixed(mean, variance, (variance + eps).rsqrt_(), gaps, alpha, eps)
 
 
-def normalize(x: Tensor, n: int, mixed: Statistics, scale: Tensor | None, bias: Tensor | None, *, relu: bool) -> Tensor:
+def normalize(x: Tensor, n: int, mixed: Mixed, scale: Tensor | None, bias: Tensor | None, *, relu: bool) -> Tensor:
     """Both domains normalized, times `scale`, plus `bias` ((C,)), negative results as 0 if `relu`; like x."""
     mean, variance = mixed.mean, mixed.variance
     scale, bias = (row if row is None else row.to(mean.dtype) for row in (scale, bias))
@@ -100,24 +97,25 @@ def prepared(grad: Tensor, saved: Tensor, positive: Tensor | None) -> Tensor:
 
 
 def grad_sums(
-    grad: Tensor, saved: Tensor, n: int, shift: Tensor | None, factor: Tensor | None, positive: Tensor | None
-) -> Tensor:
-    """Sums over each domain of grad and of grad * (saved - shift) * factor, (2, 2, C): domain, which, channel.
+    grad: Tensor,
+    saved: Tensor,
+    n: int,
+    shift: Sequence[Tensor] | None,
+    factor: Sequence[Tensor] | None,
+    positive: Tensor | None,
+) -> Pairs:
+    """The sums of grad and of grad * (saved - shift) * factor over each domain.
 
-    shift and factor are (2, C), and None leaves them out; grad and positive are `prepared`'s.
+    shift and factor are a row for each domain, and None leaves them out; grad and positive are `prepared`'s.
     """
-    each: Iterable[tuple[Tensor, Tensor]]
     if shift is None or factor is None:
         ones = torch.ones(saved.shape[1], dtype=torch.promote_types(saved.dtype, torch.float32), device=saved.device)
-        each = [(torch.zeros_like(ones), ones)] * 2
-    else:
-        each = zip(shift, factor, strict=True)
-    parts = ((g, half, *of) for g, half, of in zip(halves(grad, n), halves(saved, n), each, strict=True))
-    return torch.stack([row for part in parts for row in grad_sums_of(*part)]).view(2, 2, -1)
+        shift, factor = [torch.zeros_like(ones)] * 2, [ones] * 2
+    return list(map(grad_sums_of, halves(grad, n), halves(saved, n), shift, factor))
 
 
 def coefficients(
-    sums: Tensor, whole: Tensor, mixed: Mixed, scale: Tensor | None, counts: tuple[int, int], *, shifted: bool
+    sums: Pairs, whole: Pairs, mixed: Mixed, scale: Tensor | None, counts: tuple[int, int], *, shifted: bool
 ) -> tuple[Gradients, Coefficients]:
     """Gradients by alpha, scale and bias, and what the input's is made of (paper, appendix A).
 
@@ -129,22 +127,23 @@ def coefficients(
         counts: values per channel of the whole batch's domains.
         shifted: whether `grad_sums` had a shift: what is saved is not the normalized values.
     """
+    local = stacked(sums)
     inv_std, gaps, alpha = mixed.inv_std, mixed.gaps, mixed.alpha
     slope = inv_std if scale is None else inv_std * scale.to(inv_std.dtype)
     # the loss's derivatives, times -1 and -2, by each predictor's mean, in which its variance is stationary, and by
     # its variance
-    derivatives = _by_moments(sums, slope, inv_std)
+    derivatives = _by_moments(local, slope, inv_std)
     source, target = derivatives
     apart = (source - target).mul_(gaps).sum(1)
     gap = gaps[0]
     by_gap = torch.dot(source[1] + target[1], gap.square())
     grad_alpha = (apart[1] + by_gap * (1 - 2 * alpha)).mul_(-0.5).sub_(apart[0]).reshape(1)
-    grad_bias, grad_scale = sums.sum(0).unbind() if shifted else (None, None)
+    grad_bias, grad_scale = local.sum(0).unbind() if shifted else (None, None)
 
     # Of domain d's samples, x - (mean of d's predictor) = normalized / inv_std[d], and the predictors' means differ by
     # (2 * alpha - 1) * gap: the gradient is slope * grad - (constant + factor * normalized) / count.
     if whole is not sums:
-        derivatives = _by_moments(whole, slope, inv_std)
+        derivatives = _by_moments(stacked(whole), slope, inv_std)
     rows = torch.lerp(derivatives.flip(0), derivatives, alpha)
     constant, factor = rows.unbind(1)
     between = gap * ((2 * alpha - 1) * (1 - alpha))
