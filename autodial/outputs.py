@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -29,8 +29,7 @@ def check_output(output: str | Path, inputs: Iterable[str | Path] = (), *, suffi
         raise InputError(f"{output}: not a regular file; name a file to write.")
     if not final.parent.is_dir():
         raise InputError(f"{output}: there is no folder {final.parent}; make it first.")
-    if not os.access(final.parent, os.W_OK):
-        raise InputError(f"{output}: can't write to the folder {final.parent}; choose another one.")
+    check_writable(final.parent, output)
     if final in {Path(used).resolve() for used in inputs}:
         raise InputError(f"{output}: the same command reads this file; choose another name for the output.")
     if suffixes and not str(output).lower().endswith(tuple(suffixes)):
@@ -47,8 +46,18 @@ def check_folder(folder: str | Path) -> None:
         place = place.parent
     if not place.is_dir():
         raise InputError(f"{folder}: {place} is not a folder; name another one to write to.")
-    if not os.access(place, os.W_OK):
-        raise InputError(f"{folder}: can't write to the folder {place}; choose another one.")
+    check_writable(place, folder)
+
+
+def check_writable(folder: Path, output: str | Path) -> None:
+    """Raise InputError, which names `output`, unless a file can be made in `folder`: rights alone tell root nothing."""
+    try:
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise InputError(
+            f"{output}: can't write to the folder {folder} ({error.strerror}); choose another one."
+        ) from error
 
 
 def files_of(net: Any, base_dir: Path) -> list[Path]:

@@ -160,6 +160,8 @@ def predict_folder(
         own += [final, *unfinished(final)]
     if drift is not None:
         drift = check_output(_of_shard(drift, shard), (model, *inputs), suffixes=[".json"])
+        if drift in own:
+            raise InputError(f"{drift}: what an interrupted run leaves has this name; choose another one for --drift.")
         own.append(drift)
     form = format_of(output)
     passed_over = PassedOver(own)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import torch
@@ -48,7 +48,8 @@ class DomainAlignment(Layer):
 
     State: `alpha` (1,); `mean`, `variance` (2, C), row 0 source and row 1 target, moving sums, the variances' with a
     factor of m / (m - 1) for the m values per channel of both domains; `normalizer` (1,), the moving sum of ones that
-    divides them (0: nothing stored yet, mean and variance count as 0).
+    divides them (0: nothing stored yet, mean and variance count as 0). Where the layer is made bfloat16 or float16, the
+    statistics stay as they are.
 
     Raises:
         LayerError: a slice_point below 1, a negative eps, or other test_stats than those two; a batch of another number
@@ -159,7 +160,9 @@ class DomainAlignment(Layer):
         if x.dim() == 1:
             return self.scaled(x.unsqueeze(1), scale, bias, relu=relu).squeeze(1)
         if self.uses_stored:
-            y = F.batch_norm(x, *self.stored(), scale, bias, eps=self.eps)
+            mean, variance = self.stored()
+            scale, bias = (row if row is None else row.to(mean.dtype) for row in (scale, bias))
+            y = F.batch_norm(x, mean, variance, scale, bias, eps=self.eps)
             return F.relu(y) if relu else y
         slice_point = self.source_samples(self.whole(x.shape[0]))
         with torch.no_grad():
@@ -171,6 +174,15 @@ class DomainAlignment(Layer):
     def extra_repr(self) -> str:
         fields = ("slice_point", "eps", "moving_average_fraction", "use_global_stats", "test_stats")
         return ", ".join([str(self.num_features), *(f"{field}={getattr(self, field)}" for field in fields)])
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> DomainAlignment:
+        """What torch converts and moves layers with."""
+        before = dict(self.named_buffers(recurse=False))
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        for name, buffer in self.named_buffers(recurse=False):
+            if buffer.dtype in (torch.bfloat16, torch.float16):  # a moving sum would stop where its steps round away
+                setattr(self, name, before[name].to(buffer.device))
+        return self
 
     def _check_channels(self, shape: Sequence[int]) -> None:
         if _channels(shape) != self.num_features:

@@ -32,6 +32,13 @@ def test_what_is_no_file_or_has_no_folder(tmp_path: Path) -> None:
             check_output(name)
 
 
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs a folder that is closed to root, too: /proc")
+def test_a_place_that_even_root_can_not_write_to() -> None:
+    for check, name in ((check_output, "/proc/x.csv"), (check_folder, "/proc/x/y")):
+        with pytest.raises(InputError, match=rf"^{name}: can't write to the folder /proc \(.+\); choose another one"):
+            check(name)
+
+
 def test_the_files_that_a_net_names(tmp_path: Path) -> None:
     net = parse_net("""
         layer { name: "a" type: "ImageData" image_data_param { source: "list.txt" } transform_param { mean_file: "m" } }

@@ -180,6 +180,7 @@ def test_refused_before_anything_is_written(
         ),
         (target, "drift.csv", "name a file that ends in .json"),
         (target, "nowhere/drift.json", "no folder"),
+        (target, "out.csv.partial.json", "what an interrupted run leaves has this name"),
         (target, target, "the same command reads this file"),
     ]:
         status, out, err = autodial("predict", used, photos, "-o", tmp_path / "out.csv", "--drift", tmp_path / drift)

@@ -170,6 +170,35 @@ def test_half_precision_has_float32_statistics(dtype: torch.dtype) -> None:
     torch.testing.assert_close(inputs[0].grad.float(), inputs[1].grad, rtol=4 * precision, atol=4 * precision)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_half_precision_layer_keeps_float32_moving_sums(dtype: torch.dtype) -> None:
+    layer, exact = DomainAlignment(3, slice_point=4), DomainAlignment(3, slice_point=4)
+    net = torch.nn.Sequential(layer).to(dtype)
+    assert layer.alpha.dtype == dtype
+    for step in range(300):  # bfloat16's sum of ones, which 0.999 rounds to 1 for, would end at 256
+        x = (batch(8, 3, seed=step) + 5).to(dtype)
+        net(x)
+        exact(x.float())
+    assert layer.normalizer.item() == pytest.approx((1 - 0.999**300) / (1 - 0.999), rel=1e-5)
+    torch.testing.assert_close(layer.mean, exact.mean)
+    torch.testing.assert_close(layer.variance, exact.variance)
+    net.eval()
+    scale, bias = (torch.tensor(row, dtype=dtype) for row in ([0.5, 1, -2], [0, 1, 2]))
+    expected = exact.eval().scaled(x.float(), scale.float(), bias.float())
+    precision = torch.finfo(dtype).eps
+    torch.testing.assert_close(layer.scaled(x, scale, bias).float(), expected, rtol=precision, atol=precision)
+
+
+def test_converting_a_layer_keeps_its_state_dict() -> None:
+    layer = DomainAlignment(3).double()
+    layer(batch(8, 3))
+    mean = layer.mean.clone()
+    assert mean.dtype == torch.float64 and torch.equal(layer.half().mean, mean)
+    assert list(layer.state_dict()) == ["alpha", "mean", "variance", "normalizer"]
+    assert torch.equal(layer.float().mean, mean.float())
+    assert layer.to("meta").half().mean.is_meta
+
+
 @pytest.mark.parametrize("shape", [(7, 4), (5, 3, 2, 3)])
 @pytest.mark.parametrize("relu", [False, True])
 @pytest.mark.parametrize("bias", [False, True])

@@ -231,7 +231,7 @@ def test_refuses_before_anything_is_written(images: Any, arguments: list[str], m
         ("full", "full exists and is not empty: name another folder"),
         ("full/file", "full/file is a file"),
         ("source/project", "source/project lies in source, which holds images"),
-        ("full/file/x", "can't be written to"),
+        ("full/file/x", "full/file/x can't be made, as .*file is no folder"),
     ],
 )
 def test_refuses_folders_that_can_not_become_projects(images: Any, folder: str, message: str) -> None:
@@ -279,5 +279,5 @@ def test_a_failure_leaves_nothing(images: Any, monkeypatch: pytest.MonkeyPatch) 
 def test_a_folder_without_leave_to_write(images: Any) -> None:
     domains(images)
     Path("closed").mkdir(0o500)
-    with pytest.raises(InputError, match=r"can't be made, as .*closed can't be written to"):
+    with pytest.raises(InputError, match=r"closed/project: can't write to the folder .*closed "):
         init(folder="closed/project")
