@@ -52,8 +52,11 @@ class Lines(Monitor):
         self._write(f"Snapshot: {model} and {state.name}")
 
     def _outputs(self, kind: str, outputs: Mapping[str, Values], loss_weights: Mapping[str, float]) -> None:
+        number = 0  # Caffe counts elements
         for name, values in outputs.items():
-            self._write(f"    {kind} net output {describe_output(name, values, loss_weights.get(name, 0.0))}")
+            line = describe_output(name, values, loss_weights.get(name, 0.0))
+            self._write(f"    {kind} net output #{number}: {line}")
+            number += len(values)
 
 
 class Bar(Monitor):

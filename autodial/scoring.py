@@ -25,6 +25,8 @@ from autodial.monitor import Values
 from autodial.net import Net
 from autodial.proto.files import replacing
 
+_NO_LIST = "has no image list, or several that no label tells apart, to score image by image"
+
 
 @dataclass(frozen=True)
 class Row:
@@ -79,13 +81,10 @@ class Scorer:
     ) -> None:
         self._net, self._device, self._workers, self._logits = net, device, workers, logits
         self._list, self._labels = _scored_list(net)
-        if self._list is None and (iterations is None or logits is not None):
-            raise InputError(
-                "the TEST phase has no image list, or several that no label tells apart, to score image by image; "
-                "give a number of --iterations, and no -o"
-            )
-        if logits is not None and any(size != 1 for size in net.blob_shapes[logits][2:]):
-            raise InputError(f'blob "{logits}" has shape {net.blob_shapes[logits]}, and not a row of scores per image')
+        if self._list is None and iterations is None:
+            raise InputError(f"the TEST phase {_NO_LIST}; give a number of --iterations")
+        if logits is not None and (problem := why_no_rows(net, logits)):
+            raise InputError(problem)
         # a batch can be cut only if every input has a row per image of the list
         self._once = iterations is None and len(net.data_layers) == 1
         self.batches = iterations or (-(-len(self._list) // self._list.batch_size) if self._list else 0)
@@ -140,6 +139,16 @@ class Scorer:
         """The share of rows whose label is predicted, among those whose label is a class; None if there is none."""
         right = [row.predicted == row.label for row in self.rows if row.loss is not None]
         return sum(right) / len(right) if right else None
+
+
+def why_no_rows(net: Net, logits: str) -> str | None:
+    """What keeps a TEST net from being scored image by image by a blob; None if nothing does."""
+    if _scored_list(net)[0] is None:
+        return f"the TEST phase {_NO_LIST}; leave out -o and --logits"
+    shape = net.blob_shapes[logits]
+    if len(shape) < 2 or any(size != 1 for size in shape[2:]):
+        return f'blob "{logits}" has shape {shape}, and not a row of scores per image'
+    return None
 
 
 def _scored_list(net: Net) -> tuple[Source | None, str | None]:

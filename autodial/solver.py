@@ -127,8 +127,6 @@ class Solver:
         self.net_params = [source.param for source in (train, *tests)]
         self.net_name = train.origin
         self.net = self._build(train)
-        if not self.net.loss_weights:
-            raise InputError(f"{train.origin}: the train net has no loss layer, so there is nothing to learn")
         self.test_nets = [self._build(source) for source in tests]
         for net in self.test_nets:
             net.share_with(self.net)
@@ -145,6 +143,7 @@ class Solver:
 
         self._alphas_fixed = bool(set(variants).intersection(FIXING))
         self._stopping = False
+        self._snapshot_asked = False
         self._losses: deque[Tensor] = deque(maxlen=self.param.average_loss)
         self._feed: Feed | None = None
         self._fed = 0
@@ -190,9 +189,10 @@ class Solver:
         """Find out what would stop a run later: labels, images, and whether snapshots can be written.
 
         Raises:
-            InputError: a label or an image in a list (autodial.data_checks), no max_iter, or a snapshot_prefix whose
-                folder can't be written to.
+            InputError: a label or an image in a list (autodial.data_checks), no max_iter, no loss, or a snapshot_prefix
+                whose folder can't be written to.
         """
+        self._check_learns()
         if not self.param.HasField("max_iter"):
             raise InputError("max_iter, the number of iterations to train for, is missing")
         if self.param.snapshot_prefix and self._writes:
@@ -203,6 +203,11 @@ class Solver:
                 check_data(net)
         if self.ranks is not None:
             self.ranks.check_alike(self._fingerprint())
+
+    def _check_learns(self) -> None:
+        """Refuse a net without a loss, which a script may still give gradients to and update."""
+        if not self.net.loss_weights:
+            raise InputError(f"{self.net_name}: the train net has no loss layer, so there is nothing to learn")
 
     @property
     def _writes(self) -> bool:
@@ -273,6 +278,7 @@ class Solver:
     @naming_full_memory()
     def _train(self, iterations: int) -> bool:
         """`step`; returns whether all iterations were done."""
+        self._check_learns()
         end = self.iter + iterations
         self._losses.clear()
         while self.iter < end:
@@ -285,13 +291,18 @@ class Solver:
             self._busy += time.perf_counter() - started
             for monitor in self.monitors:
                 monitor.iterated(self)
-            if self.param.snapshot and self.iter % self.param.snapshot == 0:
+            if self._snapshot_asked or (self.param.snapshot and self.iter % self.param.snapshot == 0):
+                self._snapshot_asked = False
                 self.snapshot()
         return not self._stops()
 
     def stop(self) -> None:
         """Ask the solver to stop after the iteration in progress; may be called from a signal handler, on any rank."""
         self._stopping = True
+
+    def ask_snapshot(self) -> None:
+        """Ask for a snapshot after the iteration in progress; may be called from a signal handler, but of no rank."""
+        self._snapshot_asked = True
 
     def _stops(self) -> bool:
         """Whether `stop` was called, or torchrun is gone, on any rank."""

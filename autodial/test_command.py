@@ -50,7 +50,7 @@ def test(
     from autodial.net import Net
     from autodial.outputs import check_output, files_of
     from autodial.overrides import apply_to_nets
-    from autodial.scoring import Scorer, write_scores
+    from autodial.scoring import Scorer, why_no_rows, write_scores
     from autodial.solver import load_weights
     from autodial.variants import read_variant
 
@@ -72,14 +72,19 @@ def test(
         typer.echo(f"No statistics were ever stored in {', '.join(unstored)}: train the net first.", err=True)
     check_data(built)
 
+    if scores is not None and output is None and logits is None and why_no_rows(built, scores):
+        scores = None  # as the rows are not asked for
     started = time.perf_counter()
-    scorer = Scorer(
-        built,
-        device=chosen,
-        workers=default_workers() if workers is None else workers,
-        iterations=iterations,
-        logits=scores,
-    )
+    try:
+        scorer = Scorer(
+            built,
+            device=chosen,
+            workers=default_workers() if workers is None else workers,
+            iterations=iterations,
+            logits=scores,
+        )
+    except InputError as error:
+        raise InputError(f"{net}: {error}") from error
     console = Console(stderr=True)
     for _ in track(scorer.run(), "testing", total=scorer.batches, console=console, disable=not console.is_terminal):
         pass

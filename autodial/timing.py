@@ -100,9 +100,10 @@ def replace_missing_data(param: Any, base_dir: Path | None) -> tuple[Any, dict[s
         except InputError as error:
             shapes = _stated_shapes(layer)
             if shapes is None:
+                remedy = "" if layer.type == "HDF5Data" else " (crop_size would)"
                 raise InputError(
-                    f'layer "{layer.name}" ({layer.type}): {error}, and without it nothing says what size its data has '
-                    "(crop_size would)"
+                    f'layer "{layer.name}" ({layer.type}): {error}, and without it nothing says what size its data has'
+                    f"{remedy}"
                 ) from None
             replaced[layer.name] = shapes[: len(layer.top)]
             layer.ClearField(FILE_OPTIONS[layer.type])

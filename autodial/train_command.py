@@ -92,7 +92,8 @@ def train(
     Snapshots go where the solver's snapshot_prefix says. RUN_DIR gets run.json (what was run, with all settings
     applied), log.jsonl (losses, accuracies and every alpha, a JSON object per displayed iteration and test), and the
     same for TensorBoard. Ctrl-C finishes the iteration, writes a snapshot, prints the command that goes on from there,
-    and exits with status 130; a second Ctrl-C stops at once.
+    and exits with status 130; a second Ctrl-C stops at once. When the terminal is closed (SIGHUP), it writes a snapshot
+    and goes on.
 
     `torchrun --nproc-per-node N -m autodial train ...` trains in N processes, each on a GPU of its own or on the CPU,
     to the numbers of one: they share out every batch.
@@ -174,7 +175,7 @@ def train(
             run.monitors += [log, Lines(console.print if console.is_terminal else typer.echo)]
             if console.is_terminal:
                 run.monitors.append(stack.enter_context(Bar(console, run)))
-        stack.enter_context(_stopping_on_interrupt(run))
+        stack.enter_context(_heeding_signals(run))
         finished = run.solve()
     if not finished:
         state = f"{run.param.snapshot_prefix}_iter_{run.iter}{run.snapshot_suffixes[1]}"
@@ -187,11 +188,14 @@ def train(
 
 
 @contextmanager
-def _stopping_on_interrupt(run: Solver) -> Iterator[None]:
+def _heeding_signals(run: Solver) -> Iterator[None]:
     """Let the first SIGINT stop the solver after its iteration, and the next one interrupt at once.
 
-    With several ranks, SIGTERM does the former too: torchrun sends it to those that are left when one is lost.
+    SIGHUP asks for a snapshot, as `caffe train` has it, unless it is ignored (nohup). With several ranks, SIGTERM and
+    SIGHUP do what the first SIGINT does: torchrun sends the former to those that are left when one is lost, and ends
+    with the terminal.
     """
+    terminals = [number for number in (1, 2) if os.isatty(number)]
 
     def on_interrupt(number: int, frame: object) -> None:
         run.stop()
@@ -205,9 +209,18 @@ def _stopping_on_interrupt(run: Solver) -> Iterator[None]:
         run.ranks.told_to_end()
         run.stop()
 
-    handlers = (
-        {signal.SIGINT: on_interrupt} if run.ranks is None else {signal.SIGINT: on_interrupt, signal.SIGTERM: on_end}
-    )
+    def on_hangup(number: int, frame: object) -> None:
+        run.ask_snapshot()
+        if not all(map(os.isatty, terminals)):  # gone, so that writing there would fail
+            with Path(os.devnull).open("wb") as nowhere:
+                for terminal in terminals:
+                    os.dup2(nowhere.fileno(), terminal)
+
+    handlers = {signal.SIGINT: on_interrupt}
+    if run.ranks is not None:
+        handlers[signal.SIGTERM] = on_end
+    if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        handlers[signal.SIGHUP] = on_hangup if run.ranks is None else on_end
     previous = {number: signal.signal(number, handler) for number, handler in handlers.items()}
     try:
         yield

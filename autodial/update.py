@@ -102,7 +102,7 @@ class Update(ABC):
         limit = self.param.clip_gradients
         if limit >= 0 and gradients:
             norm = torch.nn.utils.get_total_norm(gradients)
-            torch._foreach_mul_(gradients, (limit / norm).clamp(max=1))
+            torch._foreach_mul_(gradients, torch.where(norm > limit, limit / norm, 1))
 
     def _regularize(self, group: Group, gradients: list[Tensor]) -> None:
         decay = self.param.weight_decay * group.decay_mult

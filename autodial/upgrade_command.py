@@ -25,10 +25,11 @@ def upgrade(
 
     check_output(output, [source])
     old: list[str] = []
-    if files.is_hdf5(source, "caffemodel"):
-        proto.write_weights(proto.read_weights(source), output)
-    elif files.is_binary(files.read_bytes(source, "prototxt or caffemodel")):
-        weights, old = binary.read_old_weights(source)
+    hdf5 = files.is_hdf5(source, "prototxt or caffemodel")
+    if hdf5 or files.is_binary(files.read_bytes(source, "prototxt or caffemodel")):
+        if output.suffix == ".prototxt":
+            raise InputError(f"{source} holds weights, which {output} can't be: name a .caffemodel or .h5 to write")
+        weights, old = (proto.read_weights(source), []) if hdf5 else binary.read_old_weights(source)
         proto.write_weights(weights, output)
     else:
         message, old = text.read_old_text(source)

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from autodial.layers.base import Layer, LayerContext, LayerError, Shape, register
@@ -77,7 +78,7 @@ class Log(Elementwise):
 
 @register("Power")
 class Power(Elementwise):
-    """(shift + scale * x) ** power (power_layer.cpp)."""
+    """(shift + scale * x) ** power (power_layer.cpp); with a scale or a power of 0 a constant, without gradient."""
 
     def __init__(self, power: float = 1.0, scale: float = 1.0, shift: float = 0.0) -> None:
         super().__init__()
@@ -89,6 +90,9 @@ class Power(Elementwise):
         return cls(param.power, param.scale, param.shift)
 
     def forward(self, bottom: Tensor) -> Tensor:
+        if self.scale * self.power == 0:  # by torch's rules the gradient would be 0 times infinity for some shifts
+            value = torch.tensor(self.shift).pow(self.power)
+            return bottom.masked_fill(torch.ones_like(bottom, dtype=torch.bool), value.item())
         top = bottom * self.scale + self.shift
         return top if self.power == 1 else top.pow(self.power)
 

@@ -113,7 +113,8 @@ class Bias(Layer):
 def _place(param: Any, what: str, bottom_shapes: Sequence[Shape]) -> tuple[int, Shape]:
     """Axis and shape of the scale or bias that a ScaleParameter or BiasParameter describes."""
     bottom = bottom_shapes[0]
-    axis = canonical_axis(param.axis, len(bottom))
+    # a single number has no axis to lie at
+    axis = 0 if list(bottom_shapes[1:]) == [()] else canonical_axis(param.axis, len(bottom))
     if len(bottom_shapes) > 1:
         for field in ("num_axes", "filler"):
             if param.HasField(field):
@@ -128,6 +129,8 @@ def _place(param: Any, what: str, bottom_shapes: Sequence[Shape]) -> tuple[int, 
 
 
 def _check_fit(what: str, shape: Shape, bottom: Shape, axis: int) -> None:
+    if not shape:
+        return
     axis = canonical_axis(axis, len(bottom))
     if bottom[axis : axis + len(shape)] != shape:
         raise LayerError(f"a {what} of shape {shape} does not fit bottom {bottom} from axis {axis} on")
@@ -135,5 +138,7 @@ def _check_fit(what: str, shape: Shape, bottom: Shape, axis: int) -> None:
 
 def _laid(operand: Tensor, bottom: Tensor, axis: int) -> Tensor:
     """The operand with axes behind it, so that its first axis lies at the bottom's `axis` when it is broadcast."""
+    if not operand.ndim:
+        return operand
     trailing = (1,) * (bottom.ndim - axis % bottom.ndim - operand.ndim)
     return operand.reshape(operand.shape + trailing)

@@ -299,3 +299,10 @@ def test_scale_gradient() -> None:
 def test_scale_and_bias_refuse(build, name: str, fields: str, second: list, message: str) -> None:
     with pytest.raises(LayerError, match=message):
         build(f'type: "{name}" {name.lower()}_param {{ {fields} }}', (2, 3), *second)
+
+
+@pytest.mark.parametrize("shape", [(), (3,), (3, 2)])
+def test_a_single_number_as_second_bottom_fits_any_first(build, shape: tuple[int, ...]) -> None:
+    x, number = torch.full(shape, 5.0), torch.tensor(3.0)
+    assert torch.equal(build('type: "Scale"', shape, ())(x, number), torch.full(shape, 15.0))
+    assert torch.equal(build('type: "Bias" bias_param { axis: 0 }', shape, ())(x, number), torch.full(shape, 8.0))

@@ -43,6 +43,17 @@ def test_power(build) -> None:
     assert torch.equal(layer(torch.zeros(2, 3)), torch.ones(2, 3))
 
 
+@pytest.mark.parametrize(
+    ("fields", "value"), [("scale: 0 power: 0.5", 0), ("scale: 0 shift: 4 power: 0.5", 2), ("power: 0", 1)]
+)
+def test_a_constant_power_has_no_gradient(build, fields: str, value: float) -> None:
+    x = torch.tensor([-1.0, 0.0, torch.inf], requires_grad=True)
+    layer = build(f'type: "Power" power_param {{ {fields} }}', (3,))
+    top = layer(x)
+    top.sum().backward()
+    assert top.tolist() == [value] * 3 and x.grad is not None and x.grad.tolist() == [0, 0, 0]
+
+
 def test_dropout_keeps_the_mean_and_depends_on_the_seed_alone(build) -> None:
     layer = build('type: "Dropout" dropout_param { dropout_ratio: 0.3 }', (100, 100))
     x = torch.ones(100, 100, requires_grad=True)

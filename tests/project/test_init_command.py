@@ -51,7 +51,7 @@ def test_the_whole_way_with_colour_photographs(
     command = shlex.split(capsys.readouterr().out.strip().splitlines()[-1])
     assert command == ["autodial", "train", "--solver", "project/solver.prototxt"]
     run(*command[1:], "--device", "cpu", "--workers", "0")
-    assert "Test net output accuracy" in capsys.readouterr().out
+    assert "Test net output #0: accuracy" in capsys.readouterr().out
 
     Path("elsewhere").mkdir()
     Path("project").rename("moved")

@@ -95,6 +95,12 @@ def test_text_does_not_become_weights(name: str, tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_weights_do_not_become_text(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"v1_weights\.caffemodel holds weights, which .* can't be: name a \.caffem"):
+        run(RECORDS / "v1_weights.caffemodel", tmp_path / "w.prototxt")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_the_file_itself_is_not_overwritten(tmp_path: Path) -> None:
     path = tmp_path / "net.prototxt"
     path.write_text("# comment\ninput: 'x' input_shape { dim: 1 }")
@@ -114,7 +120,7 @@ def test_errors_write_nothing(tmp_path: Path) -> None:
         ("mixed.prototxt", '"layers", the old form, stand beside "layer"'),
         ("s.solverstate", "is a solverstate: name a caffemodel"),
         ("cut.caffemodel", "is cut short or damaged"),
-        ("none.prototxt", "does not exist"),
+        ("none.prototxt", "does not exist: check the name of the prototxt or caffemodel file"),
     ):
         with pytest.raises(InputError, match=error):
             run(tmp_path / name, tmp_path / "out")

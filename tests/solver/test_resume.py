@@ -147,6 +147,43 @@ def test_interrupted_run_resumes_to_the_same_files(project: Path, edit: Edit) ->
     assert (snapshot(end), snapshot(end, "solverstate")) == resumed
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no SIGHUP")
+def test_a_closed_terminal_costs_nothing(project: Path, edit: Edit) -> None:
+    import pty
+
+    edit("solver.prototxt", "max_iter: 8 display: 2", "max_iter: 100000 display: 1")
+    edit("solver.prototxt", "test_iter: 2 test_interval: 4\nsnapshot: 4", "")
+    child, terminal = pty.fork()
+    if not child:
+        os.execve(sys.executable, [*COMMAND, "--workers", "0", "-o", "run"], {**os.environ, "OMP_NUM_THREADS": "1"})
+    log = Path("run/log.jsonl")
+
+    def rows() -> int:
+        return log.read_text().count('"train"') if log.exists() else 0
+
+    def wait(until: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + 120
+        while not until():
+            assert os.waitpid(child, os.WNOHANG) == (0, 0) and time.monotonic() < deadline
+            time.sleep(0.05)
+
+    try:
+        # what is not read from a terminal stops who writes to it
+        wait(lambda: rows() > 3 or not os.read(terminal, 1 << 16))
+        os.close(terminal)
+        wait(lambda: any(Path("snapshots").glob("*.solverstate")))
+        trained = rows()
+        wait(lambda: rows() > trained + 3)
+        os.kill(child, signal.SIGINT)
+        _, status = os.waitpid(child, 0)
+    except BaseException:
+        os.kill(child, signal.SIGKILL)
+        raise
+    assert os.waitstatus_to_exitcode(status) == 130
+    first, last = sorted(proto.read_state(state).iter for state in Path("snapshots").glob("*.solverstate"))
+    assert first < last
+
+
 def test_stop_during_a_test_trains_no_further(project: Path) -> None:
     class Stopping(Solver):
         def _test_outputs(self, index: int, batches: int):  # type: ignore[no-untyped-def]

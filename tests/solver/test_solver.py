@@ -253,8 +253,10 @@ def test_net_without_loss_is_refused(project: Path) -> None:
     net.layer.add(name="x", type="Input", top=["x"]).input_param.shape.add(dim=[1, 2])
     param = parse_solver(BASE)
     param.net_param.CopyFrom(net)
-    with pytest.raises(InputError, match="the train net has no loss layer"):
-        Solver(param)
+    solver = Solver(param)  # whose parameters a script may give gradients to
+    for train in (solver.check, solver.solve, lambda: solver.step(1)):
+        with pytest.raises(InputError, match="the train net has no loss layer"):
+            train()
 
 
 def test_input_layers_need_a_program(project: Path) -> None:

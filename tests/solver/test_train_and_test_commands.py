@@ -7,13 +7,15 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+import h5py
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 
 from autodial.net import Net
+from autodial.proto import LayerWeights, Weights, parse_net, read_net, read_weights, write_weights
 from autodial.proto import messages as pb
-from autodial.proto import parse_net, read_net, read_weights
 from autodial.run_log import read_log
 from autodial.solver import Solver
 
@@ -258,3 +260,57 @@ def test_what_was_learned_before_a_broken_image_is_kept(autodial: Run, project: 
     assert status == 2 and "source.txt:25" in err
     (state,) = Path("snapshots").glob("*.solverstate")
     assert state.name == "stripes_iter_3.solverstate"
+
+
+def write_layer(name: str, weights: NDArray[np.float32]) -> None:
+    """w.caffemodel with one layer, whose bias is 0."""
+    bias = np.zeros(len(weights), np.float32)
+    write_weights(Weights("net", [LayerWeights(pb.LayerParameter(name=name), [weights, bias])]), Path("w.caffemodel"))
+
+
+def test_a_net_whose_rows_are_no_images_is_tested_as_a_whole(autodial: Run) -> None:
+    rng = np.random.default_rng(0)
+    x, label = rng.normal(size=(5, 2, 3, 3)).astype(np.float32), rng.integers(0, 4, (5, 1, 3, 3)).astype(np.float32)
+    with h5py.File("rows.h5", "w") as file:
+        file["x"], file["label"] = x, label
+    Path("rows.txt").write_text("rows.h5\n")
+    net = """
+        layer { name: "data" type: "HDF5Data" top: "x" top: "label"
+          hdf5_data_param { source: "rows.txt" batch_size: 2 } }
+        layer { name: "score" type: "Convolution" bottom: "x" top: "score"
+          convolution_param { num_output: 4 kernel_size: 1 } }
+        layer { name: "loss" type: "SoftmaxWithLoss" bottom: "score" bottom: "label" top: "loss" }
+        layer { name: "accuracy" type: "Accuracy" bottom: "score" bottom: "label" top: "accuracy" }
+    """
+    Path("pixels.prototxt").write_text(net)
+    weights = rng.normal(size=(4, 2)).astype(np.float32)
+    write_layer("score", weights.reshape(4, 2, 1, 1))
+    scores = np.einsum("kc,nchw->nkhw", weights, x)
+    right = scores.argmax(1) == label[:, 0]
+    status, out, err = autodial("test", "--net", "pixels.prototxt", "--weights", "w.caffemodel")
+    assert status == 0, err
+    assert f"accuracy = {right.mean():.6g}" in out
+    status, out, err = autodial("test", "--net", "pixels.prototxt", "--weights", "w.caffemodel", "--iterations", "1")
+    assert status == 0, err
+    assert f"accuracy = {right[:2].mean():.6g}" in out
+    status, _, err = autodial("test", "--net", "pixels.prototxt", "--weights", "w.caffemodel", "-o", "scores.csv")
+    assert status == 2 and 'blob "score" has shape (2, 4, 3, 3), and not a row of scores per image' in err
+
+
+def test_a_net_without_a_list_is_tested_for_a_number_of_iterations(autodial: Run) -> None:
+    Path("made.prototxt").write_text("""
+        layer { name: "data" type: "DummyData" top: "x" top: "label" dummy_data_param {
+          shape { dim: 2 dim: 3 } shape { dim: 2 } data_filler { value: 1 } data_filler { } } }
+        layer { name: "ip" type: "InnerProduct" bottom: "x" top: "ip" inner_product_param { num_output: 4 } }
+        layer { name: "loss" type: "SoftmaxWithLoss" bottom: "ip" bottom: "label" top: "loss" }
+    """)
+    write_layer("ip", np.zeros((4, 3), np.float32))
+    command = "test", "--net", "made.prototxt", "--weights", "w.caffemodel"
+    status, out, err = autodial(*command, "--iterations", "3")
+    assert status == 0, err
+    assert f"loss = {np.log(4):.6g}" in out
+    status, _, err = autodial(*command)
+    assert status == 2 and "made.prototxt: the TEST phase has no image list" in err
+    assert "give a number of --iterations" in err
+    status, _, err = autodial(*command, "--iterations", "3", "-o", "scores.csv")
+    assert status == 2 and "leave out -o" in err
