@@ -60,7 +60,8 @@ class Net(nn.Module):
     `net({"data": x, "label": y})` returns the output blobs, those that no layer consumes. Layers read the latest blob
     of a name, so tops that are named like a bottom work in place in effect; no tensor is overwritten.
 
-    Parameters with lr_mult 0 do not require a gradient (`force_backward: true` in the prototxt: all do).
+    Parameters with lr_mult 0 do not require a gradient, and none goes to bottoms with propagate_down false. With
+    `force_backward: true` in the prototxt all parameters do, and gradients go to all bottoms that can have one.
 
     Args:
         param: the NetParameter; it is not changed.
@@ -361,7 +362,8 @@ class Net(nn.Module):
         message = self.param.layer[i]
         bottoms = [values[name] for name in message.bottom]
         for j, propagate in enumerate(message.propagate_down):
-            if not propagate:
+            forced = self.param.force_backward and j not in self._order[i].no_gradient  # Layer::AllowForceBackward
+            if not propagate and not forced:
                 bottoms[j] = bottoms[j].detach()
         return bottoms
 

@@ -227,6 +227,27 @@ def test_the_way_back_leaves_statistics_as_they_are(write: Write) -> None:
     assert not any(blob.data.any() for blob in net.params["bn"]) and net.blobs["y"].diff.any()
 
 
+@pytest.mark.parametrize(("force", "expected"), [("", 0), ("force_backward: true ", 4)])
+def test_force_backward_goes_before_propagate_down_false(force: str, expected: float, write: Write) -> None:
+    net = caffe.Net(
+        write(
+            force
+            + """
+            layer { name: "in" type: "Input" top: "a" top: "y" input_param { shape { dim: 1 dim: 1 } } }
+            layer { name: "ip" type: "InnerProduct" bottom: "a" top: "h" propagate_down: false
+              inner_product_param { num_output: 1 weight_filler { value: 2 } } }
+            layer { name: "loss" type: "EuclideanLoss" bottom: "h" bottom: "y" top: "loss" }"""
+        ),
+        caffe.TRAIN,
+    )
+    net.blobs["a"].data[...] = 1
+    net.forward()
+    net.backward()
+    assert net.blobs["h"].diff == 2  # h - y
+    assert net.blobs["a"].diff == expected  # times the weight
+    assert net.params["ip"][0].diff == 2
+
+
 def test_splits_show_the_blob_that_they_split_and_add_gradients(write: Write) -> None:
     twice = "".join(
         f'layer {{ name: "p{i}" type: "Power" bottom: "y" top: "p{i}" power_param {{ scale: {i} }} }}' for i in (2, 3)

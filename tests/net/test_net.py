@@ -233,6 +233,33 @@ def test_propagate_down_false_stops_the_gradient() -> None:
     assert net.layer("a").blobs[0].grad is None and net.layer("b").blobs[0].grad is not None
 
 
+def test_force_backward_goes_before_propagate_down_false() -> None:
+    net = build(
+        "force_backward: true " + data(1, 1) + ip("a", "data", 1) + ip("b", "a", 1, extra="propagate_down: false")
+    )
+    with torch.no_grad():
+        net.layer("a").blobs[0].fill_(3)
+        net.layer("b").blobs[0].fill_(2)
+    x = torch.tensor([[5.0]], requires_grad=True)
+    net({"data": x})["b"].sum().backward()
+    assert x.grad == 2 * 3 and net.layer("a").blobs[0].grad == 2 * 5
+
+
+@pytest.mark.parametrize("force", ["", "force_backward: true "])
+def test_labels_get_no_gradient_with_propagate_down_false(force: str) -> None:
+    net = build(
+        force
+        + data(2, 3)
+        + data(2, 3, name="target")
+        + 'layer { name: "loss" type: "SigmoidCrossEntropyLoss" bottom: "data" bottom: "target" top: "loss" '
+        "propagate_down: true propagate_down: false }"
+    )
+    x, target = torch.zeros(2, 3, requires_grad=True), torch.ones(2, 3, requires_grad=True)
+    net({"data": x, "target": target})["loss"].backward()
+    assert x.grad is not None and target.grad is None
+    torch.testing.assert_close(x.grad, torch.full((2, 3), (0.5 - 1) / 2))  # (sigmoid(x) - target) / rows
+
+
 def test_dropout_depends_on_seed_iteration_and_pass_alone() -> None:
     net, again = build(AUTODIAL), build(AUTODIAL)
     results = []
