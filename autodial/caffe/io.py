@@ -10,8 +10,8 @@ import cv2
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from autodial.caffe.proto import caffe_pb2 as caffe_pb2  # scripts ask for it as io.caffe_pb2
 from autodial.errors import InputError
-from autodial.proto import messages as pb
 
 Array = NDArray[Any]
 Image = NDArray[np.float32]
@@ -41,7 +41,7 @@ def blobproto_to_array(blob: Any, return_diff: bool = False) -> Array:
 def array_to_blobproto(arr: ArrayLike, diff: ArrayLike | None = None) -> Any:
     """A BlobProto with the values, and gradients if given, of an array of any shape."""
     values = np.asarray(arr)
-    blob = pb.BlobProto()
+    blob = caffe_pb2.BlobProto()
     blob.shape.dim.extend(values.shape)
     blob.data.extend(values.astype(float).ravel().tolist())
     if diff is not None:
@@ -51,7 +51,8 @@ def array_to_blobproto(arr: ArrayLike, diff: ArrayLike | None = None) -> Any:
 
 def arraylist_to_blobprotovector_str(arraylist: Iterable[ArrayLike]) -> bytes:
     """A serialized BlobProtoVector of arrays."""
-    data: bytes = pb.BlobProtoVector(blobs=[array_to_blobproto(array) for array in arraylist]).SerializeToString()
+    blobs = [array_to_blobproto(array) for array in arraylist]
+    data: bytes = caffe_pb2.BlobProtoVector(blobs=blobs).SerializeToString()
     return data
 
 
@@ -61,7 +62,7 @@ arraylist_to_blobprotovecor_str = arraylist_to_blobprotovector_str
 
 def blobprotovector_str_to_arraylist(data: bytes) -> list[Array]:
     """The arrays in a serialized BlobProtoVector."""
-    return [blobproto_to_array(blob) for blob in pb.BlobProtoVector.FromString(data).blobs]
+    return [blobproto_to_array(blob) for blob in caffe_pb2.BlobProtoVector.FromString(data).blobs]
 
 
 def array_to_datum(arr: Array, label: int | None = None) -> Any:
@@ -72,7 +73,7 @@ def array_to_datum(arr: Array, label: int | None = None) -> Any:
     """
     if arr.ndim != 3:
         raise ValueError(f"a datum holds an array of shape (channels, height, width), not {arr.shape}")
-    datum = pb.Datum(channels=arr.shape[0], height=arr.shape[1], width=arr.shape[2])
+    datum = caffe_pb2.Datum(channels=arr.shape[0], height=arr.shape[1], width=arr.shape[2])
     if arr.dtype == np.uint8:
         datum.data = arr.tobytes()
     else:

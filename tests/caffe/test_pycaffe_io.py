@@ -64,6 +64,12 @@ def test_datums(dtype: Any) -> None:
     assert not io.array_to_datum(array).HasField("label")
 
 
+def test_messages_by_the_name_that_scripts_use() -> None:
+    datum = caffe.io.caffe_pb2.Datum(channels=1, height=1, width=2, data=b"\x07\xff", label=3)
+    np.testing.assert_array_equal(caffe.io.datum_to_array(datum), [[[7, 255]]])
+    assert caffe.io.caffe_pb2 is caffe_pb2
+
+
 def test_datums_that_can_not_be() -> None:
     with pytest.raises(ValueError, match=r"\(4, 5\)"):
         io.array_to_datum(pixels(4, 5))
