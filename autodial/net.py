@@ -142,6 +142,8 @@ class Net(nn.Module):
             in_place = j < len(message.bottom) and message.bottom[j] == top
             if top in self.blob_shapes and not in_place:
                 raise LayerError(f'top blob "{top}" is already produced by an earlier layer')
+            if in_place and not cls.in_place:
+                raise LayerError(f"can't work in place: give its top another name than its bottom's, \"{top}\"")
             if top in message.top[:j]:
                 raise LayerError(f'top blob "{top}" is named twice')
         if message.propagate_down and len(message.propagate_down) != len(message.bottom):

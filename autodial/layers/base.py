@@ -71,6 +71,8 @@ class Layer(nn.Module):
     """Indices of the blobs that hold statistics: lr_mult 0 unless stated, and an error if stated non-zero."""
     no_gradient: ClassVar[tuple[int, ...]] = ()
     """Indices of the bottoms through which no gradient flows (labels)."""
+    in_place: ClassVar[bool] = True
+    """Whether a top may be named like the bottom in its place."""
     options: ClassVar[tuple[str, ...]] = ()
     """The LayerParameter's `*_param` messages that the layer reads, besides the one that is called like its type."""
 

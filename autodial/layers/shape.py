@@ -142,6 +142,8 @@ class Crop(Layer):
 class Flatten(Layer):
     """Axes `axis` to `end_axis`, both included, made one (flatten_layer.cpp)."""
 
+    in_place = False
+
     def __init__(self, axis: int = 1, end_axis: int = -1) -> None:
         super().__init__()
         self.axis, self.end_axis = axis, end_axis
@@ -172,6 +174,8 @@ class Reshape(Layer):
         axis: the first axis that is replaced; counted from the end, -1 is behind the last one.
         num_axes: how many axes are replaced; -1 for all from `axis` on, 0 inserts axes.
     """
+
+    in_place = False
 
     def __init__(self, shape: Sequence[int], *, axis: int = 0, num_axes: int = -1) -> None:
         super().__init__()

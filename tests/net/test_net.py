@@ -109,6 +109,15 @@ def test_phase_rules_choose_layers_before_blobs_are_checked() -> None:
             data(1, 2) + 'layer { name: "r" type: "ReLU" bottom: "data" top: "r" loss_weight: 1 loss_weight: 2 }',
             r'layer "r" .*loss_weight must be given for no top or for each',
         ),
+        (
+            data(2, 3, 4) + 'layer { name: "f" type: "Flatten" bottom: "data" top: "data" }',
+            r'layer "f" \(Flatten\): can\'t work in place: give its top another name than its bottom\'s, "data"',
+        ),
+        (
+            data(2)  # even where the shape stays
+            + 'layer { name: "r" type: "Reshape" bottom: "data" top: "data" reshape_param { shape { dim: 0 } } }',
+            r'layer "r" \(Reshape\): can\'t work in place',
+        ),
     ],
 )
 def test_what_is_refused_and_how(text: str, message: str) -> None:
