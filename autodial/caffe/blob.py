@@ -64,10 +64,14 @@ class Values:
     Args:
         shape: of the tensor or array.
         fill: what it holds at first.
+
+    Attributes:
+        version: how often the values were replaced or took another shape.
     """
 
     def __init__(self, shape: Shape, fill: float = 0.0) -> None:
         self.shape = shape
+        self.version = 0
         self._fill = fill
         self._tensor: Tensor | None = None
         self._array: Array | None = None
@@ -93,8 +97,19 @@ class Values:
             self._tensor = torch.full(self.shape, self._fill)
         return self._tensor.to(device)
 
+    def snapshot(self, device: torch.device) -> Tensor:
+        """The values on a device, which don't change when the array is written to."""
+        if self._array is not None:
+            return torch.from_numpy(self._array).to(device, copy=True)
+        return self.tensor(device)
+
+    def written(self, before: Tensor) -> bool:
+        """Whether somebody has written other values to the array than `before`."""
+        return self._array is not None and not torch.equal(torch.from_numpy(self._array).to(before.device), before)
+
     def set(self, values: Tensor) -> None:
         """Replace the values, and the shape by that of `values`."""
+        self.version += 1
         if self._array is not None and self._array.shape == values.shape:
             np.copyto(self._array, values.detach().cpu().numpy())
         else:
@@ -105,6 +120,7 @@ class Values:
         """Change the shape; the first values stay as far as the new shape needs no more than there are."""
         if shape == self.shape:
             return
+        self.version += 1
         count = prod(shape)
         fits = count <= prod(self.shape)
         self._array = self._array.reshape(-1)[:count].reshape(shape) if fits and self._array is not None else None
@@ -113,7 +129,17 @@ class Values:
 
 
 class Blob(_Shaped):
-    """A blob of activations. Writing to its arrays changes what the next forward or backward pass reads.
+    """A blob of activations. Writing to its arrays changes what the next pass reads.
+
+    Forward, a layer reads the `data` of its bottoms. Backward, it reads the `diff` of its tops and, as in Caffe, the
+    `data` that these bottoms have by then: those of AbsVal, BNLL, Convolution, Deconvolution, ELU, Embed, InnerProduct,
+    Log, LRN, MultinomialLogisticLoss, Power, PReLU, Python, ReLU, Reduction, Scale and products of Eltwise, and the
+    labels of losses (ContrastiveLoss, HingeLoss, InfogainLoss and its matrix, SigmoidCrossEntropyLoss,
+    SoftmaxWithLoss). For any other bottom, and for one that the layer overwrites in place, it takes what the forward
+    pass met, such as the mask of Dropout, the maxima of Pooling and the probabilities of a loss.
+
+    The `data` of tops is not read backward, where Caffe reads that of ELU, Exp, LRN, MVN, Power, Sigmoid, Softmax and
+    TanH, and of layers in place: what such a layer needs of its top follows from its bottom.
 
     Args:
         shape: of data and diff.

@@ -11,10 +11,16 @@ from torch import Tensor
 import autodial.net
 from autodial.caffe.blob import Blob, LayerBlobs
 from autodial.errors import InputError
-from autodial.layers import DummyData, Layer, LayerError, PythonLayer, Shape, Split
+from autodial.layers import DummyData, Eltwise, Layer, LayerError, PythonLayer, Shape, Split
 
 Fresh = dict[str, Tensor]
 """What this pass has computed so far, by blob name; blobs that are not there are read from their arrays."""
+
+_READS_BOTTOMS = {
+    *("AbsVal", "BNLL", "Convolution", "Deconvolution", "ELU", "Embed", "InnerProduct", "LRN", "Log"),
+    *("MultinomialLogisticLoss", "PReLU", "Power", "ReLU", "Reduction", "Scale"),
+}
+"""Layer types whose Backward in Caffe reads the data of all bottoms; others keep what they need in Forward."""
 
 
 class Step:
@@ -149,11 +155,13 @@ class TorchStep(Step):
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
         self._shapes: list[Shape] = [blob.shape for blob in self.bottoms]
-        self._in_place = [name in self.message.top for name in self.message.bottom]
         self._names = list(self.message.bottom)
         self._top_names = list(self.message.top)
+        read = _read_backward(self.layer, len(self.bottoms))
+        # what a layer overwrites in place it has kept
+        self._read_backward = [j for j in read if self._names[j] not in self._top_names]
         self._graph: tuple[list[Tensor], list[Tensor]] | None = None
-        self._versions: list[int] = []
+        self._versions: tuple[list[int], list[int]] = [], []
 
     def reshape(self) -> None:
         shapes = [blob.shape for blob in self.bottoms]
@@ -170,39 +178,32 @@ class TorchStep(Step):
     def forward(self, fresh: Fresh, batch: int | None, grad: bool) -> None:
         self._graph = None
         self.reshape()
-        bottoms, tops = self._run(fresh, grad and self.needed is not None)
+        bottoms = [
+            fresh[name] if name in fresh else blob.values.snapshot(self.device)
+            for name, blob in zip(self._names, self.bottoms, strict=True)
+        ]
+        grad = grad and self.needed is not None
+        bottoms, tops = self._run(bottoms, grad)
         for name, blob, top in zip(self._top_names, self.tops, tops, strict=True):
             fresh[name] = top
             blob.values.set(top)
-        if grad and self.needed is not None:
+        if grad:
             self._keep(bottoms, tops)
 
-    def _run(self, fresh: Fresh, grad: bool) -> tuple[list[Tensor], list[Tensor]]:
-        bottoms = []
-        read: set[int] = set()
-        for j, (name, blob) in enumerate(zip(self._names, self.bottoms, strict=True)):
-            value = fresh.get(name)
-            if value is None:
-                value = blob.values.tensor(self.device)
-                if self._in_place[j]:  # the array is about to be overwritten
-                    value = value.clone()
-                read.add(value.untyped_storage().data_ptr())
-            if grad and self.needed is not None:  # a leaf of this layer's own graph
-                value = value.detach().requires_grad_(self.needed[j])
-            bottoms.append(value)
+    def _run(self, bottoms: list[Tensor], grad: bool) -> tuple[list[Tensor], list[Tensor]]:
+        """The bottoms as they are in the graph, and the tops."""
+        if grad and self.needed is not None:  # leaves of this layer's own graph
+            pairs = zip(bottoms, self.needed, strict=True)
+            bottoms = [bottom.detach().requires_grad_(needed) for bottom, needed in pairs]
         run = dict(zip(self._names, bottoms, strict=True))
         with torch.set_grad_enabled(grad):
             self.module.run_layer(self.index, run)
-            # a top that is a view of what was read must not change with the bottom's array
-            tops = [run[name] for name in self._top_names]
-            if read:
-                tops = [top.clone() if top.untyped_storage().data_ptr() in read else top for top in tops]
-        return bottoms, tops
+        return bottoms, [run[name] for name in self._top_names]
 
     def backward(self) -> None:
         if self.needed is None:
             return
-        if self._graph is None or self._versions != self._learned_versions():
+        if self._graph is None or self._versions != self._current_versions() or self._has_edited_bottoms():
             self._run_anew()
         assert self._graph is not None
         bottoms, tops = self._graph
@@ -225,24 +226,44 @@ class TorchStep(Step):
                 param.add_gradient(gradient)
 
     def _keep(self, bottoms: list[Tensor], tops: list[Tensor]) -> None:
-        self._graph, self._versions = (bottoms, tops), self._learned_versions()
+        self._graph, self._versions = (bottoms, tops), self._current_versions()
 
-    def _learned_versions(self) -> list[int]:
-        """Counters of the changes by torch, after which torch refuses the way back through a graph."""
-        return [tensor._version for tensor in self.layer.blobs if tensor.requires_grad]
+    def _current_versions(self) -> tuple[list[int], list[int]]:
+        """Counters of the changes by passes to bottoms, and by torch to parameters, which ends the use of a graph."""
+        read = [self.bottoms[j].values.version for j in self._read_backward]
+        return read, [tensor._version for tensor in self.layer.blobs if tensor.requires_grad]
+
+    def _has_edited_bottoms(self) -> bool:
+        """Whether a script has changed a bottom that the backward pass reads, since the graph was made."""
+        assert self._graph is not None
+        bottoms, _ = self._graph
+        return any(self.bottoms[j].values.written(bottoms[j]) for j in self._read_backward)
 
     def _run_anew(self) -> None:
-        """Make the graph for a backward pass that no forward pass went before, or a change of the parameters since.
+        """Make the graph for a backward pass where forward left none or what it was made of has changed since.
 
-        It is made from the blobs as they are, and they stay so.
+        It is made from the blobs as they are, and they stay so; bottoms that Caffe's backward pass does not read are
+        those of the forward pass, if there was one.
         """
         self.reshape()
+        kept = None if self._graph is None else self._graph[0]
+        bottoms = [
+            blob.values.snapshot(self.device) if kept is None or j in self._read_backward else kept[j]
+            for j, blob in enumerate(self.bottoms)
+        ]
         statistics = [self.params[i].tensor for i in self.layer.statistics]
         before = [tensor.clone() for tensor in statistics]
-        self._keep(*self._run({}, grad=True))
+        self._keep(*self._run(bottoms, grad=True))
         with torch.no_grad():
             for tensor, values in zip(statistics, before, strict=True):
                 tensor.copy_(values)
+
+
+def _read_backward(layer: Layer, bottoms: int) -> Sequence[int]:
+    """Numbers of those of a layer's bottoms whose data Caffe's Backward reads."""
+    if layer.type_name in _READS_BOTTOMS or (isinstance(layer, Eltwise) and layer.operation == "PROD"):
+        return range(bottoms)
+    return layer.no_gradient if layer.is_loss else ()  # labels
 
 
 def step_class(layer: Layer) -> type[Step]:

@@ -52,6 +52,15 @@ def test_passes(pair: tuple[caffe.Net, caffe.Net]) -> None:
     assert not diff.any()
 
 
+def test_an_activation_that_is_edited_before_the_way_back(pair: tuple[caffe.Net, caffe.Net]) -> None:
+    _, gpu = pair
+    gpu.forward()
+    conv = np.random.default_rng(0).normal(size=(4, 3, 4, 5)).astype(np.float32)
+    gpu.blobs["conv"].data[...] = conv
+    gpu.backward()
+    close(gpu.params["ip"][0].diff, gpu.blobs["scores"].diff.T @ conv.reshape(4, -1))
+
+
 def test_what_is_written_to_a_parameter_is_saved_and_shared(
     pair: tuple[caffe.Net, caffe.Net], small: str, tmp_path: Path
 ) -> None:
