@@ -67,7 +67,7 @@ def fold_graph(
                 result = x
             else:
                 kept.append(name)
-                shape = (-1, *[1] * (x.meta["val"].dim() - 2))
+                shape = (-1, *[1] * (node.meta["val"].dim() - 2))
                 product = graph.call_function(
                     _aten.mul.Tensor, (x, _hold(module, f"{node.name}_factor", factor.view(shape)))
                 )

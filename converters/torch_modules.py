@@ -112,7 +112,7 @@ class AlignedBatchNorm(DomainAlignment):
         if not (self.training or self.track_running_stats):
             return F.batch_norm(x, None, None, self.weight, self.bias, training=True, eps=self.eps)
         if self.uses_stored:
-            return F.batch_norm(x, *self.stored(), self.weight, self.bias, eps=self.eps)
+            return self.scaled(x, self.weight, self.bias)
         if self.batch_size not in (None, len(x)):
             raise LayerError(
                 f"an AlignedBatchNorm of {counted(self.num_features, 'channel')} gets a batch of {len(x)} where source "

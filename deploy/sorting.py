@@ -7,8 +7,9 @@ import filecmp
 import os
 import re
 import shutil
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
+from itertools import chain, count
 from pathlib import Path
 
 from autodial.errors import InputError, WorkError
@@ -16,13 +17,15 @@ from autodial.outputs import check_folder
 
 _NO_LINKS = errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL
 """What file systems answer that have no links, and Windows without the privilege to make them."""
+_LONGEST_NAME = 255
+"""Bytes."""
 
 
 class Sorter:
     """Puts images into `folder`/LABEL/, under their own names.
 
-    A name that another image of the label has taken gets the row's number: a.jpg, a-17.jpg. Doing a row again changes
-    nothing.
+    A name that another image of the label has taken gets the row's number: a.jpg, a-17.jpg, a-17-2.jpg. Doing a row
+    again changes nothing.
 
     Args:
         folder: made if it isn't there.
@@ -67,14 +70,24 @@ class Sorter:
         put = _copy if self._copy else _link
         try:
             folder.mkdir(exist_ok=True)
-            if put(image, folder / image.name) or put(image, folder / f"{image.stem}-{row}{image.suffix}"):
-                return
+            for name in _names(image, row):
+                if put(image, folder / name):
+                    return
         except OSError as error:
             if isinstance(error, FileNotFoundError) and not image.exists():
                 raise
             hint = " (--copy makes copies instead of links)" if not self._copy and error.errno in _NO_LINKS else ""
             raise WorkError(f"{folder}: can't put {image} there: {error.strerror}{hint}.") from error
-        raise WorkError(f"{folder}: something else has the names of {image}: sort into another folder.")
+
+
+def _names(image: Path, row: int) -> Iterator[str]:
+    """The image's own name, then others that hardly another image has, as long as file systems take them."""
+    yield image.name
+    for more in chain([""], map("-{}".format, count(2))):
+        stem, ending = image.stem, f"-{row}{more}{image.suffix}"
+        while stem and len(os.fsencode(stem + ending)) > _LONGEST_NAME:
+            stem = stem[:-1]
+        yield stem + ending
 
 
 # Both say whether the image is at `place` now; it is not where something else was there before.
@@ -89,7 +102,7 @@ def _link(image: Path, place: Path) -> bool:
 def _copy(image: Path, place: Path) -> bool:
     if place.exists():
         return filecmp.cmp(image, place, shallow=False)
-    aside = place.with_name(f".{place.name}.{os.getpid()}.tmp")
+    aside = place.with_name(f".{os.getpid()}.tmp")  # short, where the name itself is as long as can be
     try:
         shutil.copy2(image, aside)
         aside.replace(place)

@@ -22,7 +22,7 @@ def may_have_alpha(data: NDArray[np.uint8]) -> bool:
         return False  # JPEG, BMP, Netpbm
     if head.startswith(b"\x89PNG"):
         # Bit 2 of the colour type is alpha; a palette's, or a single transparent colour, stands before the pixels.
-        return len(head) > 25 and bool(head[25] & 4 or b"tRNS" in data[:4096].tobytes().partition(b"IDAT")[0])
+        return len(head) > 25 and bool(head[25] & 4 or _png_key(data))
     if head.startswith(b"RIFF"):
         return len(head) > 24 and {b"VP8 ": False, b"VP8L": bool(head[24] & 0x10)}.get(head[12:16], head[20] & 0x10 > 0)
     return True
@@ -39,6 +39,8 @@ def over_white(data: NDArray[np.uint8], color: bool) -> NDArray[np.uint8] | None
         image: NDArray[Any] | None = cv2.imdecode(data, cv2.IMREAD_UNCHANGED)
     except cv2.error:
         return None
+    if image is not None and image.ndim == 2 and data[1:4].tobytes() == b"PNG":
+        image = _with_grey_key(image, data)
     if image is None or image.ndim != 3 or image.shape[2] != 4 or image.dtype not in (np.uint8, np.uint16):
         return None
     # libtiff has multiplied the colours of 8-bit images with alpha already.
@@ -59,6 +61,30 @@ def over_white(data: NDArray[np.uint8], color: bool) -> NDArray[np.uint8] | None
     return np.ascontiguousarray(
         result if color else cv2.cvtColor(result, cv2.COLOR_BGR2GRAY)[:, :, np.newaxis], np.uint8
     )
+
+
+def _png_key(data: NDArray[np.uint8]) -> bytes:
+    """What a PNG file's tRNS chunk holds, which stands before the pixels; nothing if there is none."""
+    start = 8
+    while start + 8 <= len(data):
+        size, kind = struct.unpack_from(">I4s", data.data, start)
+        if kind == b"tRNS":
+            return data[start + 8 : start + 8 + size].tobytes()
+        if kind == b"IDAT":
+            break
+        start += size + 12
+    return b""
+
+
+def _with_grey_key(image: NDArray[Any], data: NDArray[np.uint8]) -> NDArray[Any]:
+    """A grey PNG, (height, width), as (height, width, 4) if it has a transparent level, which OpenCV leaves out."""
+    key = _png_key(data)
+    if len(key) != 2:
+        return image
+    depth = int(data[24])
+    level = int.from_bytes(key, "big") * (255 // (2**depth - 1) if depth < 8 else 1)
+    alpha = np.where(image == level, 0, np.iinfo(image.dtype).max).astype(image.dtype)
+    return cv2.merge([image, image, image, alpha])
 
 
 def _orientation(file: bytes) -> int:

@@ -162,6 +162,8 @@ def input_grad(
 ) -> Tensor:
     """slope * grad + constant + factor * (saved - shift), like saved; shift and the rest as in `grad_sums`."""
     slope, constant, factor = coefficients
+    if torch.compiler.is_compiling():
+        return _input_grad_in_one(grad, saved, n, coefficients, shift)
     factor = factor.to(saved.dtype)
     if shift is not None:
         constant = torch.addcmul(constant, factor, shift, value=-1)
@@ -172,6 +174,20 @@ def input_grad(
         normalize_into(g, torch.zeros_like(a), torch.ones_like(a), a, b, 0.0, out)
         out.addcmul_(half, c)
     return grad_x
+
+
+def _input_grad_in_one(grad: Tensor, saved: Tensor, n: int, coefficients: Coefficients, shift: Tensor | None) -> Tensor:
+    """`input_grad` as one expression: of writes into halves torch 2.14's inductor makes wrong code for small shapes."""
+    positions = [1] * (saved.dim() - 2)
+    is_source = (torch.arange(saved.shape[0], device=saved.device) < n).view(-1, 1, *positions)
+
+    def of_samples(rows: Tensor) -> Tensor:
+        source, target = rows.view(2, -1, *positions).unbind()
+        return torch.where(is_source, source, target)
+
+    slope, constant, factor = map(of_samples, coefficients)
+    centred = saved if shift is None else saved - of_samples(shift)
+    return (slope * grad + constant + factor * centred).to(saved.dtype)
 
 
 def halves(x: Tensor, n: int) -> tuple[Tensor, ...]:
@@ -187,6 +203,11 @@ def _by_moments(sums: Tensor, slope: Tensor, inv_std: Tensor) -> Tensor:
 
 def moments_of(x: Tensor) -> tuple[Tensor, Tensor]:
     """Mean and biased variance per channel, in at least float32, each pass stable for large offsets."""
+    if torch.compiler.is_compiling() or x.is_meta:  # the kernel below has no shapes to trace with
+        axes = [axis for axis in range(x.dim()) if axis != 1]
+        wide = x.to(torch.promote_types(x.dtype, torch.float32))
+        var, mean = torch.var_mean(wide, axes, correction=0)
+        return mean, var
     if x.dtype not in (torch.bfloat16, torch.float16):
         mean, var = _aten.batch_norm_update_stats(x, None, None, 0.0)
         return mean, var

@@ -153,6 +153,7 @@ class Awkward(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.before = nn.BatchNorm2d(3)  # kept: no layer in front
+        self.again = DomainAlignment(3)  # kept: neither here
         self.grouped = nn.Conv2d(3, 6, 3, groups=3, padding="same")
         self.norm1 = nn.BatchNorm2d(6, affine=False)  # merged
         self.up = nn.ConvTranspose2d(6, 5, 2, stride=2)
@@ -170,7 +171,7 @@ class Awkward(nn.Module):
         self.align = DomainAlignment(6)  # merged
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self.norm1(self.grouped(self.before(x))).relu_()
+        x = self.norm1(self.grouped(self.again(self.before(x)))).relu_()
         x = self.norm2(self.up(x)).relu()
         x = self.forked(x)
         x = x + self.norm3(x)
@@ -185,7 +186,7 @@ def test_what_does_not_fit_stays_as_a_product_and_a_sum(converted: bool, tmp_pat
     module = Awkward()
     module = used(convert_batchnorm(module) if converted else module)
     report = export_module(module, tmp_path / "model.onnx", size=(8, 8))
-    assert report.kept == ("before", "norm3", "norm4")
+    assert report.kept == ("before", "again", "norm3", "norm4")
     expected = {"norm1": "grouped", "norm2": "up", "norm5": "decayed", "norm6": "decayed", "norm7": "fc"}
     assert report.merged == expected | {"twice.1": "twice.0", "align": "twice.0"}
     images = bytes_of(5, 8)

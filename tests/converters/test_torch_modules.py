@@ -132,7 +132,23 @@ def test_names_parameters_modes_and_freezing_stay() -> None:
 def test_type_and_device_stay(dtype: torch.dtype) -> None:
     for device in ("cpu", "meta"):
         converted = convert_batchnorm(nn.BatchNorm2d(3, affine=False).to(device, dtype))
-        assert {(value.device.type, value.dtype) for value in converted.state_dict().values()} == {(device, dtype)}
+        types = {name: (value.device.type, value.dtype) for name, value in converted.state_dict().items()}
+        assert types.pop("alpha") == (device, dtype)
+        assert set(types.values()) == {(device, torch.promote_types(dtype, torch.float32))}  # statistics
+    half = convert_batchnorm(used_norm().to(dtype))
+    x = images().to(dtype)
+    assert half(x).dtype == dtype
+    expected = used_norm().double().eval()(x.double())
+    precision = 2 * torch.finfo(dtype).eps
+    torch.testing.assert_close(
+        convert_batchnorm(used_norm().to(dtype)).eval()(x).double(), expected, rtol=precision, atol=precision
+    )
+
+
+def used_norm() -> nn.BatchNorm2d:
+    norm = nn.BatchNorm2d(3)
+    norm.load_state_dict({**norm.state_dict(), "weight": torch.tensor([0.5, 1, 2]), "running_var": torch.ones(3) * 2})
+    return norm
 
 
 def test_mixed_precision_keeps_the_type_of_what_passes_through() -> None:

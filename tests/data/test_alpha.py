@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import struct
+import zlib
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -10,6 +12,7 @@ from typing import Any
 import cv2
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from autodial.data.transforms import decode
 
@@ -67,6 +70,39 @@ def test_a_palette_a_single_transparent_colour_and_a_gif() -> None:
         np.testing.assert_array_equal(decoded(file(palette, form, transparency=1)), expected)
     rgb = palette.convert("RGB")
     np.testing.assert_array_equal(decoded(file(rgb, "PNG", transparency=(200, 100, 50))), expected)
+
+
+def test_what_stands_before_the_transparent_colour_does_not_hide_it() -> None:
+    palette = Image.fromarray(PIXELS[:, :, 0] // 64).convert("P")
+    expected = decoded(file(palette, "PNG", transparency=1))
+    assert not np.array_equal(expected, decoded(file(palette, "PNG")))
+    profile = np.random.default_rng(0).bytes(20_000)
+    np.testing.assert_array_equal(decoded(file(palette, "PNG", transparency=1, icc_profile=profile)), expected)
+
+
+def png(depth: int, levels: NDArray[np.uint16], transparent: int) -> NDArray[np.uint8]:
+    """A grey PNG file with a transparent level, as its specification has it."""
+    height, width = levels.shape
+    bits = np.unpackbits(levels.astype(">u2").view(np.uint8).reshape(height, width, 2), axis=2)[:, :, 16 - depth :]
+    rows = np.packbits(bits.reshape(height, -1), axis=1)
+    chunks = {
+        b"IHDR": struct.pack(">IIBBBBB", width, height, depth, 0, 0, 0, 0),
+        b"tRNS": struct.pack(">H", transparent),
+        b"IDAT": zlib.compress(b"".join(b"\0" + row.tobytes() for row in rows)),
+        b"IEND": b"",
+    }
+    framed = (struct.pack(">I", len(c)) + k + c + struct.pack(">I", zlib.crc32(k + c)) for k, c in chunks.items())
+    return np.frombuffer(b"\x89PNG\r\n\x1a\n" + b"".join(framed), np.uint8)
+
+
+@pytest.mark.parametrize("depth", [1, 2, 4, 8, 16])
+def test_a_grey_level_that_is_transparent(depth: int) -> None:
+    top = 2**depth - 1
+    levels = (np.arange(35).reshape(5, 7) * (257 if depth == 16 else 1) % (top + 1)).astype(np.uint16)
+    transparent = int(levels[1, 3])
+    shown = np.where(levels == transparent, 255, levels >> 8 if depth == 16 else levels * (255 // min(top, 255)))
+    expected = np.repeat(shown[:, :, np.newaxis], 3, axis=2)
+    np.testing.assert_array_equal(decoded(png(depth, levels, transparent)), expected)
 
 
 def test_sixteen_bits_with_alpha() -> None:

@@ -105,8 +105,25 @@ def test_names_that_meet_get_the_rows_number(tmp_path: Path) -> None:
     (tmp_path / "c" / "2.png").touch()
     for name in ("2.png", "2-7.png"):
         (tmp_path / "s" / "x" / name).touch()
-    with pytest.raises(WorkError, match="something else has the names of"):
+    for _ in range(2):
         sorter.place(tmp_path / "c" / "2.png", 0, 7)
+    assert (tmp_path / "s" / "x" / "2-7-2.png").readlink() == tmp_path / "c" / "2.png"
+    assert len(list((tmp_path / "s" / "x").iterdir())) == 6
+
+
+@pytest.mark.parametrize("copy", [False, True])
+def test_names_as_long_as_they_can_be(tmp_path: Path, copy: bool) -> None:
+    sorter = Sorter(tmp_path / "s", ["x"], copy=copy, inputs=[], resume=False)
+    name = "é" * 125 + "a.png"  # of 255 bytes
+    for i, folder in enumerate(["a", "b"], start=1):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / name).write_text(folder)
+        for _ in range(2):
+            sorter.place(tmp_path / folder / name, 0, i)
+    assert {path.name: path.read_text() for path in (tmp_path / "s" / "x").iterdir()} == {
+        name: "a",
+        "é" * 124 + "-2.png": "b",
+    }
 
 
 def test_labels_that_are_no_folder_names(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -263,6 +265,29 @@ def test_with_stored_statistics_scaled_is_the_same_function() -> None:
     factors, terms = torch.rand(2, 4, dtype=torch.float64)
     x = batch(3, 4, seed=5)
     torch.testing.assert_close(layer.scaled(x, factors, terms, relu=True), F.relu(layer(x) * factors + terms))
+
+
+def gradients_of(net: torch.nn.Module, x: Tensor) -> list[Tensor]:
+    x = x.clone().requires_grad_()
+    return list(torch.autograd.grad(net(x).square().sin().sum(), [x, *net.parameters()]))
+
+
+def test_compiled_training_takes_batches_of_any_size() -> None:
+    net = torch.nn.Sequential(torch.nn.Conv2d(3, 5, 3), DomainAlignment(5, alpha=0.8))
+    compiled = torch.compile(net, backend="aot_eager", fullgraph=True)
+    for size in (6, 8, 10):
+        x = batch(size, 3, 6, 6).float()
+        for got, expected in zip(gradients_of(compiled, x), gradients_of(net, x), strict=True):
+            torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
+    assert DomainAlignment(5).to("meta")(torch.empty(6, 5, 2, 2, device="meta")).shape == (6, 5, 2, 2)
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs g++ here")
+def test_compiled_gradients_of_few_channels_and_positions() -> None:
+    net = torch.nn.Sequential(torch.nn.Conv2d(8, 8, 1), DomainAlignment(8, slice_point=5, alpha=0.8), torch.nn.ReLU())
+    x = batch(12, 8, 3, 3).float()
+    for got, expected in zip(gradients_of(torch.compile(net), x), gradients_of(net, x), strict=True):
+        torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
 
 
 def test_training_mode_exports() -> None:
