@@ -177,9 +177,11 @@ class _Batches(Dataset[list[Tensor] | _Failure]):
 
 
 def _start_worker(worker: int) -> None:
-    # An interrupt from the keyboard goes to every process of the terminal. The trainer decides when to stop, and needs
-    # its workers until then.
+    # An interrupt from the keyboard, or the end of the terminal, goes to every process of the terminal. The trainer
+    # decides when to stop, and needs its workers until then.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if hasattr(signal, "SIGHUP"):  # Windows has none
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
     keep_freed_memory()  # a batch has the size of the one before
     init_worker(worker)
 

@@ -155,7 +155,7 @@ def test_a_closed_terminal_costs_nothing(project: Path, edit: Edit) -> None:
     edit("solver.prototxt", "test_iter: 2 test_interval: 4\nsnapshot: 4", "")
     child, terminal = pty.fork()
     if not child:
-        os.execve(sys.executable, [*COMMAND, "--workers", "0", "-o", "run"], {**os.environ, "OMP_NUM_THREADS": "1"})
+        os.execve(sys.executable, [*COMMAND, "--workers", "1", "-o", "run"], {**os.environ, "OMP_NUM_THREADS": "1"})
     log = Path("run/log.jsonl")
 
     def rows() -> int:
@@ -171,6 +171,7 @@ def test_a_closed_terminal_costs_nothing(project: Path, edit: Edit) -> None:
         # what is not read from a terminal stops who writes to it
         wait(lambda: rows() > 3 or not os.read(terminal, 1 << 16))
         os.close(terminal)
+        os.killpg(child, signal.SIGHUP)  # as shells do: the workers get it, too
         wait(lambda: any(Path("snapshots").glob("*.solverstate")))
         trained = rows()
         wait(lambda: rows() > trained + 3)
