@@ -29,6 +29,7 @@ from autodial.feed import Feed, naming_dead_workers, sources
 from autodial.lr_policy import check_policy, learning_rate, next_step
 from autodial.monitor import CollapseRow, Monitor, TestRow, TrainRow, Values
 from autodial.net import Net
+from autodial.outputs import check_writable
 from autodial.overrides import apply_to_nets, apply_to_solver, for_nets
 from autodial.proto import messages as pb
 from autodial.ranks import LostRankError, Ranks
@@ -196,7 +197,7 @@ class Solver:
         if not self.param.HasField("max_iter"):
             raise InputError("max_iter, the number of iterations to train for, is missing")
         if self.param.snapshot_prefix and self._writes:
-            _check_writable(Path(self.param.snapshot_prefix).parent)
+            _check_snapshots(self.param.snapshot_prefix)
         check_slices(self.net)
         if self.ranks is None or self.ranks.local_rank == 0:  # one process of each machine
             for net in (self.net, *self.test_nets):
@@ -683,15 +684,14 @@ def _in_state(source: _NetSource, phase: int, extra: Any) -> _NetSource:
     return _NetSource(source.origin, source.param, state, source.base_dir)
 
 
-def _check_writable(folder: Path) -> None:
-    """Make the folder if need be, and a file in it."""
-    probe = folder / f".autodial-{os.getpid()}"
+def _check_snapshots(prefix: str) -> None:
+    """Make the folder of the snapshots, and refuse one that can't be written to."""
+    folder = Path(prefix).parent
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        probe.touch()
-        probe.unlink()
     except OSError as error:
         raise InputError(f"snapshots can't be written to {folder}: {error.strerror}") from error
+    check_writable(folder, prefix)
 
 
 def _same_shape(saved: Sequence[int], wanted: Sequence[int]) -> bool:

@@ -7,6 +7,7 @@ import filecmp
 import os
 import re
 import shutil
+import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from itertools import chain, count
@@ -102,7 +103,10 @@ def _link(image: Path, place: Path) -> bool:
 def _copy(image: Path, place: Path) -> bool:
     if place.exists():
         return filecmp.cmp(image, place, shallow=False)
-    aside = place.with_name(f".{os.getpid()}.tmp")  # short, where the name itself is as long as can be
+    # of a name of its own, as shards on several machines may share the folder, and the place's may be as long as can be
+    descriptor, name = tempfile.mkstemp(".tmp", ".", place.parent)
+    os.close(descriptor)
+    aside = Path(name)
     try:
         shutil.copy2(image, aside)
         aside.replace(place)

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 
+from autodial import outputs
 from autodial.errors import InputError, WorkError
-from autodial.outputs import check_writable
 from autodial.project.scan import Domain, shown
 from autodial.proto import Weights, write_weights
 from autodial.proto.files import replacing
@@ -38,10 +38,7 @@ def check_folder(folder: Path, origins: Iterable[Path]) -> None:
         real.as_posix().encode()
     except UnicodeEncodeError:
         raise InputError(f"{shown(str(folder))}: the name is not UTF-8: choose another one") from None
-    above = next(parent for parent in (real, *real.parents) if parent.exists())
-    if not above.is_dir():
-        raise InputError(f"{folder} can't be made, as {above} is no folder: choose another one")
-    check_writable(above, folder)
+    outputs.check_folder(folder)
 
 
 def list_text(domain: Domain, *, labels: bool) -> str:

@@ -231,7 +231,7 @@ def test_refuses_before_anything_is_written(images: Any, arguments: list[str], m
         ("full", "full exists and is not empty: name another folder"),
         ("full/file", "full/file is a file"),
         ("source/project", "source/project lies in source, which holds images"),
-        ("full/file/x", "full/file/x can't be made, as .*file is no folder"),
+        ("full/file/x", "full/file/x: .*file is not a folder"),
     ],
 )
 def test_refuses_folders_that_can_not_become_projects(images: Any, folder: str, message: str) -> None:
