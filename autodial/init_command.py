@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
@@ -273,7 +274,7 @@ def _train_command(folder: Path, weights: str | None) -> str:
 
 
 def _resolved(weights: str) -> str:
-    return ",".join(str(Path(name).resolve()) for name in weights.split(","))
+    return ",".join(os.path.realpath(name) for name in weights.split(","))
 
 
 # --- what is written

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from typing import Any
 
 from autodial.errors import InputError
@@ -58,6 +58,18 @@ def filter_net(net: Any, phase: int, *, level: int = 0, stages: Collection[str] 
             if not kept.HasField("phase"):
                 kept.phase = phase
     return filtered
+
+
+def put_in_state(net: Any, level: int | None, stages: Iterable[str]) -> None:
+    """Set a NetParameter's level and add stages, in place, as Caffe's flags -level and -stage do.
+
+    Args:
+        level: None leaves it as it is.
+        stages: names, or several with commas between.
+    """
+    if level is not None:
+        net.state.level = level
+    net.state.stage.extend(filter(None, ",".join(stages).split(",")))
 
 
 def insert_splits(net: Any) -> Any:

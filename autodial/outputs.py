@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -9,6 +10,11 @@ from typing import Any
 
 from autodial.data.source import FILE_OPTIONS
 from autodial.errors import InputError
+
+
+def real_path(path: str | Path) -> Path:
+    """`path`, absolute and without links; one that leads to itself stays, where Path.resolve fails."""
+    return Path(os.path.realpath(path))
 
 
 def check_output(output: str | Path, inputs: Iterable[str | Path] = (), *, suffixes: Sequence[str] = ()) -> Path:
@@ -24,13 +30,13 @@ def check_output(output: str | Path, inputs: Iterable[str | Path] = (), *, suffi
     """
     if str(output) == "-":
         raise InputError("-: this command writes a file and not to standard output; name one.")
-    final = Path(output).resolve()
+    final = real_path(output)
     if final.exists() and not final.is_file():
         raise InputError(f"{output}: not a regular file; name a file to write.")
     if not final.parent.is_dir():
         raise InputError(f"{output}: there is no folder {final.parent}; make it first.")
     check_writable(final.parent, output)
-    if final in {Path(used).resolve() for used in inputs}:
+    if final in set(map(real_path, inputs)):
         raise InputError(f"{output}: the same command reads this file; choose another name for the output.")
     if suffixes and not str(output).lower().endswith(tuple(suffixes)):
         raise InputError(f"{output}: name a file that ends in {' or '.join(suffixes)}.")

@@ -17,7 +17,9 @@ from autodial.options import (
     INTERRUPTED,
     DeviceOption,
     JsonOption,
+    LevelOption,
     SettingsOption,
+    StageOption,
     VariantOption,
     WeightsOption,
     WorkersOption,
@@ -54,6 +56,8 @@ def recalibrate(
     workers: WorkersOption = None,
     settings: SettingsOption = None,
     variants: VariantOption = None,
+    level: LevelOption = None,
+    stage: StageOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Compute the Dial layers' statistics anew, over all source and target images, with everything else fixed.
@@ -77,6 +81,7 @@ def recalibrate(
     from autodial.domains import fed_net
     from autodial.feed import default_workers, naming_dead_workers
     from autodial.net import Net
+    from autodial.net_state import put_in_state
     from autodial.outputs import check_output, files_of
     from autodial.overrides import apply_to_nets
     from autodial.recalibrate import recalibrate as run
@@ -85,6 +90,7 @@ def recalibrate(
 
     param = read_variant(net, variants or ())
     apply_to_nets(settings or (), [param])
+    put_in_state(param, level, stage or ())
     given = [path for path in (source, target) if path is not None]
     inputs: list[str | Path] = [net, *weights.split(","), *files_of(param, net.parent), *given]
     check_output(output, inputs, suffixes=[".caffemodel", ".caffemodel.h5"])
@@ -190,6 +196,8 @@ class _Lists:
             hint = "" if given is not None else f"; --{domain} names other images"
             raise InputError(f"{error}{hint}") from error
         self.names[domain] = images.path if given is None else str(given)
+        if images.rows < 2:
+            raise InputError(f"{self.names[domain]}: one image alone has no statistics to align: name more")
         return images
 
     def _list(self, domain: Domain, given: Path, data: DataTop) -> Path:

@@ -8,7 +8,16 @@ from typing import Annotated, Any
 import typer
 
 from autodial.errors import InputError
-from autodial.options import DeviceOption, LogitsOption, SettingsOption, VariantOption, WeightsOption, WorkersOption
+from autodial.options import (
+    DeviceOption,
+    LevelOption,
+    LogitsOption,
+    SettingsOption,
+    StageOption,
+    VariantOption,
+    WeightsOption,
+    WorkersOption,
+)
 from autodial.wording import counted
 
 
@@ -30,6 +39,8 @@ def test(
     device: DeviceOption = "auto",
     settings: SettingsOption = None,
     variants: VariantOption = None,
+    level: LevelOption = None,
+    stage: StageOption = None,
     workers: WorkersOption = None,
 ) -> None:
     """Score a trained net: its TEST phase over every image of its list, once.
@@ -48,6 +59,7 @@ def test(
     from autodial.devices import choose_device
     from autodial.feed import default_workers
     from autodial.net import Net
+    from autodial.net_state import put_in_state
     from autodial.outputs import check_output, files_of
     from autodial.overrides import apply_to_nets
     from autodial.scoring import Scorer, why_no_rows, write_scores
@@ -56,6 +68,7 @@ def test(
 
     param = read_variant(net, variants or ())
     apply_to_nets(settings or (), [param])
+    put_in_state(param, level, stage or ())
     if output is not None:
         check_output(output, (net, *weights.split(","), *files_of(param, net.parent)), suffixes=[".csv"])
     chosen = choose_device(device)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from autodial.errors import InputError
-from autodial.options import DeviceOption, JsonOption, SettingsOption, VariantOption
+from autodial.options import DeviceOption, JsonOption, LevelOption, SettingsOption, StageOption, VariantOption
 from autodial.wording import counted
 
 if TYPE_CHECKING:
@@ -32,6 +32,8 @@ def time(
     device: DeviceOption = "auto",
     settings: SettingsOption = None,
     variants: VariantOption = None,
+    level: LevelOption = None,
+    stage: StageOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Time a net layer by layer, forward and backward, as `caffe time` does.
@@ -49,7 +51,7 @@ def time(
     from autodial import proto
     from autodial.devices import choose_device, naming_full_memory
     from autodial.net import Net
-    from autodial.net_state import filter_net
+    from autodial.net_state import filter_net, put_in_state
     from autodial.overrides import apply_to_nets
     from autodial.solver import load_weights
     from autodial.timing import replace_missing_data, time_layers
@@ -57,6 +59,7 @@ def time(
 
     param = read_variant(net, variants or ())
     apply_to_nets(settings or (), [param])
+    put_in_state(param, level, stage or ())
     chosen = choose_device(device)
     try:
         filtered = filter_net(param, getattr(proto.messages, phase.value))
@@ -87,6 +90,8 @@ def time(
         "net": str(net),
         "name": built.param.name,
         "phase": phase.value,
+        "level": built.param.state.level,
+        "stages": list(built.param.state.stage),
         "variants": variants or [],
         "settings": settings or [],
         "iterations": iterations,

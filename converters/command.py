@@ -11,7 +11,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from autodial.errors import InputError
-from autodial.options import JsonOption, LogitsOption, SettingsOption, VariantOption, WeightsOption
+from autodial.options import (
+    JsonOption,
+    LevelOption,
+    LogitsOption,
+    SettingsOption,
+    StageOption,
+    VariantOption,
+    WeightsOption,
+)
 from autodial.wording import counted
 
 if TYPE_CHECKING:
@@ -116,6 +124,8 @@ def export(
     ] = None,
     settings: SettingsOption = None,
     variants: VariantOption = None,
+    level: LevelOption = None,
+    stage: StageOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Write a trained net as an ONNX file that labels images, for `autodial predict` and any ONNX runtime.
@@ -135,6 +145,7 @@ def export(
     from autodial.converters.caffe_export import check_caffe_folder, export_caffe
     from autodial.converters.onnx_export import export as export_onnx
     from autodial.converters.triton import TritonModel
+    from autodial.net_state import put_in_state
     from autodial.outputs import check_output, files_of
     from autodial.overrides import apply_to_nets
     from autodial.variants import read_variant
@@ -155,6 +166,7 @@ def export(
         )
     param = read_variant(net, variants or ())
     apply_to_nets(settings or (), [param])
+    put_in_state(param, level, stage or ())
     statistics: Domain | None = domain.value if domain else None
     destination = output or Path(f"{statistics or 'target'}_predictor.onnx")
     inputs: list[str | Path] = [net, labels or net.parent / "labels.txt", *weights.split(",")]

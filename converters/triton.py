@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -105,7 +106,7 @@ class TritonModel:
             self._check_unwritten(new)
         version = str(max(versions, default=0) + 1)
         data = model.SerializeToString()
-        made = not self.folder.exists()
+        made = [folder for folder in (self.folder, self.repository) if not folder.exists()]
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             for name, text in new.items():
@@ -115,8 +116,11 @@ class TritonModel:
             with replacing_files(self.folder / version, last=_MODEL) as aside, replacing(aside / _MODEL) as file:
                 file.write(data)
         except BaseException as error:
-            if made:
+            if self.folder in made and not self._versions():  # another process's, if any
                 shutil.rmtree(self.folder, ignore_errors=True)
+            if self.repository in made:
+                with suppress(OSError):  # it is not empty
+                    self.repository.rmdir()
             if isinstance(error, OSError):
                 raise WorkError(f"{self.folder} can't be written: {error.strerror or error}") from error
             raise

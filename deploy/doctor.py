@@ -15,7 +15,6 @@ from enum import Enum
 from importlib import metadata
 from typing import Any
 
-import autodial
 from autodial.cpus import available_cpus, cgroup_quota
 from autodial.deploy.providers import CPU, CUDA, cuda_device_count, quiet, reason
 
@@ -75,7 +74,7 @@ def version(package: str) -> str | None:
 
 
 def _python() -> Check:
-    found = f"autodial {autodial.__version__}, Python {platform.python_version()}, {platform.platform()}"
+    found = f"autodial {version('autodial')}, Python {platform.python_version()}, {platform.platform()}"
     return Check("AutoDIAL", Status.OK, found)
 
 

@@ -50,7 +50,7 @@ class PassedOver:
 
     def __call__(self, path: str) -> None:
         file = Path(path)
-        if file.name in self._own and file.resolve() == self._own[file.name]:
+        if file.name in self._own and os.path.realpath(path) == str(self._own[file.name]):
             return
         kind = "hidden" if is_hidden(path) else file.suffix.lower() or "no suffix"
         self.kinds[kind if kind in self.kinds or len(self.kinds) < _KINDS else "others"] += 1

@@ -14,7 +14,7 @@ from itertools import chain, count
 from pathlib import Path
 
 from autodial.errors import InputError, WorkError
-from autodial.outputs import check_folder
+from autodial.outputs import check_folder, real_path
 
 _NO_LINKS = errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL
 """What file systems answer that have no links, and Windows without the privilege to make them."""
@@ -46,10 +46,10 @@ class Sorter:
         check_folder(folder)
         if not resume and folder.is_dir() and any(folder.iterdir()):
             raise InputError(f"{folder}: there is something in this folder; name an empty one, or one to make.")
-        real = folder.resolve()
+        real = real_path(folder)
         for used in inputs:
             top = Path(re.split(r"[*?[]", os.fspath(used), maxsplit=1)[0])
-            if top.is_dir() and Path(top).resolve() in (real, *real.parents):
+            if top.is_dir() and real_path(top) in (real, *real.parents):
                 raise InputError(f"{folder}: this folder lies in {used}, whose images are labelled: choose another.")
         try:
             folder.mkdir(parents=True, exist_ok=True)

@@ -154,11 +154,14 @@ class _ResumableTable(Table):
 def write_whole(path: Path, text: str) -> None:
     """Replace the file `path` once all of `text` is on disk."""
     aside = path.with_name(f"{path.name}.tmp")
-    with aside.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    aside.replace(path)
+    try:
+        with aside.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        aside.replace(path)
+    finally:
+        aside.unlink(missing_ok=True)
 
 
 def unfinished(output: Path) -> tuple[Path, Path]:

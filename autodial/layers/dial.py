@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Literal
 
@@ -52,8 +53,9 @@ class DomainAlignment(Layer):
     statistics stay as they are.
 
     Raises:
-        LayerError: a slice_point below 1, a negative eps, or other test_stats than those two; a batch of another number
-            of channels, or a training batch without samples of both domains.
+        LayerError: a slice_point below 1, a negative eps, an alpha that is NaN, a moving_average_fraction outside of
+            [0, 1], or other test_stats than those two; a batch of whole numbers or of another number of channels, or a
+            training batch without samples of both domains.
     """
 
     statistics = (1, 2, 3)
@@ -80,6 +82,10 @@ class DomainAlignment(Layer):
             raise LayerError(f'test_stats must be "source" or "target", not "{test_stats}"')
         if not eps >= 0:
             raise LayerError(f"eps must not be negative, and is {eps:g}")
+        if math.isnan(alpha):
+            raise LayerError("alpha must be a number, from 0.5 to 1, and is NaN")
+        if not 0 <= moving_average_fraction <= 1:
+            raise LayerError(f"moving_average_fraction must be from 0 to 1, and is {moving_average_fraction:g}")
         self.num_features = num_features
         self.slice_point = slice_point
         self.eps = eps
@@ -157,6 +163,8 @@ class DomainAlignment(Layer):
         It takes fewer passes over the data than these steps one by one, and less memory for the backward pass.
         """
         self._check_channels(x.shape)
+        if not x.is_floating_point():
+            raise LayerError(f"normalizes floating-point numbers and gets {x.dtype}: convert them, as with x.float()")
         if x.dim() == 1:
             return self.scaled(x.unsqueeze(1), scale, bias, relu=relu).squeeze(1)
         if self.uses_stored:

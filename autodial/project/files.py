@@ -30,9 +30,9 @@ def check_folder(folder: Path, origins: Iterable[Path]) -> None:
         raise InputError(f"{folder} is a file: name a folder to make")
     if folder.exists() and any(folder.iterdir()):
         raise InputError(f"{folder} exists and is not empty: name another folder, or delete it")
-    real = folder.resolve()
+    real = outputs.real_path(folder)
     for origin in origins:
-        if origin.is_dir() and real.is_relative_to(origin.resolve()):
+        if origin.is_dir() and real.is_relative_to(outputs.real_path(origin)):
             raise InputError(f"{folder} lies in {origin}, which holds images: name a folder outside of it")
     try:
         real.as_posix().encode()

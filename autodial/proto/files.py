@@ -53,17 +53,18 @@ def is_hdf5(path: str | os.PathLike[str], kind: str) -> bool:
 def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     """A file to write that takes `path`'s place, complete and on disk, when the block ends without an exception.
 
-    It lies in the same folder, as a rename is atomic only within a file system. After an exception it is removed and
-    `path` is what it was; an OSError becomes a WorkError that names `path`.
+    It lies in the same folder, as a rename is atomic only within a file system; where `path` is a link, that is the
+    folder of what it leads to. After an exception it is removed and `path` is what it was; an OSError becomes a
+    WorkError that names `path`.
     """
-    path = Path(path)
-    aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    final = Path(os.path.realpath(path))
+    aside = final.with_name(f".{final.name}.{os.getpid()}.tmp")
     try:
         with aside.open("wb") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
-        aside.replace(path)
+        aside.replace(final)
     except OSError as error:
         raise WorkError(f"{path} can't be written: {error.strerror or error}") from error
     finally:
@@ -75,19 +76,20 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
 def replacing_files(folder: str | os.PathLike[str], last: str) -> Iterator[Path]:
     """An empty folder for files that take their places in `folder` together, when the block ends without an exception.
 
-    A folder that is not there yet, in one that is, appears complete. In one that is there, files of other names stay;
-    the old `last` goes before and the new one comes after all others, so that it never stands beside files that it does
-    not belong to, whatever interrupts. After an exception nothing has changed; an OSError becomes a WorkError that
-    names `folder`.
+    A folder that is not there yet, in one that is, appears complete; one that another process puts there meanwhile
+    stays as it is, and is an error. In one that is there, files of other names stay; the old `last` goes before and the
+    new one comes after all others, so that it never stands beside files that it does not belong to, whatever
+    interrupts. After an exception nothing has changed; an OSError becomes a WorkError that names `folder`.
     """
     folder = Path(folder)
     name = f".{folder.name}.{os.getpid()}.tmp"
-    aside = folder / name if folder.is_dir() else folder.with_name(name)
+    there = folder.is_dir()
+    aside = folder / name if there else folder.with_name(name)
     try:
         shutil.rmtree(aside, ignore_errors=True)  # of a process that was killed and had the same number
         aside.mkdir()
         yield aside
-        if folder.is_dir():
+        if there:
             (folder / last).unlink(missing_ok=True)
             for path in sorted(aside.iterdir(), key=lambda path: path.name == last):
                 path.replace(folder / path.name)

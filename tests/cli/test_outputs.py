@@ -32,6 +32,13 @@ def test_what_is_no_file_or_has_no_folder(tmp_path: Path) -> None:
             check_output(name)
 
 
+def test_a_link_to_itself_is_a_name_like_any_other(tmp_path: Path) -> None:
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    assert check_output(tmp_path / "loop", [tmp_path / "x"]) == tmp_path / "loop"
+    with pytest.raises(InputError, match="the same command reads this file"):
+        check_output(tmp_path / "loop", [tmp_path / "loop"])
+
+
 @pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs a folder that is closed to root, too: /proc")
 def test_a_place_that_even_root_can_not_write_to() -> None:
     for check, name in ((check_output, "/proc/x.csv"), (check_folder, "/proc/x/y")):

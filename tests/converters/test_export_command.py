@@ -61,6 +61,17 @@ def test_a_raw_input_is_described_by_its_name(project: Path) -> None:
     assert result.exit_code == 0 and 'blob "data" to 2 classes' in result.output
 
 
+def test_a_deploy_stage_is_exported(project: Path) -> None:
+    text = NET.replace('type: "ImageData"', 'type: "ImageData" include { not_stage: "deploy" }')
+    text = text.replace('type: "Accuracy"', 'type: "Accuracy" include { not_stage: "deploy" }')
+    shape = "input_param { shape { dim: 1 dim: 3 dim: 4 dim: 4 } }"
+    text = f'layer {{ name: "in" type: "Input" top: "data" include {{ stage: "deploy" }} {shape} }}' + text
+    text += 'layer { name: "prob" type: "Softmax" bottom: "fc2" top: "prob" include { stage: "deploy" } }'
+    (project / "net.prototxt").write_text(text)
+    result = CliRunner().invoke(app, arguments(project, "--stage", "deploy", "--raw-input"), catch_exceptions=False)
+    assert result.exit_code == 0 and 'blob "data" to 2 classes' in result.output
+
+
 def test_lower_precision_is_not_for_plain_caffe(project: Path) -> None:
     weights = f"{project / 'one.caffemodel'},{project / 'two.caffemodel'}"
     words = ["--net", str(project / "net.prototxt"), "--weights", weights, "--caffe", str(project / "out")]

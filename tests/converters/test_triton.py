@@ -174,7 +174,7 @@ def test_the_version_appears_last_and_complete(
 def test_what_fails_leaves_nothing_behind(
     before: int, make: Callable[..., onnx.ModelProto], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model = TritonModel(tmp_path, "pets")
+    model = TritonModel(tmp_path / "models", "pets")
     for _ in range(before):
         model.add(make())
     expected = contents(tmp_path)
@@ -186,8 +186,26 @@ def test_what_fails_leaves_nothing_behind(
     with pytest.raises(WorkError, match=rf"pets.{before + 1} can't be written: No space left on device"):
         model.add(make())
     assert contents(tmp_path) == expected
-    assert [path.name for path in tmp_path.iterdir()] == (["pets"] if before else [])
+    assert [path.name for path in tmp_path.iterdir()] == (["models"] if before else [])
     assert not list(tmp_path.rglob("*.tmp"))
+
+
+def test_of_two_exports_at_once_one_is_refused_and_the_other_whole(
+    make: Callable[..., onnx.ModelProto], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rename = Path.rename
+
+    def late(path: Path, target: Path) -> Path:
+        monkeypatch.setattr(Path, "rename", rename)
+        TritonModel(tmp_path / "models", "pets").add(make())
+        return path.rename(target)
+
+    monkeypatch.setattr(Path, "rename", late)
+    model = TritonModel(tmp_path / "models", "pets")
+    with pytest.raises(WorkError, match=r"pets.1 can't be written: "):
+        model.add(make())
+    assert sorted(contents(model.folder)) == ["1/model.onnx", "config.pbtxt", "labels.txt"]
+    model.check()
 
 
 def test_names(tmp_path: Path) -> None:

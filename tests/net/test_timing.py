@@ -254,6 +254,22 @@ def test_json_is_all_that_is_printed(run: Any, tmp_path: Path) -> None:
     )
 
 
+def test_level_and_stages_choose_layers_as_caffe_s_flags_do(run: Any, tmp_path: Path) -> None:
+    rules = "include { stage: 'fast' not_stage: 'small' } include { min_level: 2 }"
+    text = "state { level: 1 }" + NET.replace('name: "side"', f'name: "side" {rules}')
+    (tmp_path / "net.prototxt").write_text(text)
+
+    def has_side(*arguments: str) -> bool:
+        result = run(*arguments)
+        assert result.exit_code == 0
+        return "side" in result.stdout
+
+    assert not has_side() and not has_side("--level", "1") and not has_side("--stage", "small,fast")
+    assert has_side("--level", "2") and has_side("--stage", "fast") and has_side("--stage", "other", "--stage", "fast")
+    record = json.loads(run("--json", "--stage", "fast,other").stdout)
+    assert (record["level"], record["stages"]) == (1, ["fast", "other"])
+
+
 def test_weights_are_loaded(run: Any) -> None:
     result = run("--weights", "nowhere.caffemodel")
     assert isinstance(result.exception, InputError) and "nowhere.caffemodel" in str(result.exception)

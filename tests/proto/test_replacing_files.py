@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from autodial.errors import WorkError
-from autodial.proto.files import replacing_files
+from autodial.proto.files import replacing, replacing_files
 
 
 def fill(folder: Path, text: str) -> None:
@@ -75,6 +75,26 @@ def test_what_a_killed_process_left_is_not_in_the_way(tmp_path: Path) -> None:
     fill(tmp_path / "x", "1")
     assert contents(tmp_path / "x") == dict.fromkeys("abc", "1")
     assert [path.name for path in tmp_path.iterdir()] == ["x"]
+
+
+def test_two_processes_that_make_the_same_folder(tmp_path: Path) -> None:
+    with pytest.raises(WorkError, match="x can't be written"), replacing_files(tmp_path / "x", last="b") as aside:
+        (aside / "a").write_text("2")
+        fill(tmp_path / "x", "1")
+    assert contents(tmp_path / "x") == dict.fromkeys("abc", "1")
+    assert [path.name for path in tmp_path.iterdir()] == ["x"]
+
+
+def test_a_link_stays_and_what_it_leads_to_is_replaced(tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    (tmp_path / "there" / "a").write_text("old")
+    (tmp_path / "link").symlink_to(tmp_path / "there" / "a")
+    (tmp_path / "dangling").symlink_to(tmp_path / "there" / "b")
+    for name in ("link", "dangling"):
+        with replacing(tmp_path / name) as file:
+            file.write(b"new")
+        assert (tmp_path / name).is_symlink()
+    assert contents(tmp_path / "there") == dict.fromkeys("ab", "new")
 
 
 def test_a_folder_that_can_not_be_made(tmp_path: Path) -> None:

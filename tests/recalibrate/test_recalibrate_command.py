@@ -307,6 +307,8 @@ def damage(*_: object) -> None:
         (lambda: Path("source.txt").unlink(), (), '"source.txt" does not exist'),
         (lambda: Path("target.txt").unlink(), (), "; --target names other images"),
         (lambda: Path("empty").mkdir(), ("--target", "empty"), "empty: no image in this folder"),
+        (lambda: None, ("--target", "target/image 1.png"), "target/image 1.png: one image alone has no statistics"),
+        (lambda: None, ("--source", "source/image 1.png"), "source/image 1.png: one image alone has no statistics"),
         (lambda: None, ("--target", "nowhere"), "nowhere: no such file or folder"),
         (lambda: Path("u.txt").write_text("a.png\n"), ("--target", "u.txt"), 'u.txt: "a.png" does not exist'),
         (lambda: None, ("--weights", "w2.caffemodel"), "w2.caffemodel does not exist"),

@@ -297,6 +297,16 @@ def test_a_net_whose_rows_are_no_images_is_tested_as_a_whole(autodial: Run) -> N
     assert status == 2 and 'blob "score" has shape (2, 4, 3, 3), and not a row of scores per image' in err
 
 
+def test_a_stage_s_layers_are_tested_where_the_stage_is_named(autodial: Run) -> None:
+    autodial(*TRAIN)
+    extra = 'layer { name: "more" type: "Accuracy" bottom: "fc" bottom: "label" top: "%s" include { %s } }\n'
+    with Path("net.prototxt").open("a") as net:
+        net.write(extra % ("staged", 'phase: TEST stage: "check"') + extra % ("leveled", "phase: TEST min_level: 3"))
+    assert not [name for name in ("staged", "leveled") if name in autodial(*TEST)[1]]
+    status, out, _ = autodial(*TEST, "--stage", "check", "--level", "3")
+    assert status == 0 and "staged = " in out and "leveled = " in out
+
+
 def test_a_net_without_a_list_is_tested_for_a_number_of_iterations(autodial: Run) -> None:
     Path("made.prototxt").write_text("""
         layer { name: "data" type: "DummyData" top: "x" top: "label" dummy_data_param {
