@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import sys
 import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from autodial.data.source import FILE_OPTIONS
 from autodial.errors import InputError
@@ -64,6 +65,24 @@ def check_writable(folder: Path, output: str | Path) -> None:
         raise InputError(
             f"{output}: can't write to the folder {folder} ({error.strerror}); choose another one."
         ) from error
+
+
+def lock(file: IO[Any]) -> bool:
+    """Lock an open file until it is closed; False if another process has locked it.
+
+    Where the system or the file system has no such locks, nothing is locked, and that is True.
+    """
+    if sys.platform == "win32":
+        return True
+    import fcntl
+
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        pass
+    return True
 
 
 def files_of(net: Any, base_dir: Path) -> list[Path]:

@@ -8,7 +8,7 @@ import os
 import shlex
 import signal
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -166,6 +166,7 @@ def train(
     console = Console(soft_wrap=True, markup=False, highlight=False)
     with ExitStack() as stack:
         if leads:
+            stack.enter_context(_alone_at(run.param.snapshot_prefix))
             log = RunLog(folder, record, iteration=run.iter, resumed=snapshot is not None)
             stack.callback(log.close)
             typer.echo(
@@ -250,6 +251,31 @@ def _check_free(prefix: str) -> None:
             f"{found[0]} is a snapshot of an earlier run, which this one might write over: name another place with "
             "--set solver.snapshot_prefix=PREFIX, go on from a snapshot with --snapshot, or delete them"
         )
+
+
+@contextmanager
+def _alone_at(prefix: str) -> Iterator[None]:
+    """Keep other trainings from writing snapshots of the same names: PREFIX.lock is there, and locked, meanwhile."""
+    from autodial.outputs import lock
+
+    path = Path(f"{prefix}.lock")
+    with ExitStack() as stack:
+        while True:
+            file = stack.enter_context(path.open("ab"))
+            if not lock(file):
+                raise InputError(
+                    f"another training writes its snapshots to {prefix}: name another place with "
+                    "--set solver.snapshot_prefix=PREFIX, or wait until it is done"
+                )
+            if path.exists() and os.path.samestat(path.stat(), os.fstat(file.fileno())):
+                break  # else the one that had it ended just now and took the file away
+        stack.callback(_remove, path)
+        yield
+
+
+def _remove(path: Path) -> None:
+    with suppress(OSError):
+        path.unlink()
 
 
 def _warn_of_zeros(run: Solver) -> None:

@@ -50,8 +50,9 @@ class Update(ABC):
     """A solver type's step on torch tensors, in place (Caffe: SGDSolver::ApplyUpdate).
 
     A step clips the gradients by the global L2 norm of their sums over iter_size, divides them by iter_size, adds the
-    weight decay's gradient and hands them to `apply`. Nothing waits for the device. Blobs with lr_mult 0 take no part:
-    they keep their place in the history, and stay as they are whatever it holds for them.
+    weight decay's gradient and hands them to `apply`. Nothing waits for the device. Blobs with lr_mult 0 keep their
+    place in the history, and stay as they are whatever it holds for them; where they have a gradient, as with the net's
+    force_backward, it counts in the norm.
 
     Args:
         param: SolverParameter; weight_decay, regularization_type, clip_gradients, iter_size and the type's own fields
@@ -72,6 +73,7 @@ class Update(ABC):
         self.param = param
         tensors = [learnable.tensor for learnable in params]
         self.history = [torch.zeros_like(tensor) for _ in range(self.history_per_blob) for tensor in tensors]
+        self._fixed = [learnable.tensor for learnable in params if not learnable.lr_mult]
         groups: dict[tuple[float, float], Group] = {}
         for i, learnable in enumerate(params):
             if not learnable.lr_mult:
@@ -101,7 +103,8 @@ class Update(ABC):
     def _clip(self, gradients: list[Tensor]) -> None:
         limit = self.param.clip_gradients
         if limit >= 0 and gradients:
-            norm = torch.nn.utils.get_total_norm(gradients)
+            fixed = [tensor.grad for tensor in self._fixed if tensor.grad is not None]
+            norm = torch.nn.utils.get_total_norm(gradients + fixed)
             torch._foreach_mul_(gradients, torch.where(norm > limit, limit / norm, 1))
 
     def _regularize(self, group: Group, gradients: list[Tensor]) -> None:

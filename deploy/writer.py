@@ -20,7 +20,7 @@ from autodial.deploy.drift import Counts
 from autodial.deploy.inputs import Image
 from autodial.deploy.rows import Format, Row
 from autodial.errors import AutodialError, InputError, WorkError
-from autodial.outputs import check_output
+from autodial.outputs import check_output, lock
 
 STANDARD_OUTPUT = "-"
 
@@ -243,16 +243,9 @@ def _open_partial(path: Path, resume: bool) -> FileIO:
             f"{path} holds what an interrupted run has done, or one that still runs: go on with --resume, or delete it "
             "to start afresh."
         ) from None
-    if sys.platform != "win32":
-        import fcntl
-
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            file.close()
-            raise InputError(f"{path}: another run is writing it.") from None
-        except OSError:  # a file system without locks
-            pass
+    if not lock(file):
+        file.close()
+        raise InputError(f"{path}: another run is writing it.")
     return file
 
 

@@ -59,6 +59,27 @@ def test_snapshots_of_an_earlier_run_are_not_written_over(autodial: Run) -> None
     assert {path: path.read_bytes() for path in before} == before
 
 
+def test_a_second_training_at_once_does_not_write_over_the_first_one_s_snapshots(
+    autodial: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    solve = Solver.solve
+    second = []
+
+    def start_another(solver: Solver) -> bool:
+        monkeypatch.setattr(Solver, "solve", solve)
+        second.append(autodial(*TRAIN))
+        second.append(autodial(*TRAIN, "--set", "solver.snapshot_prefix=snapshots/other"))
+        return solve(solver)
+
+    monkeypatch.setattr(Solver, "solve", start_another)
+    assert autodial(*TRAIN)[0] == 0
+    (refused, _, message), (elsewhere, _, _) = second
+    assert (refused, elsewhere) == (2, 0)
+    assert "another training writes its snapshots to snapshots/stripes: name another place with" in message
+    assert not Path("snapshots/stripes_run2").exists() and Path("snapshots/stripes_iter_8.caffemodel").exists()
+    assert not list(Path("snapshots").glob("*.lock"))
+
+
 def test_runs_get_folders_of_their_own_and_resumed_ones_go_on(autodial: Run) -> None:
     autodial(*TRAIN)
     for snapshot in Path("snapshots").glob("stripes_iter_*"):

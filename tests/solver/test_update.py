@@ -58,6 +58,13 @@ def test_small_gradients_are_not_clipped() -> None:
     torch.testing.assert_close(w.tensor.detach(), torch.tensor([0.7, 0.6]))
 
 
+def test_gradients_of_fixed_blobs_count_in_the_norm() -> None:
+    w, fixed = blob([1.0], [0.3]), blob([5.0], [0.4], lr_mult=0)
+    SGD(parse_solver("clip_gradients: 0.25"), [w, fixed]).step(1.0, 0)  # the norm is 0.5
+    torch.testing.assert_close(w.tensor.detach(), torch.tensor([0.85]))
+    assert fixed.tensor.item() == 5
+
+
 def test_l1() -> None:
     w = blob([2.0, -3.0, 0.0], [0.0, 0.0, 0.0], decay_mult=2)
     SGD(parse_solver("weight_decay: 0.05 regularization_type: 'L1'"), [w]).step(1.0, 0)
@@ -67,7 +74,7 @@ def test_l1() -> None:
 def test_frozen_blobs_keep_their_place_and_value() -> None:
     frozen, learned = blob([1.0, 2.0], [9.0, 9.0], lr_mult=0), blob([1.0], [1.0])
     statistics = Blob(torch.tensor([5.0]), lr_mult=0)
-    sgd = SGD(parse_solver("momentum: 0.9 weight_decay: 1 clip_gradients: 1"), [frozen, learned, statistics])
+    sgd = SGD(parse_solver("momentum: 0.9 weight_decay: 1 clip_gradients: 20"), [frozen, learned, statistics])
     sgd.step(0.5, 0)
     assert [history.tolist() for history in sgd.history] == [[0, 0], [1.0], [0]]  # 0.5 * (1 + 1 * 1)
     assert frozen.tensor.tolist() == [1, 2]
