@@ -27,6 +27,7 @@ from autodial.wording import alternatives, counted
 
 _log = logging.getLogger(__name__)
 
+_MULTIPLIERS = ("lr_mult", "decay_mult")
 _LARGEST_BLOB = 2**31 - 1
 """Elements of a blob; Caffe counts them in an int."""
 
@@ -39,6 +40,8 @@ class Param:
         layer: name of the layer that owns it.
         index: its place among that layer's blobs.
         lr_mult, decay_mult: multipliers of the solver's learning rate and weight decay.
+        module: the layer.
+        stated: which of the two a layer that shares the blob has stated; others may only state the same.
     """
 
     layer: str
@@ -46,6 +49,7 @@ class Param:
     lr_mult: float
     decay_mult: float
     module: Layer
+    stated: set[str]
 
     @property
     def tensor(self) -> Tensor:
@@ -66,7 +70,8 @@ class Net(nn.Module):
     Args:
         param: the NetParameter; it is not changed.
         phase: pb.TRAIN or pb.TEST.
-        level, stages: for the include and exclude rules.
+        level, stages: for the include and exclude rules; the level None is that of the prototxt's `state`, whose
+            stages count, too.
         seed: the solver's random_seed; fillers, dropout masks and data layers draw from it and their layer's name.
         base_dir: folder of the prototxt; relative paths in it mean the working directory, then this folder.
 
@@ -89,7 +94,7 @@ class Net(nn.Module):
         param: Any,
         phase: int,
         *,
-        level: int = 0,
+        level: int | None = None,
         stages: Collection[str] = (),
         seed: int = 0,
         base_dir: Path | None = None,
@@ -124,6 +129,7 @@ class Net(nn.Module):
             available.difference_update(message.bottom)
             available.update(message.top)
         self.outputs: tuple[str, ...] = tuple(sorted(available))
+        self._overwritten = self._find_overwritten()
         self._fusible_up_to = self._find_fusible() if phase == pb.TRAIN else {}
         # not train(), which would undo what a layer's own phase says
         self.training = self.layers.training = phase == pb.TRAIN
@@ -216,7 +222,8 @@ class Net(nn.Module):
             if owner is not None:
                 self._share(layer, i, spec, owner)
                 continue
-            param = Param(message.name, i, spec.lr_mult, spec.decay_mult, layer)
+            stated = {field for field in _MULTIPLIERS if spec.HasField(field)}
+            param = Param(message.name, i, spec.lr_mult, spec.decay_mult, layer, stated)
             self.params.append(param)
             if spec.name:
                 self._shared[spec.name] = param
@@ -230,18 +237,17 @@ class Net(nn.Module):
                 f'param "{spec.name}" has shape {tuple(blob.shape)} here and {tuple(owned.shape)} '
                 f'in layer "{owner.layer}", which owns it'
             )
-        owner_layer = next(message for message in self.param.layer if message.name == owner.layer)
-        stated = owner_layer.param[owner.index]
-        for field in ("lr_mult", "decay_mult"):
+        for field in _MULTIPLIERS:
             if not spec.HasField(field):
                 continue
             value = getattr(spec, field)
-            if stated.HasField(field) and getattr(owner, field) != value:
+            if field in owner.stated and getattr(owner, field) != value:
                 raise LayerError(
                     f'param "{spec.name}" has {field} {value:g} here and {getattr(owner, field):g} '
-                    f'in layer "{owner.layer}"'
+                    "in an earlier layer that shares it"
                 )
             setattr(owner, field, value)
+            owner.stated.add(field)
         if isinstance(owned, nn.Parameter):
             owned.requires_grad_(owner.lr_mult != 0 or self.param.force_backward)
         name = _attribute(layer, blob)
@@ -252,6 +258,27 @@ class Net(nn.Module):
             delattr(layer, name)
             self._reshaped.setdefault(layer, []).append((name, owner, tuple(blob.shape)))
             setattr(layer, name, owned.view(blob.shape))
+
+    def _find_overwritten(self) -> set[str]:
+        """Loss blobs that get no gradient of their own, as one from a layer that reads them takes its place.
+
+        Where the loss_weight is stated, a Split adds the two (Caffe: InsertSplits).
+        """
+        found: set[str] = set()
+        under_loss = set(self.loss_weights)
+        for message in reversed(self.param.layer):
+            if under_loss.intersection(message.top):
+                under_loss.update(message.bottom)
+                read = sorted(self.loss_weights.keys() & set(message.bottom) - set(message.top) - found)
+                for blob in read if self.phase == pb.TRAIN else ():
+                    _log.warning(
+                        '%s: reads the loss "%s", whose loss_weight is not stated, and its gradient takes the place of '
+                        "the loss's own, as in Caffe: state loss_weight to have both added.",
+                        _describe(message),
+                        blob,
+                    )
+                found.update(read)
+        return found
 
     def _find_fusible(self) -> dict[int, range]:
         """The layers that can be run as one, by the number of the last of them."""
@@ -371,7 +398,11 @@ class Net(nn.Module):
 
     def loss(self, blobs: Mapping[str, Tensor]) -> Tensor:
         """The weighted sum of all loss blobs, a scalar; `blobs` must hold each of them."""
-        return torch.stack([blobs[name].sum() * weight for name, weight in self.loss_weights.items()]).sum()
+        losses = [
+            (blobs[name].detach() if name in self._overwritten else blobs[name]).sum() * weight
+            for name, weight in self.loss_weights.items()
+        ]
+        return torch.stack(losses).sum()
 
     def seed_pass(self, iteration: int, pass_: int = 0) -> None:
         """Restart every random layer for one forward pass: their draws depend on seed, layer, iteration, pass alone."""
@@ -407,10 +438,21 @@ class Net(nn.Module):
                 continue
             theirs = other.layer(name)
             _check_shapes(name, _shapes(theirs.blobs), _shapes(layer.blobs), "the net that it shares with")
-            for ours, blob in zip(layer.blobs, theirs.blobs, strict=True):
-                key = _attribute(layer, ours)
-                if key is not None:
-                    setattr(layer, key, blob)
+            views = {key: (owner, shape) for key, owner, shape in other._reshaped.get(theirs, ())}
+            keys, their_keys = self._attributes(layer), other._attributes(theirs)
+            self._reshaped.pop(layer, None)
+            for key, their_key, blob in zip(keys, their_keys, theirs.blobs, strict=True):
+                if their_key in views:
+                    delattr(layer, key)  # a view is no parameter and can't take the place of one
+                    self._reshaped.setdefault(layer, []).append((key, *views[their_key]))
+                setattr(layer, key, blob)
+
+    def _attributes(self, layer: Layer) -> list[str]:
+        """The names under which a layer keeps its blobs, in order."""
+        views = [key for key, _, _ in self._reshaped.get(layer, ())]
+        return [
+            _attribute(layer, blob) or next(key for key in views if getattr(layer, key) is blob) for blob in layer.blobs
+        ]
 
     @torch.no_grad()
     def load_weights(self, weights: Weights, source: str = "the weights") -> list[str]:

@@ -34,15 +34,17 @@ def included(layer: Any, phase: int, level: int, stages: Collection[str]) -> boo
     return not any(meets(rule, phase, level, stages) for rule in layer.exclude)
 
 
-def filter_net(net: Any, phase: int, *, level: int = 0, stages: Collection[str] = ()) -> Any:
+def filter_net(net: Any, phase: int, *, level: int | None = None, stages: Collection[str] = ()) -> Any:
     """A copy of a NetParameter with the layers of one phase, its `state` and every layer's `phase` filled in.
 
-    `state` in the prototxt adds its level and stages where the arguments leave them out, as in Caffe.
+    Args:
+        level: for the layers' rules; None is that of the prototxt's `state`.
+        stages: likewise, beside those of `state`.
 
     Raises:
         InputError: a layer with both include and exclude rules.
     """
-    level = level or net.state.level
+    level = net.state.level if level is None else level
     stages = {*stages, *net.state.stage}
     filtered = pb.NetParameter()
     filtered.CopyFrom(net)
@@ -60,15 +62,13 @@ def filter_net(net: Any, phase: int, *, level: int = 0, stages: Collection[str] 
     return filtered
 
 
-def put_in_state(net: Any, level: int | None, stages: Iterable[str]) -> None:
+def put_in_state(net: Any, level: int, stages: Iterable[str]) -> None:
     """Set a NetParameter's level and add stages, in place, as Caffe's flags -level and -stage do.
 
     Args:
-        level: None leaves it as it is.
         stages: names, or several with commas between.
     """
-    if level is not None:
-        net.state.level = level
+    net.state.level = level
     net.state.stage.extend(filter(None, ",".join(stages).split(",")))
 
 

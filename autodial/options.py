@@ -26,15 +26,12 @@ SettingsOption = Annotated[
     typer.Option("--set", metavar="LAYER.FIELD=VALUE", help="Change a field of the net; may be repeated."),
 ]
 """Settings for `autodial.overrides.apply_to_nets`."""
-LevelOption = Annotated[
-    int | None,
-    typer.Option(metavar="N", help="The level of include and exclude rules.", show_default="that of the net's state"),
-]
+LevelOption = Annotated[int, typer.Option(metavar="N", help="The level for include and exclude rules.")]
 """A level for `autodial.net_state.put_in_state`."""
 StageOption = Annotated[
     list[str] | None,
     typer.Option(
-        metavar="NAME", help="A stage of include and exclude rules, beside those of the net's state; may be repeated."
+        metavar="NAME", help="A stage for include and exclude rules, beside those of the net's state; may be repeated."
     ),
 ]
 """Stages for the same, any of which may be several with commas between, as Caffe's -stage."""

@@ -56,7 +56,7 @@ def recalibrate(
     workers: WorkersOption = None,
     settings: SettingsOption = None,
     variants: VariantOption = None,
-    level: LevelOption = None,
+    level: LevelOption = 0,
     stage: StageOption = None,
     as_json: JsonOption = False,
 ) -> None:

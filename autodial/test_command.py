@@ -39,7 +39,7 @@ def test(
     device: DeviceOption = "auto",
     settings: SettingsOption = None,
     variants: VariantOption = None,
-    level: LevelOption = None,
+    level: LevelOption = 0,
     stage: StageOption = None,
     workers: WorkersOption = None,
 ) -> None:

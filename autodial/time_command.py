@@ -32,7 +32,7 @@ def time(
     device: DeviceOption = "auto",
     settings: SettingsOption = None,
     variants: VariantOption = None,
-    level: LevelOption = None,
+    level: LevelOption = 0,
     stage: StageOption = None,
     as_json: JsonOption = False,
 ) -> None:

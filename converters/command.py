@@ -124,7 +124,7 @@ def export(
     ] = None,
     settings: SettingsOption = None,
     variants: VariantOption = None,
-    level: LevelOption = None,
+    level: LevelOption = 0,
     stage: StageOption = None,
     as_json: JsonOption = False,
 ) -> None:

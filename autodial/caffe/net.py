@@ -446,7 +446,9 @@ def _needed_gradients(module: autodial.net.Net) -> list[list[bool] | None]:
             and (force or (message.propagate_down[j] if message.propagate_down else needs[name]))
             for j, name in enumerate(message.bottom)
         ]
-        learns = any(bottoms) or any(blob.requires_grad for blob in layer.blobs)
+        # whatever propagate_down says of them
+        behind = any(bottoms) if force else any(needs[name] for name in message.bottom)
+        learns = behind or any(blob.requires_grad for blob in layer.blobs)
         needs.update((top, learns) for top in message.top)
         result.append(bottoms if learns else None)
     if force:

@@ -21,6 +21,8 @@ SOURCE, TARGET = 0, 1
 
 
 def _channels(shape: Sequence[int]) -> int:
+    if not shape:
+        raise LayerError("normalizes a batch and gets a single number")
     return shape[1] if len(shape) > 1 else 1
 
 

@@ -44,6 +44,12 @@ def test_level(level: int, built: str, write: Write) -> None:
     assert [name for name in net.top_names if name in "012"] == list(built)
 
 
+def test_the_level_replaces_that_of_the_file(write: Write) -> None:
+    path = write("state { level: 2 } " + rules("", "include { min_level: 2 }"))
+    assert "1" not in caffe.Net(path, caffe.TEST).top_names
+    assert "1" in caffe.Net(path, caffe.TEST, level=2).top_names
+
+
 @pytest.mark.parametrize(("stages", "built"), [(None, "03"), (["a"], "013"), (["b"], "0"), (["a", "b"], "012")])
 def test_stages(stages: list[str] | None, built: str, write: Write) -> None:
     path = write(
@@ -246,6 +252,26 @@ def test_force_backward_goes_before_propagate_down_false(force: str, expected: f
     assert net.blobs["h"].diff == 2  # h - y
     assert net.blobs["a"].diff == expected  # times the weight
     assert net.params["ip"][0].diff == 2
+
+
+def test_propagate_down_does_not_say_which_layers_run_backward(write: Write) -> None:
+    inputs = (
+        'layer { name: "in" type: "Input" top: "x" top: "y" '
+        "input_param { shape { dim: 1 dim: 1 } shape { dim: 1 dim: 1 } } }"
+    )
+    learned = (
+        'layer { name: "ip" type: "InnerProduct" bottom: "x" top: "h" '
+        "inner_product_param { num_output: 1 weight_filler { value: 2 } } }"
+        'layer { name: "p" type: "Power" bottom: "h" top: "z" propagate_down: false }'
+    )
+    fixed = 'layer { name: "p" type: "Power" bottom: "x" top: "z" propagate_down: true }'
+    loss = 'layer { name: "loss" type: "EuclideanLoss" bottom: "z" bottom: "y" top: "loss" }'
+    for layers, expected in ((learned, {"z": 2, "h": 0}), (fixed, {"z": 0, "x": 0})):
+        net = caffe.Net(write(inputs + layers + loss), caffe.TRAIN)
+        net.blobs["x"].data[...] = 1
+        net.forward()
+        net.backward()
+        assert {name: net.blobs[name].diff.item() for name in expected} == expected
 
 
 def test_splits_show_the_blob_that_they_split_and_add_gradients(write: Write) -> None:

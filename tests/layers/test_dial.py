@@ -417,6 +417,7 @@ def test_prototxt_s_slice_point_may_be_any_in_test(build) -> None:
         (lambda: DomainAlignment(2, moving_average_fraction=1.5), "fraction must be from 0 to 1, and is 1.5"),
         (lambda: DomainAlignment(2, moving_average_fraction=float("nan")), "must be from 0 to 1, and is nan"),
         (lambda: DomainAlignment(2)(torch.ones(4, 2, dtype=torch.int64)), "gets torch.int64: convert them"),
+        (lambda: DomainAlignment(1)(torch.tensor(1.0)), "normalizes a batch and gets a single number"),
         (lambda: DomainAlignment(2)(torch.ones(4, 3)), r"was built for 2 channels and gets a blob of shape \(4, 3\)"),
         (lambda: DomainAlignment(2).eval()(torch.ones(4, 3, 5)), "was built for 2 channels and gets"),
         (lambda: DomainAlignment(2)(torch.ones(1, 2)), "a batch of 1 can't hold samples of both domains"),

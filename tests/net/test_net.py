@@ -75,6 +75,9 @@ def test_phase_rules_choose_layers_before_blobs_are_checked() -> None:
     assert (train.layer_names, train.blob_shapes["x"]) == (["data", "c"], (4, 2))
     assert (test.layer_names, test.blob_shapes["x"]) == (["data", "x_data_0_split", "a", "b"], (1, 2))
     assert "b" not in build(text, pb.TEST, stages=["deploy", "quiet"]).layer_names
+    stated = 'state { level: 1 stage: "deploy" }' + text
+    assert [name for name in build(stated, pb.TEST).layer_names if name in "abc"] == ["a", "b"]
+    assert [name for name in build(stated, pb.TEST, level=0).layer_names if name in "abc"] == ["b"]
 
 
 @pytest.mark.parametrize(
@@ -129,6 +132,25 @@ def test_what_is_refused_and_how(text: str, message: str) -> None:
 def test_a_slice_of_everything_is_ignored_in_test() -> None:
     text = data(4, 2) + 'layer { name: "d" type: "Dial" bottom: "data" top: "d" dial_param { slice_point: 4 } }'
     assert build(text, pb.TEST).blob_shapes["d"] == (4, 2)
+
+
+@pytest.mark.parametrize(("weight", "gradient"), [("", 3), ("loss_weight: 1", 3 + 1)])
+def test_a_layer_that_reads_a_loss_takes_the_place_of_an_unstated_weight(
+    weight: str, gradient: float, caplog: pytest.LogCaptureFixture
+) -> None:
+    net = build(
+        data(2, 1)
+        + data(2, 1, name="zero")
+        + ip("h", "data", 1)
+        + f'layer {{ name: "e" type: "EuclideanLoss" bottom: "h" bottom: "zero" top: "e" {weight} }}'
+        + 'layer { name: "p" type: "Power" bottom: "e" top: "p" loss_weight: 3 }'
+    )
+    outputs = net({"data": torch.ones(2, 1), "zero": torch.zeros(2, 1)})
+    net.loss(outputs).backward()
+    value = net.layer("h").blobs[0].item()
+    assert net.layer("h").blobs[0].grad.item() == pytest.approx(gradient * value)
+    assert net.loss(outputs).item() == pytest.approx(4 * value**2 / 2)
+    assert (not weight) == ('layer "p" (Power): reads the loss "e"' in caplog.text)
 
 
 def test_a_blob_with_two_consumers_is_split_under_caffes_names() -> None:
@@ -199,6 +221,24 @@ def test_params_of_one_name_must_agree(first: str, second: str, message: str) ->
         build(data(2, 3) + a + b)
 
 
+@pytest.mark.parametrize(("second", "third"), [("lr_mult: 2", "lr_mult: 3"), ("decay_mult: 1", "decay_mult: 5")])
+def test_of_what_the_first_of_a_name_leaves_open_the_next_decides(second: str, third: str) -> None:
+    layers = [ip(name, "data", 2, extra=f'param {{ name: "w" {rule} }}') for name, rule in (("a", ""), ("b", second))]
+    (param, *_) = build(data(2, 3) + "".join(layers)).params
+    field, _, value = second.partition(": ")
+    assert getattr(param, field) == float(value)
+    for rule, message in (
+        (third, f"has {third.replace(':', '')} here and {value} in an earlier layer"),
+        (second, None),
+    ):
+        text = data(2, 3) + "".join(layers) + ip("c", "data", 2, extra=f'param {{ name: "w" {rule} }}')
+        if message is None:
+            build(text)
+        else:
+            with pytest.raises(InputError, match=message):
+                build(text)
+
+
 def test_permissive_sharing_reshapes() -> None:
     a = ip("a", "data", 2, extra='param { name: "w" }')
     b = ip("b", "a", 3, extra='param { name: "w" share_mode: PERMISSIVE }')
@@ -216,6 +256,28 @@ def test_a_test_net_shares_the_train_nets_blobs() -> None:
     train(inputs())
     assert test.layer("c/dial").blobs[3].item() == 1
     assert all(ours is theirs for ours, theirs in zip(test.layer("fc").blobs, train.layer("fc").blobs, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("owner", "in_train", "in_test"),
+    [("include { phase: TRAIN }", "w", "w"), ("", "v", "w"), ("", "w", "v")],
+)
+def test_a_test_net_shares_by_layer_whatever_is_shared_within_the_nets(owner: str, in_train: str, in_test: str) -> None:
+    nets = []
+    for phase, name in ((pb.TRAIN, in_train), (pb.TEST, in_test)):
+        a = ip("a", "data", 2, extra=f'{owner} param {{ name: "w" }}')
+        b = ip("b", "p", 3, extra=f'param {{ name: "{name}" share_mode: PERMISSIVE }}')
+        nets.append(build(data(2, 3) + a + ip("p", "data", 2) + b, phase, seed=phase))
+    train, test = nets
+    test.share_with(train)
+    with torch.no_grad():
+        for param in train.params:
+            param.tensor.add_(1)
+    x = torch.randn(2, 3)
+    for name in ("a", "b") if not owner else ("b",):
+        torch.testing.assert_close(test.blobs({"data": x}, [name])[name], train.blobs({"data": x}, [name])[name])
+        for ours, theirs in zip(test.layer(name).blobs, train.layer(name).blobs, strict=True):
+            assert ours.data_ptr() == theirs.data_ptr()
 
 
 # --- running
