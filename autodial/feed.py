@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import logging
+import os
 import shutil
 import signal
+import sys
+import threading
 import time
 from collections.abc import Iterable, Iterator, Sized
 from contextlib import contextmanager
@@ -102,7 +105,7 @@ class Feed(Iterator[dict[str, Tensor]]):
             num_workers=workers,
             prefetch_factor=_PREFETCH if workers else None,
             pin_memory=device.type == "cuda",
-            worker_init_fn=_start_worker if ranks is None else _start_worker_of_rank,
+            worker_init_fn=_start_worker,
             generator=torch.Generator(),  # so that the loader draws nothing from torch's global generator
         )
         self._batches: Iterator[Any] = iter(loader)
@@ -177,19 +180,23 @@ class _Batches(Dataset[list[Tensor] | _Failure]):
 
 
 def _start_worker(worker: int) -> None:
-    # An interrupt from the keyboard, or the end of the terminal, goes to every process of the terminal. The trainer
-    # decides when to stop, and needs its workers until then.
+    # An interrupt from the keyboard, the end of the terminal, and what torchrun or a cluster's scheduler ends jobs by
+    # go to every process. The trainer decides when to stop, and needs its workers until then.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if hasattr(signal, "SIGHUP"):  # Windows has none
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    if sys.platform == "linux":  # where it is told who sends a signal
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+        threading.Thread(target=_end_when_the_trainer_says_so, daemon=True).start()
     keep_freed_memory()  # a batch has the size of the one before
     init_worker(worker)
 
 
-def _start_worker_of_rank(worker: int) -> None:
-    # torchrun sends it to a rank's workers too, when another is lost. As above, the trainer needs them until it stops.
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    _start_worker(worker)
+def _end_when_the_trainer_says_so() -> None:
+    """Wait for a SIGTERM of the trainer's, which torch ends a worker with that is stuck; others' are ignored."""
+    while signal.sigwaitinfo({signal.SIGTERM}).si_pid != os.getppid():
+        pass
+    os._exit(0)
 
 
 def _workers_that_fit(workers: int, readers: Iterable[Source]) -> int:

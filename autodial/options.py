@@ -8,6 +8,8 @@ import typer
 
 INTERRUPTED = 130
 """Exit status after Ctrl-C, as shells have it: 128 + SIGINT."""
+TERMINATED = 143
+"""The same after SIGTERM."""
 
 VariantOption = Annotated[
     list[str] | None,

@@ -86,7 +86,9 @@ def _assign(setting: str, message: Any, owner: str, path: str, value: str) -> No
         fields = message.DESCRIPTOR.fields_by_name
         if match is None or match[1] not in fields:
             where = ".".join(steps[:depth]) or owner
-            raise InputError(f'--set {setting}: {where} has no field "{step}"{alternatives(step, list(fields))}')
+            inside = [name for name in _messages(message) if step in fields[name].message_type.fields_by_name]
+            hint = f'; did you mean "{inside[0]}.{step}"?' if inside else alternatives(step, list(fields))
+            raise InputError(f'--set {setting}: {where} has no field "{step}"{hint}')
         field, index = fields[match[1]], None if match[2] is None else int(match[2])
         repeated = _is_repeated(field)
         if index is not None:
@@ -103,6 +105,11 @@ def _assign(setting: str, message: Any, owner: str, path: str, value: str) -> No
             raise InputError(f"--set {setting}: {match[1]} is a list; write {match[1]}[0] for its first element")
         child = getattr(message, field.name)
         message = (child.add() if index == len(child) else child[index]) if repeated else child
+
+
+def _messages(message: Any) -> list[str]:
+    """The messages that are set in one, but for lists of them: those of its layer type, in a layer."""
+    return [field.name for field, _ in message.ListFields() if field.message_type and not _is_repeated(field)]
 
 
 def _assign_value(setting: str, message: Any, field: Any, repeated: bool, index: int | None, value: str) -> None:

@@ -7,7 +7,7 @@ import itertools
 import os
 import shlex
 import signal
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from enum import Enum
 from pathlib import Path
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from autodial.errors import AutodialError, InputError
-from autodial.options import INTERRUPTED, SeedOption, SolverDeviceOption, VariantOption, WorkersOption
+from autodial.options import INTERRUPTED, TERMINATED, SeedOption, SolverDeviceOption, VariantOption, WorkersOption
 from autodial.wording import counted
 
 if TYPE_CHECKING:
@@ -92,8 +92,8 @@ def train(
     Snapshots go where the solver's snapshot_prefix says. RUN_DIR gets run.json (what was run, with all settings
     applied), log.jsonl (losses, accuracies and every alpha, a JSON object per displayed iteration and test), and the
     same for TensorBoard. Ctrl-C finishes the iteration, writes a snapshot, prints the command that goes on from there,
-    and exits with status 130; a second Ctrl-C stops at once. When the terminal is closed (SIGHUP), it writes a snapshot
-    and goes on.
+    and exits with status 130; a second Ctrl-C stops at once. SIGTERM, as from `kill` or a cluster's scheduler, does the
+    same, with status 143. When the terminal is closed (SIGHUP), it writes a snapshot and goes on.
 
     `torchrun --nproc-per-node N -m autodial train ...` trains in N processes, each on a GPU of its own or on the CPU,
     to the numbers of one: they share out every batch.
@@ -113,7 +113,7 @@ def train(
 
     def say(text: str) -> None:
         if leads:
-            typer.echo(text)
+            _echo(text)
 
     if weights is not None and snapshot is not None:
         raise InputError("--weights starts a run and --snapshot resumes one: give one of them")
@@ -169,41 +169,68 @@ def train(
             stack.enter_context(_alone_at(run.param.snapshot_prefix))
             log = RunLog(folder, record, iteration=run.iter, resumed=snapshot is not None)
             stack.callback(log.close)
-            typer.echo(
+            _echo(
                 f"Training {run.net_name} on {record['device']}{half}{several} from iteration {run.iter} to "
                 f"{run.param.max_iter}, logs: {folder}"
             )
-            run.monitors += [log, Lines(console.print if console.is_terminal else typer.echo)]
+            run.monitors += [log, Lines(console.print if console.is_terminal else _echo)]
             if console.is_terminal:
                 run.monitors.append(stack.enter_context(Bar(console, run)))
-        stack.enter_context(_heeding_signals(run))
+        heeded = stack.enter_context(_heeding_signals(run))
         finished = run.solve()
     if not finished:
         state = f"{run.param.snapshot_prefix}_iter_{run.iter}{run.snapshot_suffixes[1]}"
         again = _command(solver, {"--snapshot": state, **options, "-o": folder}, ranks)
         say(f"Interrupted after {counted(run.iter, 'iteration')}. To go on:\n{again}")
-        raise typer.Exit(INTERRUPTED)
+        raise typer.Exit(TERMINATED if run.ranks is None and signal.SIGTERM in heeded else INTERRUPTED)
     say("Training done.")
     if run.collapses:
         say(f"The target's predictions collapsed at iteration {run.collapses[-1].iteration}; see above.")
 
 
+def _echo(text: str) -> None:
+    """Print a line; where standard output is gone, with `tee` or on a full disk, training goes on without it."""
+    try:
+        typer.echo(text)
+    except OSError as error:
+        _discard(1)
+        try:
+            reason = f"standard output can't be written ({error.strerror})"
+            typer.echo(f"Warning: {reason}; training goes on, and the run's folder has its logs", err=True)
+        except OSError:
+            _discard(2)
+
+
+def _discard(*outputs: int) -> None:
+    """Let what is written to these file descriptors go nowhere from now on."""
+    with Path(os.devnull).open("wb") as nowhere:
+        for output in outputs:
+            os.dup2(nowhere.fileno(), output)
+
+
 @contextmanager
-def _heeding_signals(run: Solver) -> Iterator[None]:
-    """Let the first SIGINT stop the solver after its iteration, and the next one interrupt at once.
+def _heeding_signals(run: Solver) -> Iterator[Collection[int]]:
+    """Let the first SIGINT or SIGTERM stop the solver after its iteration, and the next one end it at once.
 
     SIGHUP asks for a snapshot, as `caffe train` has it, unless it is ignored (nohup). With several ranks, SIGTERM and
     SIGHUP do what the first SIGINT does: torchrun sends the former to those that are left when one is lost, and ends
     with the terminal.
+
+    Yields:
+        the signals that came.
     """
     terminals = [number for number in (1, 2) if os.isatty(number)]
+    heeded: set[int] = set()
 
     def on_interrupt(number: int, frame: object) -> None:
+        heeded.add(number)
         run.stop()
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
         if run.ranks is None or run.ranks.rank == 0:
-            # not print, which the signal may have come in the middle of
-            os.write(2, b"\nStopping after this iteration; press Ctrl-C again to stop at once.\n")
+            again = b"; press Ctrl-C again to stop at once" if number == signal.SIGINT else b", as SIGTERM asks"
+            with suppress(OSError):  # it is gone
+                # not print, which the signal may have come in the middle of
+                os.write(2, b"\nStopping after this iteration" + again + b".\n")
 
     def on_end(number: int, frame: object) -> None:
         assert run.ranks is not None
@@ -213,18 +240,14 @@ def _heeding_signals(run: Solver) -> Iterator[None]:
     def on_hangup(number: int, frame: object) -> None:
         run.ask_snapshot()
         if not all(map(os.isatty, terminals)):  # gone, so that writing there would fail
-            with Path(os.devnull).open("wb") as nowhere:
-                for terminal in terminals:
-                    os.dup2(nowhere.fileno(), terminal)
+            _discard(*terminals)
 
-    handlers = {signal.SIGINT: on_interrupt}
-    if run.ranks is not None:
-        handlers[signal.SIGTERM] = on_end
+    handlers = {signal.SIGINT: on_interrupt, signal.SIGTERM: on_interrupt if run.ranks is None else on_end}
     if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
         handlers[signal.SIGHUP] = on_hangup if run.ranks is None else on_end
     previous = {number: signal.signal(number, handler) for number, handler in handlers.items()}
     try:
-        yield
+        yield heeded
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)

@@ -197,6 +197,8 @@ def open_table(
         WorkError: writing fails, on a full disk say.
     """
     if str(output) == STANDARD_OUTPUT:
+        if sys.stdout is None:
+            raise InputError("-: standard output is closed; name a file to write.")
         sys.stdout.flush()
         table = Table(sys.stdout.buffer, form, Tally(figures=figures))
         table._append(form.header())
@@ -212,6 +214,9 @@ def open_table(
             kept = _kept(partial, file, _read_record(record), settings)
             table = _ResumableTable(file, form, record, settings, kept, figures)
         except OSError as error:
+            with contextlib.suppress(OSError):
+                if partial.stat().st_size == 0:  # nothing was done
+                    partial.unlink()
             raise InputError(f"{output}: can't write here: {error.strerror}.") from error
         try:
             yield table

@@ -158,6 +158,25 @@ def test_with_nothing_to_go_on_with_it_starts(model: Any, photos: Path, tmp_path
     assert (summary.images, summary.resumed) == (12, 0)
 
 
+def test_a_disk_that_is_full_from_the_start_leaves_nothing_behind(
+    model: Any, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    (tmp_path / "out").mkdir()
+    monkeypatch.setattr(writer.os, "fsync", full)
+    with pytest.raises(InputError, match="can't write here: No space left on device"):
+        predict_folder(model.path, [photos], tmp_path / "out" / "labels.csv", **OPTIONS)
+    assert not list((tmp_path / "out").iterdir())
+
+
+def test_standard_output_that_is_closed(model: Any, photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdout", None)
+    with pytest.raises(InputError, match="-: standard output is closed; name a file"):
+        predict_folder(model.path, [photos], "-", **OPTIONS)
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="no such locks there")
 def test_two_runs_do_not_write_one_file(model: Any, photos: Path, tmp_path: Path) -> None:
     out = tmp_path / "out.csv"

@@ -101,6 +101,7 @@ def test_a_layer_need_be_in_one_net_only() -> None:
         ("solver.base_lr=1", "reads a net and no solver, whose settings `autodial train` takes"),
         ("fc7*.type=x", r'no layer "fc7\*"'),
         ("fc6.parm[0].lr_mult=1", r'layer "fc6" has no field "parm\[0\]"; did you mean "param"\?'),
+        ("fc6.a/b.slice_point=3", r'has no field "slice_point"; did you mean "dial_param.slice_point"\?'),
         ("fc6.param[0].lr_mul=1", r'param\[0\] has no field "lr_mul"; did you mean "lr_mult"\?'),
         ("fc6.param[2].lr_mult=1", r"param has 1 element; the next is param\[1\]"),
         ("fc6.param.lr_mult=1", r"param is a list; write param\[0\]"),

@@ -113,17 +113,22 @@ def run_command(*arguments: str) -> subprocess.Popen[str]:
     )
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no process groups to signal")
-def test_interrupted_run_resumes_to_the_same_files(project: Path, edit: Edit) -> None:
-    edit("solver.prototxt", "max_iter: 8 display: 2", "max_iter: 100000 display: 1")
-    edit("solver.prototxt", "test_iter: 2 test_interval: 4\nsnapshot: 4", "")
-    process = run_command("--workers", "1", "-o", "run")
+def until_trained(process: subprocess.Popen[str]) -> None:
+    """Wait until a run into the folder `run` has some rows in its log."""
     log = Path("run/log.jsonl")
     deadline = time.monotonic() + 120
     while not (log.exists() and log.read_text().count('"train"') > 3):
         assert process.poll() is None, process.communicate()[0]
         assert time.monotonic() < deadline
         time.sleep(0.05)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no process groups to signal")
+def test_interrupted_run_resumes_to_the_same_files(project: Path, edit: Edit) -> None:
+    edit("solver.prototxt", "max_iter: 8 display: 2", "max_iter: 100000 display: 1")
+    edit("solver.prototxt", "test_iter: 2 test_interval: 4\nsnapshot: 4", "")
+    process = run_command("--workers", "1", "-o", "run")
+    until_trained(process)
     os.killpg(process.pid, signal.SIGINT)  # as a terminal's Ctrl-C: the workers get it, too
     text, _ = process.communicate(timeout=60)
     assert process.returncode == 130, text
@@ -145,6 +150,42 @@ def test_interrupted_run_resumes_to_the_same_files(project: Path, edit: Edit) ->
     text, _ = process.communicate(timeout=120)
     assert process.returncode == 0, text
     assert (snapshot(end), snapshot(end, "solverstate")) == resumed
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no SIGTERM to heed")
+def test_a_run_that_is_told_to_end_leaves_a_snapshot(project: Path, edit: Edit) -> None:
+    edit("solver.prototxt", "max_iter: 8 display: 2", "max_iter: 100000 display: 1")
+    edit("solver.prototxt", "test_iter: 2 test_interval: 4\nsnapshot: 4", "")
+    process = run_command("--workers", "1", "-o", "run")
+    until_trained(process)
+    os.killpg(process.pid, signal.SIGTERM)  # as a scheduler may: the workers get it, too
+    text, _ = process.communicate(timeout=60)
+    assert process.returncode == 143, text
+    (state,) = Path("snapshots").glob("*.solverstate")
+    assert proto.read_state(state).iter > 3
+    assert "Stopping after this iteration, as SIGTERM asks." in text
+    assert text.splitlines()[-1].startswith(f"autodial train --solver solver.prototxt --snapshot {state} ")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="the pipes of Windows")
+def test_a_run_whose_output_nobody_reads_goes_on(project: Path, edit: Edit) -> None:
+    edit("solver.prototxt", "max_iter: 8 display: 2", "max_iter: 60 display: 1")
+    process = subprocess.Popen(
+        [*COMMAND, "--workers", "0", "-o", "run"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert process.stdout is not None and process.stderr is not None
+    assert process.stdout.readline().startswith("Training ")
+    process.stdout.close()
+    errors = process.stderr.read()
+    assert process.wait(120) == 0, errors
+    assert errors.splitlines() == [
+        "Warning: standard output can't be written (Broken pipe); training goes on, and the run's folder has its logs"
+    ]
+    assert Path("snapshots/stripes_iter_60.caffemodel").exists()
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no SIGHUP")
