@@ -266,10 +266,12 @@ class Net(nn.Module):
         """
         found: set[str] = set()
         under_loss = set(self.loss_weights)
-        for message in reversed(self.param.layer):
+        for message, layer in zip(reversed(self.param.layer), reversed(self._order), strict=True):
             if under_loss.intersection(message.top):
                 under_loss.update(message.bottom)
-                read = sorted(self.loss_weights.keys() & set(message.bottom) - set(message.top) - found)
+                stopped = {j for j, propagate in enumerate(message.propagate_down) if not propagate}
+                reached = {name for j, name in enumerate(message.bottom) if j not in {*stopped, *layer.no_gradient}}
+                read = sorted(self.loss_weights.keys() & reached - set(message.top) - found)
                 for blob in read if self.phase == pb.TRAIN else ():
                     _log.warning(
                         '%s: reads the loss "%s", whose loss_weight is not stated, and its gradient takes the place of '

@@ -89,8 +89,9 @@ def select(
     but the first come behind a guard: a candidate that gives the target far fewer classes than others do is out.
 
     DIR gets select.json, the lists that are held out, and for each candidate its logs; its snapshots are deleted when
-    it has been measured. What is finished is not run again, and further values can be added. Ctrl-C leaves snapshots to
-    go on from. A training that fails is a row of the table.
+    it has been measured. What is finished is not run again, and further values can be added; --target-labels, given
+    later, needs all trainings again. Ctrl-C leaves snapshots to go on from. A training that fails is a row of the
+    table.
     """
     import json
 

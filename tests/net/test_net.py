@@ -134,23 +134,26 @@ def test_a_slice_of_everything_is_ignored_in_test() -> None:
     assert build(text, pb.TEST).blob_shapes["d"] == (4, 2)
 
 
-@pytest.mark.parametrize(("weight", "gradient"), [("", 3), ("loss_weight: 1", 3 + 1)])
+@pytest.mark.parametrize(
+    ("weight", "down", "gradient"),
+    [("", "", 3), ("loss_weight: 1", "", 3 + 1), ("", "propagate_down: false", 1)],
+)
 def test_a_layer_that_reads_a_loss_takes_the_place_of_an_unstated_weight(
-    weight: str, gradient: float, caplog: pytest.LogCaptureFixture
+    weight: str, down: str, gradient: float, caplog: pytest.LogCaptureFixture
 ) -> None:
     net = build(
         data(2, 1)
         + data(2, 1, name="zero")
         + ip("h", "data", 1)
         + f'layer {{ name: "e" type: "EuclideanLoss" bottom: "h" bottom: "zero" top: "e" {weight} }}'
-        + 'layer { name: "p" type: "Power" bottom: "e" top: "p" loss_weight: 3 }'
+        + f'layer {{ name: "p" type: "Power" bottom: "e" top: "p" loss_weight: 3 {down} }}'
     )
     outputs = net({"data": torch.ones(2, 1), "zero": torch.zeros(2, 1)})
     net.loss(outputs).backward()
     value = net.layer("h").blobs[0].item()
     assert net.layer("h").blobs[0].grad.item() == pytest.approx(gradient * value)
     assert net.loss(outputs).item() == pytest.approx(4 * value**2 / 2)
-    assert (not weight) == ('layer "p" (Power): reads the loss "e"' in caplog.text)
+    assert (gradient == 3) == ('layer "p" (Power): reads the loss "e"' in caplog.text)
 
 
 def test_a_blob_with_two_consumers_is_split_under_caffes_names() -> None:
