@@ -271,15 +271,15 @@ class Net(nn.Module):
                 under_loss.update(message.bottom)
                 stopped = {j for j, propagate in enumerate(message.propagate_down) if not propagate}
                 reached = {name for j, name in enumerate(message.bottom) if j not in {*stopped, *layer.no_gradient}}
-                read = sorted(self.loss_weights.keys() & reached - set(message.top) - found)
-                for blob in read if self.phase == pb.TRAIN else ():
-                    _log.warning(
-                        '%s: reads the loss "%s", whose loss_weight is not stated, and its gradient takes the place of '
-                        "the loss's own, as in Caffe: state loss_weight to have both added.",
-                        _describe(message),
-                        blob,
-                    )
-                found.update(read)
+                for blob in sorted(self.loss_weights.keys() & reached - set(message.top) - found):
+                    found.add(blob)
+                    if self.phase == pb.TRAIN:
+                        _log.warning(
+                            '%s: reads the loss "%s", whose loss_weight is not stated, and its gradient takes the '
+                            "place of the loss's own, as in Caffe: state loss_weight to have both added.",
+                            _describe(message),
+                            blob,
+                        )
         return found
 
     def _find_fusible(self) -> dict[int, range]:

@@ -25,6 +25,7 @@ from autodial.hashing import file_hash
 from autodial.layers import layer_class
 from autodial.net import Net
 from autodial.net_state import filter_net
+from autodial.outputs import lock
 from autodial.overrides import apply_to_nets, apply_to_solver, for_nets
 from autodial.proto import messages as pb
 from autodial.proto.files import replacing
@@ -167,16 +168,8 @@ def locked(folder: Path) -> Iterator[None]:
         InputError: one does.
     """
     with (folder / "lock").open("w") as file:
-        try:
-            import fcntl
-
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except ImportError:  # Windows
-            pass
-        except OSError:
-            raise InputError(
-                f"another `autodial select` is at work in {folder}: wait, or name another folder"
-            ) from None
+        if not lock(file):
+            raise InputError(f"another `autodial select` is at work in {folder}: wait, or name another folder")
         yield
 
 

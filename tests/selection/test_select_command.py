@@ -27,6 +27,7 @@ from autodial.feed import sources
 from autodial.net import Net
 from autodial.proto import messages as pb
 from autodial.selection import criteria
+from autodial.selection.experiment import locked
 from autodial.selection.job import Job
 from autodial.solver import Solver
 
@@ -300,3 +301,11 @@ def test_interrupted_selection_leaves_snapshots(project: Path) -> None:
     states = sorted(logs.glob("*/fold_0/net_iter_*.solverstate"))
     assert len(states) == 2
     assert not Path("new/select.json").exists()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no such locks there")
+def test_one_selection_at_a_time_works_in_a_folder(tmp_path: Path) -> None:
+    with locked(tmp_path), pytest.raises(InputError, match="another `autodial select` is at work"), locked(tmp_path):
+        pass
+    with locked(tmp_path):
+        pass

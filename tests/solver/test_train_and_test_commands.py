@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -59,6 +60,7 @@ def test_snapshots_of_an_earlier_run_are_not_written_over(autodial: Run) -> None
     assert {path: path.read_bytes() for path in before} == before
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="no such locks there")
 def test_a_second_training_at_once_does_not_write_over_the_first_one_s_snapshots(
     autodial: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
