@@ -2,4 +2,6 @@
 
 from importlib.metadata import version
 
-__version__ = version("autodial")
+DISTRIBUTION = "autodial-layers"
+"""What pip calls this package; the distribution `autodial` on PyPI is another project's."""
+__version__ = version(DISTRIBUTION)

@@ -109,16 +109,17 @@ def time(
 def _machine(device: Any) -> dict[str, Any]:
     """What the times are of."""
     import platform
-    from importlib.metadata import version
 
     import torch
+
+    from autodial import __version__
 
     cuda = device.type == "cuda"
     return {
         "device": f"{device} ({torch.cuda.get_device_name(device)})" if cuda else "cpu",
         "threads": torch.get_num_threads(),
         "versions": {
-            "autodial": version("autodial"),
+            "autodial": __version__,
             "torch": torch.__version__,
             "cuda": torch.version.cuda,
             "python": platform.python_version(),

@@ -359,6 +359,7 @@ def _record(run: Solver, command: str, variants: Sequence[str], settings: Sequen
     import cv2
     import torch
 
+    from autodial import __version__
     from autodial.proto import to_text
 
     cuda = run.device.type == "cuda"
@@ -376,7 +377,8 @@ def _record(run: Solver, command: str, variants: Sequence[str], settings: Sequen
         "workers": run.workers,
         "precision": run.precision,
         "versions": {
-            **{name: version(name) for name in ("autodial", "torch", "numpy", "protobuf")},
+            "autodial": __version__,
+            **{name: version(name) for name in ("torch", "numpy", "protobuf")},
             "opencv": cv2.__version__,
             "python": platform.python_version(),
         },

@@ -8,7 +8,6 @@ are read again and run beside the unfolded net.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from autodial import proto
+from autodial import __version__, proto
 from autodial.converters.fold import Domain
 from autodial.converters.net_text import net_to_text, write_net
 from autodial.converters.onnx_export import Prepared, load, prepare
@@ -230,7 +229,7 @@ def _header(net: Prepared, probabilities: str, domain: Domain | None) -> Iterato
     """The comments at the top of deploy.prototxt."""
     yield _title(domain)
     statistics = f", {net.folded.statistics} statistics folded in" if net.folded.statistics else ""
-    yield f"autodial {version('autodial')}{statistics}"
+    yield f"autodial {__version__}{statistics}"
     preparation = _preparation(net)
     origin = ", an image" if preparation else "; the net, having an Input layer, does not say how it is made"
     yield f"{net.input}: float32 (N, {', '.join(map(str, net.window[1:]))}){origin}"

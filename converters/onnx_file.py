@@ -7,7 +7,6 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from autodial import __version__
 from autodial.converters.image_input import ImageInput
 from autodial.converters.precision import Agreement, Lowering, Precision, lower
 from autodial.converters.runtime import cpu_session
@@ -281,7 +281,7 @@ def make_metadata(
         **_describe_input(images, window),
         "statistics": statistics,
         "weights_sha256": weights_sha256,
-        "version": version("autodial"),
+        "version": __version__,
     }
 
 

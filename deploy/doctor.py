@@ -15,6 +15,7 @@ from enum import Enum
 from importlib import metadata
 from typing import Any
 
+from autodial import DISTRIBUTION, __version__
 from autodial.cpus import available_cpus, cgroup_quota
 from autodial.deploy.providers import CPU, CUDA, cuda_device_count, quiet, reason
 
@@ -49,7 +50,7 @@ class Check:
 
 def examine() -> list[Check]:
     """Look at all that labelling images needs."""
-    checks = [_python(), _cpus(), _opencv()]
+    checks = [*_autodial(), _cpus(), _opencv()]
     runtime = _onnxruntime()
     checks += runtime
     if runtime[-1].status is not Status.PROBLEM:
@@ -73,9 +74,21 @@ def version(package: str) -> str | None:
         return None
 
 
-def _python() -> Check:
-    found = f"autodial {version('autodial')}, Python {platform.python_version()}, {platform.platform()}"
-    return Check("AutoDIAL", Status.OK, found)
+def _autodial() -> list[Check]:
+    found = f"{DISTRIBUTION} {__version__}, Python {platform.python_version()}, {platform.platform()}"
+    checks = [Check("AutoDIAL", Status.OK, found)]
+    other = version("autodial")
+    if other is not None:
+        checks.append(
+            Check(
+                "the name autodial",
+                Status.PROBLEM,
+                f"the package autodial {other}, another project's, is installed too: it has a command and modules of "
+                "the same names, and whichever came last is used",
+                f"pip uninstall -y autodial {DISTRIBUTION}, then install AutoDIAL again",
+            )
+        )
+    return checks
 
 
 def _cpus() -> Check:

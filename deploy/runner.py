@@ -9,13 +9,13 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from importlib.metadata import version
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from autodial import __version__
 from autodial.cpus import available_cpus
 from autodial.data.paths import find
 from autodial.deploy.binding import Scores
@@ -360,4 +360,4 @@ def _versions() -> dict[str, str]:
     import cv2
     import onnxruntime  # type: ignore[import-untyped]
 
-    return {"autodial": version("autodial"), "onnxruntime": onnxruntime.__version__, "opencv": cv2.__version__}
+    return {"autodial": __version__, "onnxruntime": onnxruntime.__version__, "opencv": cv2.__version__}

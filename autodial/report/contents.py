@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from importlib.metadata import version
 from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
 
+from autodial import __version__
 from autodial.collapse import SHARE
 from autodial.report.data import Sizes
 from autodial.report.evaluation import Absent, Evaluation, Thumbnail
@@ -63,7 +63,7 @@ def write_report(run: Run, evaluation: Evaluation) -> Report:
         writer.images()
     record = run.record
     return Report(
-        writer.page.html(f"Written by AutoDIAL {version('autodial')}; the run is of {record['versions']['autodial']}."),
+        writer.page.html(f"Written by AutoDIAL {__version__}; the run is of {record['versions']['autodial']}."),
         writer.figures,
     )
 

@@ -49,6 +49,15 @@ def test_examining_loads_neither_torch_nor_onnx() -> None:
     assert "onnxruntime" in said.split() and not {"torch", "onnx"} & set(said.split())
 
 
+def test_another_project_of_the_same_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    install(tmp_path, autodial="0.7.2")
+    monkeypatch.syspath_prepend(tmp_path)
+    check = found("the name autodial")
+    assert check.status is Status.PROBLEM and "autodial 0.7.2, another project's" in check.found
+    assert check.remedy == "pip uninstall -y autodial autodial-layers, then install AutoDIAL again"
+    assert CliRunner().invoke(app, []).exit_code == 1
+
+
 def test_both_wheels_of_onnx_runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     install(tmp_path, onnxruntime="1.20.0", onnxruntime_gpu="1.21.0", onnxruntime_extensions="0.14")
     monkeypatch.syspath_prepend(tmp_path)
