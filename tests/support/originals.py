@@ -19,6 +19,7 @@ _REASON = "needs files of other projects, which lie in ../shared beside the chec
 
 def shared(name: str) -> Path:
     """A file or folder of ../shared. Where it is missing, the test skips, or the module that calls this on import."""
+    __tracebackhide__ = True  # the reason is reported where the file is asked for
     path = _SHARED / name
     if not path.exists():
         pytest.skip(_REASON, allow_module_level=True)
