@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from originals import RECORDS
 
 from autodial.cli import main
 
@@ -25,3 +27,22 @@ def autodial(
         return int(exit_.value.code or 0), out, err
 
     return run
+
+
+@pytest.fixture(scope="session")
+def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the original's nets and solver for digits, with noise in place of MNIST and USPS."""
+    import lmdb
+    import numpy as np
+
+    from autodial.proto import messages as pb
+
+    root = tmp_path_factory.mktemp("digits")
+    rng = np.random.default_rng(0)
+    for name in ("mnist_train", "usps_train", "usps_test"):
+        (root / "data" / f"{name}_lmdb").mkdir(parents=True)
+        with lmdb.open(str(root / "data" / f"{name}_lmdb"), lock=False) as database, database.begin(write=True) as txn:
+            for i in range(200):
+                datum = pb.Datum(channels=1, height=28, width=28, data=rng.bytes(28 * 28), label=i % 10)
+                txn.put(f"{i:08}".encode(), datum.SerializeToString())
+    return shutil.copytree(RECORDS / "digits", root / "golden" / "digits")

@@ -1,9 +1,8 @@
-"""pycaffe's solver classes, on runs of the original and by hand."""
+"""pycaffe's solver classes, by hand."""
 
 from __future__ import annotations
 
 import gc
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,7 +14,6 @@ from autodial.errors import InputError
 
 Write = Callable[..., str]
 
-RECORDS = Path(__file__).parents[1] / "solver" / "records"
 LINE = """
 layer { name: "x" type: "Input" top: "x" top: "t" input_param { shape { dim: 2 dim: 3 } shape { dim: 2 dim: 1 } } }
 layer { name: "ip" type: "InnerProduct" bottom: "x" top: "y"
@@ -44,31 +42,6 @@ def line(write: Write) -> Callable[[str], str]:
     """`line(settings)` writes a solver for a single InnerProduct, of weights 0.5 and bias 0.1, and gives its path."""
     write(LINE, "line.prototxt")
     return lambda settings: write(f'net: "line.prototxt" {SETTINGS} {settings}', "line_solver.prototxt")
-
-
-@pytest.mark.parametrize(("run", "start"), [("sgd_iter_size", 0), ("sgd_step_snapshot", 0), ("sgd_step_snapshot", 20)])
-def test_runs_of_the_original(run: str, start: int, folder: Path) -> None:
-    shutil.copytree(RECORDS / run, folder, dirs_exist_ok=True)
-    record = dict(np.load("trace.npz"))  # an NpzFile would read an array at each look
-    solver = caffe.get_solver("solver.prototxt")
-    if start:
-        solver.restore(f"snap_iter_{start}.solverstate")
-    else:
-        solver.net.copy_from("init.caffemodel")
-    compared = 0
-    for i in range(start, len(record["data"])):
-        for name in ("data", "label"):
-            solver.net.blobs[name].data[...] = record[name][i]
-        solver.step(1)
-        losses = [float(solver.net.blobs[name].data) for name in ("loss-source", "loss-target")]
-        np.testing.assert_allclose(losses, record["losses"][i], rtol=1e-5, atol=2e-6)
-        for key in record:
-            if key.startswith(f"iter{i + 1}/"):
-                layer, _, index = key.split("/", 1)[1].rpartition("/")
-                ours = solver.net.params[layer][int(index)].data
-                np.testing.assert_allclose(ours, record[key], rtol=1e-4, atol=2e-6 * max(1, np.abs(record[key]).max()))
-                compared += 1
-    assert compared
 
 
 def test_solve_and_snapshot(solver: caffe.SGDSolver, folder: Path) -> None:

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from originals import shared, shared_files
 
 from autodial.converters.dialize import dialize
 from autodial.converters.net_text import net_to_text
@@ -20,7 +21,6 @@ from autodial.net import Net
 from autodial.proto import LayerWeights, Weights, parse_net, read_net, read_weights, write_weights
 from autodial.proto import messages as pb
 
-BVLC = Path(__file__).parents[3] / "shared" / "reference" / "bvlc"
 NOT_CLASSIFYING = ("examples_net_surgery_conv", "examples_pycaffe_linreg")
 
 # --- a small ResNet: BatchNorm with Scale, with Bias and alone, in place and not
@@ -511,10 +511,9 @@ def test_batches_need_both_domains() -> None:
 
 # --- the nets of BVLC Caffe, with lists that stand in
 
-needs_bvlc = pytest.mark.skipif(not BVLC.is_dir(), reason="BVLC's prototxts are not beside the checkout")
-CLASSIFYING = sorted(
-    path.stem for path in BVLC.glob("*.prototxt") if "solver" not in path.stem and path.stem not in NOT_CLASSIFYING
-)
+
+def is_classifying(path: Path) -> bool:
+    return "solver" not in path.stem and path.stem not in NOT_CLASSIFYING
 
 
 @pytest.fixture(scope="module")
@@ -550,13 +549,12 @@ def standing_in(net: Any) -> Any:
     return net
 
 
-@needs_bvlc
-@pytest.mark.parametrize("name", CLASSIFYING)
-def test_every_classification_net_builds_in_both_phases(workplace: Path, name: str) -> None:
-    size = (28, 28) if "lenet" in name else (32, 32) if "cifar10" in name else None
-    net = read_net(BVLC / f"{name}.prototxt")
+@pytest.mark.parametrize("path", shared_files("reference/bvlc/*.prototxt", keep=is_classifying))
+def test_every_classification_net_builds_in_both_phases(workplace: Path, path: Path) -> None:
+    size = (28, 28) if "lenet" in path.stem else (32, 32) if "cifar10" in path.stem else None
+    net = read_net(path)
     weights = None
-    if name == "examples_mnist_lenet_train_test":
+    if path.stem == "examples_mnist_lenet_train_test":
         blobs = [np.zeros((20, 1, 5, 5), np.float32), np.zeros(20, np.float32)]
         weights = Weights("", [LayerWeights(pb.LayerParameter(name="conv1", type="Convolution"), blobs)])
     made = dialize(net, weights, size=size, source_batch=5, target_batch=3)
@@ -571,22 +569,19 @@ def test_every_classification_net_builds_in_both_phases(workplace: Path, name: s
         assert built.without_statistics() == [layer for layer in built.layer_names if layer.endswith("-dial")]
 
 
-@needs_bvlc
 @pytest.mark.parametrize("name", NOT_CLASSIFYING)
 def test_other_nets_are_refused(name: str) -> None:
     with pytest.raises(InputError, match="the net is no classification net"):
-        dialize(read_net(BVLC / f"{name}.prototxt"))
+        dialize(read_net(shared(f"reference/bvlc/{name}.prototxt")))
 
 
-@needs_bvlc
 @pytest.mark.parametrize(
     "name", ["examples_cifar10_cifar10_quick_train_test", "examples_hdf5_classification_nonlinear_train_val"]
 )
 def test_a_dialized_net_learns(workplace: Path, name: str) -> None:
     is_image = "cifar" in name
-    made = dialize(
-        read_net(BVLC / f"{name}.prototxt"), size=(32, 32) if is_image else None, source_batch=5, target_batch=3
-    )
+    net = read_net(shared(f"reference/bvlc/{name}.prototxt"))
+    made = dialize(net, size=(32, 32) if is_image else None, source_batch=5, target_batch=3)
     net = Net(standing_in(made.net), pb.TRAIN)
     blobs = net(batch_of(net))
     net.loss(blobs).backward()

@@ -1,12 +1,12 @@
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from originals import RECORDS
 
 from autodial.converters.fold import Folded, fold
 from autodial.errors import InputError
@@ -393,7 +393,7 @@ def test_messages_are_plain_parameters() -> None:
 @pytest.mark.parametrize("name", ["dial_test_target", "dial_test_source", "batchnorm_test"])
 def test_a_frozen_layer_agrees_with_the_original(name: str) -> None:
     """Records of the original's TEST phase: the affine that is left behind an Input layer gives their outputs."""
-    record = np.load(Path(__file__).parents[1] / "layers" / "records" / f"{name}.npz")
+    record = np.load(RECORDS / "layers" / f"{name}.npz")
     net = parse_net(str(record["prototxt"]))
     blobs: dict[str, list[Any]] = {}
     for key in record.files:

@@ -5,12 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from originals import shared_files
 
 from autodial.converters.net_text import WIDTH, net_to_text, write_net
 from autodial.proto import parse_net, read_net
-
-SHARED = Path(__file__).parents[3] / "shared" / "reference"
-REFERENCES = [path for path in sorted(SHARED.rglob("*.prototxt")) if "solver" not in path.name]
 
 NET = """
 name: "a \\"net\\": 1.0"
@@ -52,8 +50,12 @@ def test_the_layout() -> None:
     assert text == LAID_OUT
 
 
-@pytest.mark.skipif(not REFERENCES, reason="the reference prototxts are not beside the checkout")
-@pytest.mark.parametrize("path", REFERENCES, ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path",
+    shared_files(
+        "reference/autodial/*.prototxt", "reference/bvlc/*.prototxt", keep=lambda path: "solver" not in path.name
+    ),
+)
 def test_nothing_is_lost(path: Path) -> None:
     net = read_net(path)
     text = net_to_text(net, header=["header"])

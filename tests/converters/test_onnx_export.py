@@ -15,6 +15,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from image_nets import with_inputs
+from originals import RECORDS, shared
 
 from autodial.converters import onnx_export
 from autodial.converters.onnx_export import export
@@ -26,8 +27,6 @@ from autodial.proto import LayerWeights, Weights, parse_net, read_net
 from autodial.proto import messages as pb
 
 REPOSITORY = Path(__file__).parents[2]
-RELEASED = REPOSITORY.parent / "shared" / "reference" / "autodial"
-RECORDS = REPOSITORY / "tests" / "layers" / "records"
 
 # The TEST path of the released AlexNet in small: images as they are on disk, a Crop behind them, in-place layers.
 ALEX = """
@@ -332,7 +331,7 @@ def test_size_of_a_net_without_new_height_is_that_of_its_training_images(tmp_pat
     ],
 )
 def test_pooling_of_the_original_survives_onnx(name: str, tmp_path: Path) -> None:
-    record = np.load(RECORDS / f"{name}.npz")
+    record = np.load(RECORDS / "layers" / f"{name}.npz")
     net = parse_net(f"{record['prototxt']}\nlayer {{ name: 'flat' type: 'Flatten' bottom: 'y' top: 'flat' }}")
     report = export(net, Weights("none"), tmp_path / "pool.onnx", logits="flat", raw_input=True)
     got = session(report.output).run(["logits"], {"x": record["in/x"]})[0]
@@ -570,10 +569,9 @@ def test_an_output_without_a_folder_is_refused_at_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not RELEASED.is_dir(), reason="the released prototxts are not beside the checkout")
 @pytest.mark.parametrize(("name", "dials", "crop"), [("alexnet", 3, 227), ("inception", 69, 224)])
 def test_released_nets(name: str, dials: int, crop: int, tmp_path: Path) -> None:
-    net = read_net(RELEASED / f"{name}_train_val.prototxt")
+    net = read_net(shared(f"reference/autodial/{name}_train_val.prototxt"))
     for layer in net.layer:
         if layer.type == "ImageData":
             layer.image_data_param.new_height = layer.image_data_param.new_width = 256

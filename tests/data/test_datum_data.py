@@ -13,13 +13,13 @@ import cv2
 import lmdb
 import numpy as np
 import pytest
+from originals import shared_files
 
 from autodial.data.datum_data import DatumData
 from autodial.errors import InputError
 from autodial.proto import messages as pb
 from autodial.proto import parse_net
 
-SHARED = Path(__file__).parents[3] / "shared" / "data"
 RNG = np.random.default_rng(0)
 PHOTO = cv2.resize(RNG.integers(0, 256, (8, 8, 3), dtype=np.uint8), (12, 10), interpolation=cv2.INTER_CUBIC)
 """10 x 12 pixels."""
@@ -245,11 +245,8 @@ def test_labels_are_listed_with_their_keys(numbered: Path) -> None:
     assert list(layer.labels(1)) == [(f'{path}, key "{k:03}"', 10 * k) for k in range(7)]
 
 
-@pytest.mark.parametrize("name", ["mnist_test", "usps_train", "usps_test"])
-def test_the_originals_databases(name: str) -> None:
-    folder = SHARED / f"{name}_lmdb"
-    if not folder.is_dir():
-        pytest.skip(f"{folder} is missing")
+@pytest.mark.parametrize("folder", shared_files("data/*_lmdb"))
+def test_the_originals_databases(folder: Path) -> None:
     text = f'layer {{ top: "d" top: "l" data_param {{ source: "{folder.as_posix()}" batch_size: 50 backend: LMDB }} }}'
     layer = DatumData(parse_net(text).layer[0], phase=pb.TEST, seed=0)
     layer.check()

@@ -13,11 +13,10 @@ from pathlib import Path
 import lmdb
 import numpy as np
 import pytest
+from originals import shared_files
 
 from autodial.data.lmdb import Lmdb
 from autodial.errors import InputError
-
-SHARED = Path(__file__).parents[3] / "shared" / "data"
 
 
 def write(folder: Path, *transactions: Mapping[bytes, bytes | None]) -> Path:
@@ -71,11 +70,8 @@ def test_databases_with_a_history_are_read_as_the_library_reads_them(tmp_path: P
     assert database.read(range(len(database))) == as_the_library_reads(tmp_path)
 
 
-@pytest.mark.parametrize("name", ["mnist_train", "mnist_test", "usps_train", "usps_test"])
-def test_the_originals_databases_are_read_as_the_library_reads_them(name: str) -> None:
-    folder = SHARED / f"{name}_lmdb"
-    if not folder.is_dir():
-        pytest.skip(f"{folder} is missing")
+@pytest.mark.parametrize("folder", shared_files("data/*_lmdb"))
+def test_the_originals_databases_are_read_as_the_library_reads_them(folder: Path) -> None:
     database = Lmdb(folder)
     assert database.read(range(len(database))) == as_the_library_reads(folder)
     assert [path.name for path in folder.iterdir()] == ["data.mdb"]

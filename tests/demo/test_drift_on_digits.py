@@ -8,6 +8,7 @@ from pathlib import Path
 import cv2
 import numpy as np
 import pytest
+from originals import shared
 
 from autodial.deploy import predict_folder
 from autodial.deploy.drift import Drift, Verdict
@@ -21,7 +22,6 @@ from autodial.proto import read_net, read_weights
 from autodial.shipped import shipped_net, shipped_solver
 from autodial.solver import Solver
 
-DATA = Path(__file__).parents[3] / "shared" / "data"
 HELD = 1000
 """Images of each domain that training doesn't see."""
 SIZES = (50, 200, 1000)
@@ -79,10 +79,8 @@ def rendered_and_handwritten(folder: Path, seed: int) -> tuple[list[str], list[s
 def from_lmdb(name: str, folder: Path) -> list[str]:
     from autodial.data.lmdb import Lmdb
 
-    if not (DATA / name).is_dir():
-        pytest.skip(f"needs {name} beside the repository")
+    database = Lmdb(shared(f"data/{name}"))
     folder.mkdir()
-    database = Lmdb(DATA / name)
     lines = []
     for i, (_, value) in enumerate(database.read(range(len(database)))):
         datum = pb.Datum.FromString(value)

@@ -9,6 +9,7 @@ import lmdb
 import numpy as np
 import pytest
 import torch
+from originals import shared
 
 from autodial.data_checks import check_data
 from autodial.errors import InputError
@@ -20,7 +21,6 @@ from autodial.proto import parse_net, read_net, read_weights
 from autodial.scoring import Scorer
 
 CPU = torch.device("cpu")
-SHARED = Path(__file__).parents[3] / "shared"
 
 LMDB = """
 layer { name: "digits" type: "Data" top: "data" top: "label" data_param { source: "db" batch_size: 4 backend: LMDB } }
@@ -140,10 +140,8 @@ def test_rows_without_labels_are_scored(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["adabn", "dial", "fixed", "source"])
-def test_the_originals_training_nets_find_their_databases(name: str) -> None:
-    if not SHARED.is_dir():
-        pytest.skip(f"{SHARED} is missing")
-    path = SHARED / "golden" / "digits" / f"{name}_train_val.prototxt"
+def test_the_originals_training_nets_find_their_databases(digits: Path, name: str) -> None:
+    path = digits / f"{name}_train_val.prototxt"
     for phase, rows in ((pb.TRAIN, 64), (pb.TEST, 100)):
         built = Net(read_net(path), phase, base_dir=path.parent)
         for source in sources(built).values():
@@ -154,18 +152,17 @@ def test_the_originals_training_nets_find_their_databases(name: str) -> None:
 
 
 def test_the_original_lenet_labels_the_mnist_database() -> None:
-    if not SHARED.is_dir():
-        pytest.skip(f"{SHARED} is missing")
-    param = read_net(SHARED / "data" / "lenet" / "lenet.prototxt")
+    lenet_files = shared("data/lenet")
+    param = read_net(lenet_files / "lenet.prototxt")
     data = parse_net(f"""
     layer {{ name: "data" type: "Data" top: "data" top: "label" transform_param {{ scale: 0.00390625 }}
-      data_param {{ source: "{(SHARED / "data" / "mnist_test_lmdb").as_posix()}" batch_size: 100 backend: LMDB }} }}
+      data_param {{ source: "{shared("data/mnist_test_lmdb").as_posix()}" batch_size: 100 backend: LMDB }} }}
     layer {{ name: "accuracy" type: "Accuracy" bottom: "ip2" bottom: "label" top: "accuracy" }}
     """)
     param.layer[0].CopyFrom(data.layer[0])
     param.layer.append(data.layer[1])
     lenet = Net(param, pb.TEST)
-    lenet.load_weights(read_weights(SHARED / "data" / "lenet" / "lenet_iter_10000.caffemodel"))
+    lenet.load_weights(read_weights(lenet_files / "lenet_iter_10000.caffemodel"))
     scorer = Scorer(lenet, device=CPU, workers=0, logits="ip2")
     for _ in scorer.run():
         pass

@@ -12,10 +12,9 @@ from torch import Tensor
 from autodial.layers import DomainAlignment
 from autodial.layers.alignment import align, kernels_for
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+if not torch.cuda.is_available():
+    pytest.skip("needs a CUDA device", allow_module_level=True)
+pytestmark = pytest.mark.gpu
 
 
 @pytest.mark.parametrize("shape", [(48, 64, 28, 28), (256, 512), (9, 4, 5), (6, 3, 4, 5, 6)])

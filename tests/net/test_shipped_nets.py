@@ -9,6 +9,7 @@ from typing import Any
 import cv2
 import numpy as np
 import pytest
+from originals import shared
 
 from autodial import proto
 from autodial.errors import InputError
@@ -20,9 +21,6 @@ from autodial.shipped import shipped_folder, shipped_names, shipped_net, shipped
 from autodial.solver import Solver
 from autodial.timing import replace_missing_data
 from autodial.variants import VARIANTS, apply_variant, apply_variants
-
-REFERENCE = Path(__file__).parents[3] / "shared" / "reference"
-needs_shared = pytest.mark.skipif(not REFERENCE.is_dir(), reason="the original's files are not beside the checkout")
 
 TRUNK = ("Convolution", "InnerProduct", "Pooling", "LRN", "ReLU", "Dial", "Scale", "Concat")
 
@@ -234,10 +232,9 @@ def described(layer: Any, names: dict[str, str]) -> Any:
     )
 
 
-@needs_shared
 def test_released_variant_of_inception() -> None:
     """The same layers, shapes, multipliers and fillers as in the file that the authors released."""
-    released = trunk(proto.read_net(REFERENCE / "autodial" / "inception_train_val.prototxt"))
+    released = trunk(proto.read_net(shared("reference/autodial/inception_train_val.prototxt")))
     folder = shipped_folder("inception_bn")
     ours = trunk(apply_variants(proto.read_net(shipped_net("inception_bn")), ["released"], folder))
     assert list(ours) == list(released)
@@ -256,9 +253,8 @@ def test_released_variant_of_inception() -> None:
     }  # fmt: skip
 
 
-@needs_shared
 def test_alexnet_is_the_released_one() -> None:
-    released = trunk(proto.read_net(REFERENCE / "autodial" / "alexnet_train_val.prototxt"))
+    released = trunk(proto.read_net(shared("reference/autodial/alexnet_train_val.prototxt")))
     ours = trunk(proto.read_net(shipped_net("alexnet")))
     assert [name.replace("-scale", "-sc") for name in ours] == list(released)
     for name, layer in ours.items():
@@ -271,10 +267,9 @@ def test_alexnet_is_the_released_one() -> None:
         assert described(layer, {}) == described(released[name.replace("-scale", "-sc")], {}), name
 
 
-@needs_shared
 def test_source_only_alexnet_is_caffenet_without_dropout() -> None:
     """conv1 to fc7 are layer for layer those of the BVLC reference model, so that its weights fit."""
-    caffenet = trunk(proto.read_net(REFERENCE / "bvlc" / "models_bvlc_reference_caffenet_train_val.prototxt"))
+    caffenet = trunk(proto.read_net(shared("reference/bvlc/models_bvlc_reference_caffenet_train_val.prototxt")))
     ours = trunk(apply_variant(proto.read_net(shipped_net("alexnet")), "source-only"))
     assert [name.removesuffix("-new") for name in ours] == list(caffenet)
     for name, layer in ours.items():

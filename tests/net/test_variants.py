@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from originals import RECORDS, shared
 
 from autodial import proto
 from autodial.converters.dialize import dialize
@@ -18,8 +19,7 @@ from autodial.proto import messages as pb
 from autodial.solver import Solver
 from autodial.variants import VARIANTS, apply_variant, apply_variants, fit_weights, warn_of_lost_alignment
 
-SHARED = Path(__file__).parents[3] / "shared"
-needs_shared = pytest.mark.skipif(not SHARED.is_dir(), reason="the original's files are not beside the checkout")
+DIGITS = RECORDS / "digits"
 
 ALIGNED = """
 name: "n"
@@ -208,21 +208,17 @@ def test_weights_of_the_autodial_net_start_its_variants() -> None:
 # --- what the original was trained with
 
 
-@needs_shared
 @pytest.mark.parametrize(("name", "file"), [("fixed-alpha", "fixed"), ("adabn", "adabn")])
 def test_fixed_alphas_are_the_originals_prototxts(name: str, file: str) -> None:
-    digits = SHARED / "golden" / "digits"
-    net = apply_variant(proto.read_net(digits / "dial_train_val.prototxt"), name)
-    assert net == proto.read_net(digits / f"{file}_train_val.prototxt")
+    net = apply_variant(proto.read_net(DIGITS / "dial_train_val.prototxt"), name)
+    assert net == proto.read_net(DIGITS / f"{file}_train_val.prototxt")
 
 
-@needs_shared
-def test_source_only_is_the_originals_prototxt_without_the_target() -> None:
+def test_source_only_is_the_originals_prototxt_without_the_target(digits: Path) -> None:
     """The original sends the target's images through the network, too, and gives their entropy the weight 0.
 
     Without normalization no image's features depend on another's, so that this changes nothing.
     """
-    digits = SHARED / "golden" / "digits"
     original = proto.read_net(digits / "source_train_val.prototxt")
     net = apply_variant(proto.read_net(digits / "dial_train_val.prototxt"), "source-only")
     target = {"dt", "sil", "cat", "slice", "loss-t"}
@@ -249,9 +245,8 @@ def layers_of(net: Any, kinds: tuple[str, ...]) -> list[tuple[str, str, Any]]:
     return [(layer.name, layer.type, layer) for layer in net.layer if layer.type in kinds]
 
 
-@needs_shared
 def test_source_only_of_the_released_nets() -> None:
-    folder = SHARED / "reference" / "autodial"
+    folder = shared("reference/autodial")
     alexnet = apply_variant(proto.read_net(folder / "alexnet_train_val.prototxt"), "source-only")
     # the classifier has no bias of its own, so that its Scale stays
     assert [name for name, _, _ in layers_of(alexnet, ("Scale", "BatchNorm", "Dial"))] == ["fc8-sc"]

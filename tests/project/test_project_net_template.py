@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from originals import RECORDS, shared
 
 from autodial import proto
 from autodial.errors import InputError
@@ -19,7 +19,6 @@ from autodial.proto import LayerWeights, Weights
 from autodial.proto import messages as pb
 from autodial.shipped import shipped_names, shipped_net
 
-SHARED = Path(__file__).resolve().parents[3] / "shared"
 FILLING = Filling(7, Split(5, 3), test_list="test.txt", test_batch=9, labelled=True, size=(28, 30))
 
 NET = """
@@ -95,10 +94,7 @@ def test_every_number_of_a_shipped_net_follows(name: str) -> None:
 @pytest.mark.parametrize("name", ["alexnet", "inception"])
 def test_the_authors_nets(name: str) -> None:
     """Apart from lists and batches, the images' size is stated: they had it on disk."""
-    path = SHARED / "reference" / "autodial" / f"{name}_train_val.prototxt"
-    if not path.exists():
-        pytest.skip("the released nets are not beside the checkout")
-    net = proto.read_net(path)
+    net = proto.read_net(shared(f"reference/autodial/{name}_train_val.prototxt"))
     released = NetTemplate(net, name, None)
     assert released.size == (256, 256) and released.color
     filling = replace(FILLING, classes=classes_of(net, released), split=released.split, test_batch=released.test_batch)
@@ -114,9 +110,7 @@ def test_the_authors_nets(name: str) -> None:
 
 
 def test_databases_become_lists() -> None:
-    path = SHARED / "golden" / "digits" / "dial_train_val.prototxt"
-    if not path.exists():
-        pytest.skip("the original's nets are not beside the checkout")
+    path = RECORDS / "digits" / "dial_train_val.prototxt"
     digits = NetTemplate(proto.read_net(path), "digits", path.parent)
     assert digits.split == (64, 64) and digits.size is None and digits.color is None
     net = layers(filled(digits, replace(FILLING, color=False)))

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from originals import RECORDS
 
 from autodial.errors import InputError, WorkError
 from autodial.proto import (
@@ -29,11 +30,9 @@ from autodial.proto import (
     write_weights,
 )
 
-SHARED = Path(__file__).parents[2].parent / "shared"
-RUN = SHARED / "golden" / "solvers" / "sgd_step_snapshot"
-SNAPSHOTS = sorted(SHARED.glob("golden/solvers/*/*.caffemodel"))
-STATES = sorted(SHARED.glob("golden/solvers/*/*.solverstate"))
-needs_shared = pytest.mark.skipif(not SNAPSHOTS, reason="needs ../shared/golden/solvers")
+RUN = RECORDS / "solvers" / "sgd_step_snapshot"
+SNAPSHOTS = sorted(RECORDS.glob("solvers/*/*.caffemodel"))
+STATES = sorted(RECORDS.glob("solvers/*/*.solverstate"))
 
 
 def store(message: Any, path: Path) -> Path:
@@ -52,7 +51,6 @@ def ramp(*shape: int) -> Any:
     return np.arange(np.prod(shape), dtype=np.float32).reshape(shape) / 7
 
 
-@needs_shared
 def test_recorded_weights_are_the_recorded_arrays() -> None:
     trace = np.load(RUN / "trace.npz")
     weights = read_weights(RUN / "init.caffemodel")
@@ -65,7 +63,6 @@ def test_recorded_weights_are_the_recorded_arrays() -> None:
         np.testing.assert_array_equal(blob, expected[name])
 
 
-@needs_shared
 def test_recorded_layers_have_the_nets_fields() -> None:
     weights = read_weights(RUN / "snap_iter_20.caffemodel")
     assert weights.name == "golden_autodial"
@@ -76,36 +73,31 @@ def test_recorded_layers_have_the_nets_fields() -> None:
     assert not dial.param.blobs
 
 
-@needs_shared
 @pytest.mark.parametrize("path", SNAPSHOTS, ids=lambda path: f"{path.parent.name}/{path.name}")
 def test_recorded_weights_written_again_are_the_same_file(path: Path, tmp_path: Path) -> None:
     write_weights(read_weights(path), tmp_path / path.name)
     assert (tmp_path / path.name).read_bytes() == path.read_bytes()
 
 
-@needs_shared
 @pytest.mark.parametrize("path", STATES, ids=lambda path: f"{path.parent.name}/{path.name}")
 def test_recorded_states_written_again_are_the_same_file(path: Path, tmp_path: Path) -> None:
     write_state(read_state(path), tmp_path / path.name)
     assert (tmp_path / path.name).read_bytes() == path.read_bytes()
 
 
-@needs_shared
 def test_recorded_state() -> None:
     state = read_state(RUN / "snap_iter_20.solverstate")
     assert (state.iter, state.current_step, state.learned_net) == (20, 1, "snap_iter_20.caffemodel")
     assert [array.shape for array in state.history[:4]] == [(4, 2, 3, 3), (4,), (1,), (2, 4)]
 
 
-@needs_shared
 def test_recorded_mean_image() -> None:
-    path = SHARED / "golden" / "images" / "mean.binaryproto"
+    path = RECORDS / "images" / "mean.binaryproto"
     message = messages.BlobProto.FromString(path.read_bytes())
     expected = np.array(list(message.data), np.float32).reshape(1, 3, 32, 36)
     np.testing.assert_array_equal(read_blob(path), expected)
 
 
-@needs_shared
 def test_other_protobuf_implementation_reads_and_writes_the_same(tmp_path: Path) -> None:
     code = """
 import sys

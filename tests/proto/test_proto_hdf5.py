@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from originals import UPGRADE
 
 from autodial.errors import InputError, WorkError
 from autodial.proto import (
@@ -25,8 +26,6 @@ from autodial.proto import (
 )
 
 h5py = pytest.importorskip("h5py")
-
-RECORDS = Path(__file__).parent / "records" / "upgrade"
 
 
 def ramp(*shape: int) -> Any:
@@ -144,8 +143,8 @@ def test_names_that_hdf5_cannot_hold(names: list[str], tmp_path: Path) -> None:
 
 
 def test_old_shapes_become_true_ones(tmp_path: Path) -> None:
-    write_weights(read_weights(RECORDS / "v1_weights.caffemodel"), tmp_path / "w.h5")
-    expected = np.load(RECORDS / "v1_expected.npz")
+    write_weights(read_weights(UPGRADE / "v1_weights.caffemodel"), tmp_path / "w.h5")
+    expected = np.load(UPGRADE / "v1_expected.npz")
     found = contents(tmp_path / "w.h5")
     for name in ("conv1/0", "conv1/1", "fc/0", "fc/1"):
         np.testing.assert_array_equal(found[f"data/{name}"], expected[f"param/{name}"])

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 from google.protobuf import descriptor_pb2
+from originals import shared
 
 from autodial.proto import messages
 
 ROOT = Path(__file__).parents[2]
 PROTO = ROOT / "autodial" / "proto"
-FORMAT = ROOT.parent / "shared" / "reference" / "caffe_format.json"
 
 
 @pytest.fixture(scope="module")
@@ -43,9 +43,8 @@ def as_recorded(field: Any) -> dict[str, Any]:
     return record
 
 
-@pytest.mark.skipif(not FORMAT.exists(), reason="needs ../shared/reference/caffe_format.json")
 def test_every_message_field_and_enum_is_the_originals(schema: Any) -> None:
-    recorded = json.loads(FORMAT.read_text())
+    recorded = json.loads(shared("reference/caffe_format.json").read_text())
     assert schema.package == recorded["package"]
     assert {enum.name: {value.name: value.number for value in enum.value} for enum in schema.enum_type} == recorded[
         "enums"

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 from google.protobuf import text_format
+from originals import RECORDS, shared_files
 
 from autodial.errors import InputError, WorkError
 from autodial.proto import messages, parse_net, parse_solver, read_net, read_solver, to_text, write_text
 from autodial.proto.parser import Parser
 
 ROOT = Path(__file__).parents[2]
-SHARED = ROOT.parent / "shared"
 
 
 def solver(field: str, *values: str) -> list[tuple[str, str]]:
@@ -124,16 +124,15 @@ def test_string_that_is_not_utf8_is_refused() -> None:
         parse_solver(r'net: "\377"')
 
 
-RECORDED = sorted(SHARED.glob("reference/*/*.prototxt")) + sorted(SHARED.glob("golden/**/*.prototxt"))
+RECORDED = [pytest.param(path, id=f"{path.parent.name}/{path.stem}") for path in sorted(RECORDS.rglob("*.prototxt"))]
 
 
-@pytest.mark.skipif(not RECORDED, reason="needs ../shared")
-def test_recorded_files_give_the_messages_of_protobufs_own_parser() -> None:
-    for path in RECORDED:
-        kind = "SolverParameter" if "solver" in path.stem else "NetParameter"
-        message = parse(kind, path.read_text())
-        assert message == text_format.Parse(path.read_text(), getattr(messages, kind)()), path
-        assert parse(kind, to_text(message)) == message, path
+@pytest.mark.parametrize("path", RECORDED + shared_files("reference/autodial/*.prototxt", "reference/bvlc/*.prototxt"))
+def test_files_give_the_messages_of_protobufs_own_parser(path: Path) -> None:
+    kind = "SolverParameter" if "solver" in path.stem else "NetParameter"
+    message = parse(kind, path.read_text())
+    assert message == text_format.Parse(path.read_text(), getattr(messages, kind)())
+    assert parse(kind, to_text(message)) == message
 
 
 @pytest.mark.parametrize(

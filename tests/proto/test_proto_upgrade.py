@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from google.protobuf import text_format
+from originals import UPGRADE, shared_files
 
 from autodial.errors import InputError
 from autodial.proto import (
@@ -23,9 +24,6 @@ from autodial.proto import (
     upgrade_solver,
     write_weights,
 )
-
-RECORDS = Path(__file__).parent / "records" / "upgrade"
-BVLC = sorted((Path(__file__).parents[2].parent / "shared" / "reference" / "bvlc").glob("*.prototxt"))
 
 V0 = messages.V0LayerParameter
 V1 = messages.V1LayerParameter
@@ -64,10 +62,10 @@ def test_recorded_files(stem: str, old: list[str]) -> None:
     kind, read, upgrade = "NetParameter", read_net, upgrade_net
     if "solver" in stem:
         kind, read, upgrade = "SolverParameter", read_solver, upgrade_solver
-    expected = as_stated((RECORDS / f"{stem}.upgraded.prototxt").read_text(), kind)
-    assert read(RECORDS / f"{stem}.prototxt") == expected
-    assert read(RECORDS / f"{stem}.upgraded.prototxt") == expected
-    message = as_stated((RECORDS / f"{stem}.prototxt").read_text(), kind)
+    expected = as_stated((UPGRADE / f"{stem}.upgraded.prototxt").read_text(), kind)
+    assert read(UPGRADE / f"{stem}.prototxt") == expected
+    assert read(UPGRADE / f"{stem}.upgraded.prototxt") == expected
+    message = as_stated((UPGRADE / f"{stem}.prototxt").read_text(), kind)
     assert upgrade(message, stem) == old
     assert message == expected
     assert upgrade(message, stem) == []
@@ -85,8 +83,7 @@ def by_hand(text: str) -> str:
     return re.sub(r"blobs_lr: (\d)", r"param { lr_mult: \1 }", text.replace("layers {", "layer {"))
 
 
-@pytest.mark.skipif(not BVLC, reason="needs ../shared/reference/bvlc")
-@pytest.mark.parametrize("path", BVLC, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", shared_files("reference/bvlc/*.prototxt"))
 def test_every_net_and_solver_of_the_reference(path: Path) -> None:
     kind, read = ("SolverParameter", read_solver) if "solver" in path.stem else ("NetParameter", read_net)
     expected = as_stated(by_hand(path.read_text()), kind)
@@ -389,9 +386,9 @@ def test_recorded_v1_weights_give_the_recorded_outputs() -> None:
     torch = pytest.importorskip("torch")
     from autodial.net import Net
 
-    expected = np.load(RECORDS / "v1_expected.npz")
-    net = Net(read_net(RECORDS / "v1_net.prototxt"), messages.TEST)
-    assert net.load_weights(read_weights(RECORDS / "v1_weights.caffemodel")) == []
+    expected = np.load(UPGRADE / "v1_expected.npz")
+    net = Net(read_net(UPGRADE / "v1_net.prototxt"), messages.TEST)
+    assert net.load_weights(read_weights(UPGRADE / "v1_weights.caffemodel")) == []
     for name in expected.files:
         if name.startswith("param/"):
             _, layer_name, index = name.split("/")
@@ -402,11 +399,11 @@ def test_recorded_v1_weights_give_the_recorded_outputs() -> None:
 
 
 def test_old_weights_written_again_are_current_and_keep_their_old_shapes(tmp_path: Path) -> None:
-    weights = read_weights(RECORDS / "v1_weights.caffemodel")
+    weights = read_weights(UPGRADE / "v1_weights.caffemodel")
     write_weights(weights, tmp_path / "w.caffemodel")
     net = messages.NetParameter.FromString((tmp_path / "w.caffemodel").read_bytes())
     assert [(layer.name, layer.type) for layer in net.layer] == [("conv1", "Convolution"), ("fc", "InnerProduct")]
-    old = messages.NetParameter.FromString((RECORDS / "v1_weights.caffemodel").read_bytes())
+    old = messages.NetParameter.FromString((UPGRADE / "v1_weights.caffemodel").read_bytes())
     for new_layer, old_layer in zip(net.layer, old.layers, strict=True):
         for new, blob in zip(new_layer.blobs, old_layer.blobs, strict=True):
             assert [field.name for field, _ in new.ListFields()] == ["num", "channels", "height", "width", "data"]
@@ -441,5 +438,5 @@ def test_old_weights_of_mixed_forms_are_refused(tmp_path: Path) -> None:
 
 
 def test_upgraded_text_is_text_of_today() -> None:
-    net = read_net(RECORDS / "v0_net.prototxt")
+    net = read_net(UPGRADE / "v0_net.prototxt")
     assert as_stated(to_text(net)) == net

@@ -8,13 +8,12 @@ import numpy as np
 import pytest
 import typer
 from google.protobuf import text_format
+from originals import UPGRADE
 from typer.testing import CliRunner
 
 from autodial.errors import InputError
 from autodial.proto import LayerWeights, State, Weights, messages, read_weights, write_state, write_weights
 from autodial.upgrade_command import upgrade
-
-RECORDS = Path(__file__).parent / "records" / "upgrade"
 
 app = typer.Typer()
 app.command()(upgrade)
@@ -35,11 +34,11 @@ def run(source: Path, output: Path) -> str:
     ],
 )
 def test_texts(stem: str, kind: str, old: str, tmp_path: Path) -> None:
-    source, output = RECORDS / f"{stem}.prototxt", tmp_path / "new.prototxt"
+    source, output = UPGRADE / f"{stem}.prototxt", tmp_path / "new.prototxt"
     assert run(source, output) == f"Wrote {output}; old in {source}: {old}\n"
     written, expected = (
         text_format.Parse(path.read_text(), getattr(messages, kind)())
-        for path in (output, RECORDS / f"{stem}.upgraded.prototxt")
+        for path in (output, UPGRADE / f"{stem}.upgraded.prototxt")
     )
     assert written == expected
     assert run(output, tmp_path / "again.prototxt").endswith(f"; nothing in {output} was old\n")
@@ -69,7 +68,7 @@ def test_nets_of_fields_that_solvers_have_too(tmp_path: Path) -> None:
 
 
 def test_weights(tmp_path: Path) -> None:
-    source, output = RECORDS / "v1_weights.caffemodel", tmp_path / "new.caffemodel"
+    source, output = UPGRADE / "v1_weights.caffemodel", tmp_path / "new.caffemodel"
     assert run(source, output) == f"Wrote {output}; old in {source}: V1 layers\n"
     assert not messages.NetParameter.FromString(output.read_bytes()).layers
     assert run(output, tmp_path / "again.caffemodel").endswith("was old\n")
@@ -78,9 +77,9 @@ def test_weights(tmp_path: Path) -> None:
 
 def test_weights_to_hdf5_and_back(tmp_path: Path) -> None:
     pytest.importorskip("h5py")
-    run(RECORDS / "v1_weights.caffemodel", tmp_path / "w.caffemodel.h5")
+    run(UPGRADE / "v1_weights.caffemodel", tmp_path / "w.caffemodel.h5")
     run(tmp_path / "w.caffemodel.h5", tmp_path / "w.caffemodel")
-    expected = np.load(RECORDS / "v1_expected.npz")
+    expected = np.load(UPGRADE / "v1_expected.npz")
     for layer in read_weights(tmp_path / "w.caffemodel").layers:
         for index, blob in enumerate(layer.blobs):
             np.testing.assert_array_equal(blob, expected[f"param/{layer.name}/{index}"])
@@ -91,13 +90,13 @@ def test_text_does_not_become_weights(name: str, tmp_path: Path) -> None:
     with pytest.raises(
         InputError, match=r"v1_net\.prototxt is a prototxt, which .* can't be: name a prototxt to write"
     ):
-        run(RECORDS / "v1_net.prototxt", tmp_path / name)
+        run(UPGRADE / "v1_net.prototxt", tmp_path / name)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_weights_do_not_become_text(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"v1_weights\.caffemodel holds weights, which .* can't be: name a \.caffem"):
-        run(RECORDS / "v1_weights.caffemodel", tmp_path / "w.prototxt")
+        run(UPGRADE / "v1_weights.caffemodel", tmp_path / "w.prototxt")
     assert list(tmp_path.iterdir()) == []
 
 

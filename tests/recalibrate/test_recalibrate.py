@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from originals import shared
 from torch import Tensor
 
 from autodial.domains import data_in_test, fed_net
@@ -20,7 +20,6 @@ from autodial.proto import messages as pb
 from autodial.proto import parse_net, read_net
 from autodial.recalibrate import Progress, Recalibration, recalibrate, with_statistics
 
-RELEASED = Path(__file__).parents[3] / "shared/reference/autodial"
 SOURCE, TARGET = 13, 8
 ALPHAS = {"dial1": 0.9, "dial2a": 0.7, "dial2b": 1.0, "dial3b": 0.5, "dial4": 0.8}
 
@@ -138,9 +137,8 @@ def test_one_training_pass_over_a_batch_of_everything_stores_the_same() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not RELEASED.is_dir(), reason=f"needs the released nets in {RELEASED}")
 def test_the_69_layers_of_the_released_inception_net() -> None:
-    param = read_net(RELEASED / "inception_train_val.prototxt")
+    param = read_net(shared("reference/autodial/inception_train_val.prototxt"))
     blob = data_in_test(param).blob
     pruned, logits = fed_net(param, blob, (5, 3, 256, 256))
     generator = torch.Generator().manual_seed(0)

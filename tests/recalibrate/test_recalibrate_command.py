@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
+from originals import shared
 
 from autodial import proto
 from autodial.domains import data_in_test, data_in_train, without_augmentation
@@ -20,7 +21,6 @@ from autodial.net import Net
 from autodial.proto import messages as pb
 from autodial.recalibrate import _Moments
 
-RELEASED = Path(__file__).parents[3] / "shared/reference/autodial"
 ALPHA = 0.8
 
 # as the released nets have it: random crops and flips in TRAIN, a Crop layer in TEST
@@ -344,7 +344,6 @@ def test_an_interrupted_run_writes_nothing(autodial: Run, monkeypatch: pytest.Mo
     assert not Path("out.caffemodel").exists()
 
 
-@pytest.mark.skipif(not RELEASED.is_dir(), reason=f"needs the released nets in {RELEASED}")
 @pytest.mark.parametrize(
     ("file", "tops"),
     [
@@ -353,7 +352,7 @@ def test_an_interrupted_run_writes_nothing(autodial: Run, monkeypatch: pytest.Mo
     ],
 )
 def test_the_released_nets_data_layers(file: str, tops: tuple[str, ...]) -> None:
-    net = proto.read_net(RELEASED / f"{file}.prototxt")
+    net = proto.read_net(shared(f"reference/autodial/{file}.prototxt"))
     test, trained = data_in_test(net), data_in_train(net)
     assert trained is not None
     assert tuple(data.blob for data in (*trained, test)) == tops

@@ -11,39 +11,18 @@ from pathlib import Path
 import cv2
 import numpy as np
 import pytest
+from small_net import small_net
 
 CLASSES = ["<b>cats & dogs</b>", "$x_1$", "日本語"]
-NET = """
-name: "spots & <stripes>"
-layer { name: "source" type: "ImageData" top: "source" top: "label" include { phase: TRAIN }
-  transform_param { crop_size: 8 mirror: true mean_value: 90 mean_value: 100 mean_value: 110 scale: 0.01 }
-  image_data_param { source: "source.txt" batch_size: 4 shuffle: true } }
-layer { name: "target" type: "ImageData" top: "target" top: "target-label" include { phase: TRAIN }
-  transform_param { crop_size: 8 mirror: true mean_value: 90 mean_value: 100 mean_value: 110 scale: 0.01 }
-  image_data_param { source: "target.txt" batch_size: 3 shuffle: true } }
-layer { name: "silence" type: "Silence" bottom: "target-label" include { phase: TRAIN } }
-layer { name: "join" type: "Concat" bottom: "source" bottom: "target" top: "data" include { phase: TRAIN }
-  concat_param { axis: 0 } }
-layer { name: "test" type: "ImageData" top: "data" top: "label" include { phase: TEST }
-  transform_param { crop_size: 8 mean_value: 90 mean_value: 100 mean_value: 110 scale: 0.01 }
-  image_data_param { source: "test.txt" batch_size: 5 } }
-layer { name: "conv" type: "Convolution" bottom: "data" top: "conv"
-  convolution_param { num_output: 6 kernel_size: 3 weight_filler { type: "xavier" } } }
-layer { name: "conv/dial" type: "Dial" bottom: "conv" top: "conv" param { lr_mult: 1 }
-  dial_param { slice_point: 4 moving_average_fraction: 0.8 weight_filler { type: "constant" value: 0.9 } } }
-layer { name: "relu" type: "ReLU" bottom: "conv" top: "conv" }
-layer { name: "fc" type: "InnerProduct" bottom: "conv" top: "fc"
-  inner_product_param { num_output: 3 weight_filler { type: "xavier" } } }
-layer { name: "fc/dial" type: "Dial" bottom: "fc" top: "fc" param { lr_mult: 1 }
-  dial_param { slice_point: 4 moving_average_fraction: 0.8 weight_filler { type: "constant" value: 0.8 } } }
-layer { name: "slice" type: "Slice" bottom: "fc" top: "fc-source" top: "fc-target" include { phase: TRAIN }
-  slice_param { axis: 0 slice_point: 4 } }
-layer { name: "loss-source" type: "SoftmaxWithLoss" bottom: "fc-source" bottom: "label" top: "loss-source"
-  include { phase: TRAIN } }
-layer { name: "loss-target" type: "EntropyLoss" bottom: "fc-target" top: "loss-target" loss_weight: 0.1
-  include { phase: TRAIN } }
-layer { name: "accuracy" type: "Accuracy" bottom: "fc" bottom: "label" top: "accuracy" include { phase: TEST } }
-"""
+NET = small_net(
+    "spots & <stripes>",
+    (4, 3, 5),
+    scaling="mean_value: 90 mean_value: 100 mean_value: 110 scale: 0.01",
+    augmented=True,
+    filters=6,
+    alphas=(0.9, 0.8),
+    fraction=0.8,
+)
 SOLVER = """
 net: "net.prototxt"
 base_lr: 0.05 lr_policy: "step" gamma: 0.5 stepsize: 4 momentum: 0.9 weight_decay: 0.001

@@ -7,33 +7,9 @@ from pathlib import Path
 import cv2
 import numpy as np
 import pytest
+from small_net import small_net
 
-NET = """
-name: "stripes"
-layer { name: "source" type: "ImageData" top: "source" top: "label" include { phase: TRAIN }
-  transform_param { scale: 0.0078125 } image_data_param { source: "source.txt" batch_size: 8 shuffle: true } }
-layer { name: "target" type: "ImageData" top: "target" top: "target-label" include { phase: TRAIN }
-  transform_param { scale: 0.0078125 } image_data_param { source: "target.txt" batch_size: 8 shuffle: true } }
-layer { name: "silence" type: "Silence" bottom: "target-label" include { phase: TRAIN } }
-layer { name: "data" type: "Concat" bottom: "source" bottom: "target" top: "data" include { phase: TRAIN }
-  concat_param { axis: 0 } }
-layer { name: "test" type: "ImageData" top: "data" top: "label" include { phase: TEST }
-  transform_param { scale: 0.0078125 } image_data_param { source: "test.txt" batch_size: 7 } }
-layer { name: "conv" type: "Convolution" bottom: "data" top: "conv"
-  convolution_param { num_output: 4 kernel_size: 3 weight_filler { type: "xavier" } } }
-layer { name: "conv/dial" type: "Dial" bottom: "conv" top: "conv"
-  dial_param { slice_point: 8 moving_average_fraction: 0.8 weight_filler { type: "constant" value: 1 } } }
-layer { name: "relu" type: "ReLU" bottom: "conv" top: "conv" }
-layer { name: "fc" type: "InnerProduct" bottom: "conv" top: "fc"
-  inner_product_param { num_output: 3 weight_filler { type: "xavier" } } }
-layer { name: "slice" type: "Slice" bottom: "fc" top: "fc-source" top: "fc-target" include { phase: TRAIN }
-  slice_param { axis: 0 slice_point: 8 } }
-layer { name: "loss-source" type: "SoftmaxWithLoss" bottom: "fc-source" bottom: "label" top: "loss-source"
-  include { phase: TRAIN } }
-layer { name: "loss-target" type: "EntropyLoss" bottom: "fc-target" top: "loss-target" loss_weight: 0.1
-  include { phase: TRAIN } }
-layer { name: "accuracy" type: "Accuracy" bottom: "fc" bottom: "label" top: "accuracy" include { phase: TEST } }
-"""
+NET = small_net("stripes", (8, 8, 7), scaling="scale: 0.0078125", augmented=False, filters=4, alphas=(1,), fraction=0.8)
 
 SOLVER = """
 net: "net.prototxt"

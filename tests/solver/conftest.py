@@ -12,40 +12,20 @@ import cv2
 import numpy as np
 import pytest
 import torch
+from small_net import small_net
 from torch.distributed import TCPStore
 
-NET = """
-name: "stripes"
-layer { name: "source" type: "ImageData" top: "source" top: "label" include { phase: TRAIN }
-  transform_param { crop_size: 8 mirror: true mean_value: 128 scale: 0.0078125 }
-  image_data_param { source: "source.txt" batch_size: 4 shuffle: true } }
-layer { name: "target" type: "ImageData" top: "target" top: "target-label" include { phase: TRAIN }
-  transform_param { crop_size: 8 mirror: true mean_value: 128 scale: 0.0078125 }
-  image_data_param { source: "target.txt" batch_size: 3 shuffle: true } }
-layer { name: "silence" type: "Silence" bottom: "target-label" include { phase: TRAIN } }
-layer { name: "data" type: "Concat" bottom: "source" bottom: "target" top: "data" include { phase: TRAIN }
-  concat_param { axis: 0 } }
-layer { name: "test" type: "ImageData" top: "data" top: "label" include { phase: TEST }
-  transform_param { crop_size: 8 mean_value: 128 scale: 0.0078125 }
-  image_data_param { source: "test.txt" batch_size: 4 } }
-layer { name: "conv" type: "Convolution" bottom: "data" top: "conv"
-  convolution_param { num_output: 4 kernel_size: 3 weight_filler { type: "xavier" } } }
-layer { name: "conv/dial" type: "Dial" bottom: "conv" top: "conv"
-  dial_param { slice_point: 4 moving_average_fraction: 0.9 weight_filler { type: "constant" value: 0.9 } } }
-layer { name: "relu" type: "ReLU" bottom: "conv" top: "conv" }
-layer { name: "drop" type: "Dropout" bottom: "conv" top: "conv" dropout_param { dropout_ratio: 0.3 } }
-layer { name: "fc" type: "InnerProduct" bottom: "conv" top: "fc"
-  inner_product_param { num_output: 3 weight_filler { type: "xavier" } } }
-layer { name: "slice" type: "Slice" bottom: "fc" top: "fc-source" top: "fc-target" include { phase: TRAIN }
-  slice_param { axis: 0 slice_point: 4 } }
-layer { name: "loss-source" type: "SoftmaxWithLoss" bottom: "fc-source" bottom: "label" top: "loss-source"
-  include { phase: TRAIN } }
-layer { name: "loss-target" type: "EntropyLoss" bottom: "fc-target" top: "loss-target" loss_weight: 0.1
-  include { phase: TRAIN } }
-layer { name: "loss-test" type: "SoftmaxWithLoss" bottom: "fc" bottom: "label" top: "loss-test"
-  include { phase: TEST } }
-layer { name: "accuracy" type: "Accuracy" bottom: "fc" bottom: "label" top: "accuracy" include { phase: TEST } }
-"""
+NET = small_net(
+    "stripes",
+    (4, 3, 4),
+    scaling="mean_value: 128 scale: 0.0078125",
+    augmented=True,
+    filters=4,
+    alphas=(0.9,),
+    fraction=0.9,
+    drop=True,
+    loss_test=True,
+)
 
 SOLVER = """
 net: "net.prototxt"

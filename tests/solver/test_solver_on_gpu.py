@@ -13,7 +13,9 @@ from autodial.proto import parse_solver
 from autodial.solver import Solver
 from autodial.update import SGD
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+if not torch.cuda.is_available():
+    pytest.skip("needs a CUDA device", allow_module_level=True)
+pytestmark = pytest.mark.gpu
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Whole training runs against the original's (../shared/golden/solvers; two of them lie in records/)."""
+"""Whole training runs against the original's."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from check_solvers import FOLDER, LOSSES, TOLERANCE, differences, load, starts
 from torch import Tensor
 
 from autodial import proto
@@ -17,37 +18,22 @@ from autodial.errors import InputError
 from autodial.proto import messages as pb
 from autodial.solver import Solver
 
-RECORDS = Path(__file__).parent / "records"
-SHARED = Path(__file__).parents[3] / "shared" / "golden" / "solvers"
-LOCAL = ["sgd_iter_size", "sgd_step_snapshot"]
-OTHERS = [f"sgd_{name}" for name in (
-    "alpha_fixed_half", "alpha_moves", "clip", "exp", "fixed", "frozen_conv", "frozen_with_decay", "inv", "l1",
-    "multistep", "poly", "sigmoid",
-)] + ["adadelta", "adagrad", "adam", "nesterov", "rmsprop"]  # fmt: skip
-TOLERANCE = 2e-6
-"""Of the largest element of a blob, at least of 1."""
-TOLERANCES = {"sgd_alpha_moves": 2e-5, "adagrad": 1e-4, "adam": 1e-4, "rmsprop": 1e-4}
-"""Alphas with lr_mult 10 amplify rounding: computed in float64, that run is as far from the record. So do the types
-that divide a gradient by its own size."""
-SCALED = ("adagrad", "adam", "rmsprop")
-"""Types that divide a gradient by its own size."""
-WITHOUT_EFFECT = ("conv1/1", "fc6/1", "conv1/sc/1", "conv1/dial/1", "fc6-dial/1")
-"""Biases that the Dial layer behind them takes out again (conv1/sc's where every pooled value is positive), and the
-means that they shift. In exact arithmetic these biases have gradients of 0, and what the record holds of them in SCALED
-runs is the original's rounding."""
-
 
 class Recorded(Solver):
     """Feeds what the record's Input layers held; `losses` are those of the last pass."""
 
-    record: Any
+    run: str
+    record: dict[str, Any]
 
     def _forward_backward(self, pass_: int) -> Mapping[str, Tensor]:
         self.net.seed_pass(self.iter, pass_)
         outputs = self.net({name: torch.from_numpy(self.record[name][self.iter]) for name in ("data", "label")})
         self.net.loss(outputs).backward()
-        self.losses = [float(outputs[name].detach()) for name in ("loss-source", "loss-target")]
+        self.losses = [float(outputs[name].detach()) for name in LOSSES]
         return outputs
+
+    def blob(self, layer: str, index: int) -> Tensor:
+        return self.net.layer(layer).blobs[index].detach()
 
 
 @pytest.fixture
@@ -60,50 +46,32 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     torch.set_num_threads(1)
 
     def solver(run: str) -> Recorded:
-        folder = (RECORDS if run in LOCAL else SHARED) / run
-        if not folder.is_dir():
-            pytest.skip("needs ../shared/golden beside the checkout")
-        shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+        shutil.copytree(FOLDER / run, tmp_path, dirs_exist_ok=True)
         monkeypatch.chdir(tmp_path)
         recorded = Recorded.from_file("solver.prototxt")
-        recorded.record = np.load("trace.npz")
+        recorded.run, recorded.record = run, load(FOLDER / run)
         return recorded
 
     yield solver
     torch.set_num_threads(threads)
 
 
-def follow(solver: Recorded, tolerance: float = TOLERANCE) -> None:
+def follow(solver: Recorded) -> None:
     """Train to the record's end, comparing losses in each iteration and blobs where it holds them."""
-    record, compared = solver.record, 0
-    for i in range(solver.iter, len(record["data"])):
+    for i in range(solver.iter, len(solver.record["data"])):
         solver.step(1)
-        np.testing.assert_allclose(solver.losses, record["losses"][i], rtol=1e-5, atol=tolerance)
-        for key in record.files:
-            iteration, _, blob = key.partition("/")
-            if iteration != f"iter{i + 1}":
-                continue
-            layer, _, index = blob.rpartition("/")
-            ours, theirs = solver.net.layer(layer).blobs[int(index)].detach().numpy(), record[key]
-            if solver.param.type.lower() in SCALED and blob in WITHOUT_EFFECT:
-                continue
-            off = np.abs(ours - theirs).max() / max(1, np.abs(theirs).max())
-            assert off <= tolerance, f"{key} after {i + 1} is off by {off:.2g}"
-            compared += 1
-    assert compared
+        found = differences(solver.run, solver.record, i + 1, solver.losses, solver.blob)
+        assert found == [], f"after iteration {i + 1}"
 
 
-@pytest.mark.parametrize("run", LOCAL + OTHERS)
-def test_training_follows_the_original(run: str, start: Any) -> None:
+@pytest.mark.parametrize(("run", "iteration"), starts())
+def test_training_follows_the_original(run: str, iteration: int, start: Any) -> None:
     solver = start(run)
-    solver.load_weights(["init.caffemodel"])
-    follow(solver, TOLERANCES.get(run, TOLERANCE))
-
-
-def test_resuming_from_the_originals_snapshot_follows_the_original(start: Any) -> None:
-    solver = start("sgd_step_snapshot")
-    solver.restore("snap_iter_20.solverstate")
-    assert (solver.iter, solver.current_step) == (20, 1)
+    if iteration:
+        solver.restore(f"snap_iter_{iteration}.solverstate")
+    else:
+        solver.load_weights(["init.caffemodel"])
+    assert solver.iter == iteration
     follow(solver)
 
 
@@ -119,6 +87,7 @@ def test_snapshot_has_the_originals_fields_names_and_shapes(start: Any, tmp_path
     solver = start("sgd_step_snapshot")
     originals = {name: Path(name).read_bytes() for name in ("snap_iter_20.caffemodel", "snap_iter_20.solverstate")}
     solver.restore("snap_iter_20.solverstate")
+    assert (solver.iter, solver.current_step) == (20, 1)
     assert solver.snapshot() == (Path("snap_iter_20.caffemodel"), Path("snap_iter_20.solverstate"))
     for (name, original), message in zip(originals.items(), (pb.NetParameter, pb.SolverState), strict=True):
         ours = message.FromString(Path(name).read_bytes())
