@@ -27,12 +27,13 @@ from autodial.devices import choose_device, naming_full_memory
 from autodial.errors import DivergedError, InputError, WorkError
 from autodial.feed import Feed, naming_dead_workers, sources
 from autodial.lr_policy import check_policy, learning_rate, next_step
-from autodial.monitor import CollapseRow, Monitor, TestRow, TrainRow, Values
+from autodial.monitor import CollapseRow, Monitor, NotFinite, TestRow, TrainRow, Values
 from autodial.net import Net
 from autodial.outputs import check_writable
 from autodial.overrides import apply_to_nets, apply_to_solver, for_nets
 from autodial.proto import messages as pb
 from autodial.ranks import LostRankError, Ranks
+from autodial.score_watch import ScoreWatch, not_finite
 from autodial.update import update_class
 from autodial.variants import FIXING, apply_variants, fit_weights, warn_of_lost_alignment
 from autodial.wording import counted
@@ -409,23 +410,26 @@ class Solver:
         Returns:
             each output blob, averaged over the batches, on the CPU.
         """
-        outputs = self._test(index)
-        assert outputs is not None
-        return outputs
+        result = self._test(index)
+        assert result is not None
+        return result[0]
 
     @torch.no_grad()
-    def _test(self, index: int) -> dict[str, Tensor] | None:
-        """`test`; None if `stop` was called meanwhile."""
+    def _test(self, index: int) -> tuple[dict[str, Tensor], NotFinite] | None:
+        """`test`, and the blobs of scores that are not finite; None if `stop` was called meanwhile."""
         batches = self.param.test_iter[index]
         totals: dict[str, Tensor] = {}
-        for outputs in self._test_outputs(index, batches):
-            if self._stopping and self.ranks is None:
-                return None
-            for name, value in outputs.items():
-                totals[name] = totals[name] + value if name in totals else value
+        with ScoreWatch(self.test_nets[index]) as watch:
+            for outputs in self._test_outputs(index, batches):
+                if self._stopping and self.ranks is None:
+                    return None
+                for name, value in outputs.items():
+                    totals[name] = totals[name] + value if name in totals else value
+        counts = watch.counts()
         if self.ranks is not None:
             totals = self._over_ranks(totals, self.test_nets[index])
-        return {name: (total / batches).cpu() for name, total in totals.items()}
+            counts = {name: self.ranks.sum(count) for name, count in counts.items()}
+        return {name: (total / batches).cpu() for name, total in totals.items()}, not_finite(counts)
 
     def _over_ranks(self, totals: Mapping[str, Tensor], net: Net) -> dict[str, Tensor]:
         """The sums over all ranks, of which some may have tested no batch."""
@@ -448,10 +452,11 @@ class Solver:
 
     def _test_all(self) -> None:
         for i, net in enumerate(self.test_nets):
-            outputs = self._test(i)
-            if outputs is None:
+            result = self._test(i)
+            if result is None:
                 return
-            row = TestRow(self.iter, i, _values(outputs), net.loss_weights)
+            outputs, broken = result
+            row = TestRow(self.iter, i, _values(outputs), net.loss_weights, broken)
             for monitor in self.monitors:
                 monitor.tested(row)
 

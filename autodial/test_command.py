@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from autodial.errors import InputError
+from autodial.errors import InputError, WorkError
 from autodial.options import (
     DeviceOption,
     LevelOption,
@@ -46,7 +46,8 @@ def test(
     """Score a trained net: its TEST phase over every image of its list, once.
 
     Prints each output blob - accuracies, losses - averaged over the images. SCORES.csv has the columns path, label,
-    predicted, loss (-log of the label's probability), and probability_0, probability_1, ... by class.
+    predicted, loss (-log of the label's probability), and probability_0, probability_1, ... by class. Scores that are
+    NaN or infinite are told of, with exit status 1; the rest is printed and written all the same.
     """
     import time
 
@@ -62,6 +63,7 @@ def test(
     from autodial.net_state import put_in_state
     from autodial.outputs import check_output, files_of
     from autodial.overrides import apply_to_nets
+    from autodial.score_watch import describe
     from autodial.scoring import Scorer, why_no_rows, write_scores
     from autodial.solver import load_weights
     from autodial.variants import read_variant
@@ -109,6 +111,8 @@ def test(
         typer.echo(f"{counted(len(scorer.rows), 'image')} in {seconds:.1f} s: accuracy over them = {accuracy:.6g}")
     if output is not None:
         write_scores(scorer.rows, output)
+    if scorer.not_finite:
+        raise WorkError(f"{weights}: {describe(scorer.not_finite)}: the training diverged, or the file is damaged")
 
 
 def _find_logits(param: Any, blob: str | None, *, required: bool) -> str | None:
