@@ -46,10 +46,12 @@ S = TypeVar("S", bound="Solver")
 class Solver:
     """Trains a net (Caffe: Solver and SGDSolver).
 
-    `step` and `solve` follow Caffe's order: test, forward and backward iter_size times, display, update, snapshot. Two
-    things differ on purpose. All that is random depends on the seed, the layer, the iteration and the pass alone, so
-    that a restored solver continues as an uninterrupted one would. And `solve` ends without Caffe's forward pass for
-    display, which would move the Dial layers' statistics away from those of the snapshot just written.
+    `step` and `solve` follow Caffe's order: test, forward and backward iter_size times, display, update, snapshot.
+    Three things differ on purpose. All that is random depends on the seed, the layer, the iteration and the pass
+    alone, so that a restored solver continues as an uninterrupted one would. `solve` ends without Caffe's forward pass
+    for display, which would move the Dial layers' statistics away from those of the snapshot just written. And it ends
+    with a test, which Caffe does only where test_interval divides max_iter; it does not where test_interval is larger
+    than max_iter and test_initialization is false, as in a solver that wants no tests.
 
     Args:
         param: a SolverParameter; it is not changed.
@@ -127,7 +129,7 @@ class Solver:
                 source.param.CopyFrom(apply_variants(source.param, variants, source.base_dir))
         apply_to_nets(for_nets(overrides), [source.param for source in unique.values()])
         self.net_params = [source.param for source in (train, *tests)]
-        self.net_name = train.origin
+        self.net_names = [source.origin for source in (train, *tests)]
         self.net = self._build(train)
         self.test_nets = [self._build(source) for source in tests]
         for net in self.test_nets:
@@ -209,7 +211,7 @@ class Solver:
     def _check_learns(self) -> None:
         """Refuse a net without a loss, which a script may still give gradients to and update."""
         if not self.net.loss_weights:
-            raise InputError(f"{self.net_name}: the train net has no loss layer, so there is nothing to learn")
+            raise InputError(f"{self.net_names[0]}: the train net has no loss layer, so there is nothing to learn")
 
     @property
     def _writes(self) -> bool:
@@ -250,7 +252,7 @@ class Solver:
             self._warn_of_collapse()
             if (self.param.snapshot_after_train or not finished) and self._saved_at != self.iter:
                 self.snapshot()
-            if finished and self._test_due():
+            if finished and self._tests_end():
                 self._test_all()
             return finished
         finally:
@@ -449,6 +451,9 @@ class Solver:
 
     def _test_due(self) -> bool:
         return bool(self.param.test_interval) and self.iter % self.param.test_interval == 0
+
+    def _tests_end(self) -> bool:
+        return self.param.test_initialization or self.param.test_interval <= self.param.max_iter
 
     def _test_all(self) -> None:
         for i, net in enumerate(self.test_nets):

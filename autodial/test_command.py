@@ -103,12 +103,13 @@ def test(
     console = Console(stderr=True)
     for _ in track(scorer.run(), "testing", total=scorer.batches, console=console, disable=not console.is_terminal):
         pass
-    for name, values in scorer.means().items():
+    means = scorer.means()
+    for name, values in means.items():
         typer.echo(describe_output(name, values, built.loss_weights.get(name, 0.0)))
-    accuracy = scorer.accuracy()
-    if accuracy is not None:
-        seconds = time.perf_counter() - started
-        typer.echo(f"{counted(len(scorer.rows), 'image')} in {seconds:.1f} s: accuracy over them = {accuracy:.6g}")
+    if scores is not None:
+        accuracy = None if means.keys() & _accuracies(param, scores) else scorer.accuracy()
+        over_them = "" if accuracy is None else f": accuracy over them = {accuracy:.6g}"
+        typer.echo(f"{counted(len(scorer.rows), 'image')} in {time.perf_counter() - started:.1f} s{over_them}")
     if output is not None:
         write_scores(scorer.rows, output)
     if scorer.not_finite:
@@ -132,3 +133,21 @@ def _find_logits(param: Any, blob: str | None, *, required: bool) -> str | None:
     if graph.last(name) != value:
         raise InputError(f'a layer overwrites blob "{name}", the logits, in place; give its top another name')
     return name
+
+
+def _accuracies(param: Any, scores: str) -> set[str]:
+    """The tops of the TEST phase's Accuracy layers that say how often the highest of these scores is the label's."""
+    from autodial.graph import Graph
+    from autodial.net_state import filter_net
+    from autodial.proto import messages as pb
+
+    graph = Graph(filter_net(param, pb.TEST).layer)
+    read = {graph.last(scores)}
+    read.update(
+        top for node in graph.nodes if node.param.type == "Softmax" for top in node.tops if read & {*node.bottoms}
+    )
+    return {
+        node.param.top[0]
+        for node in graph.nodes
+        if node.param.type == "Accuracy" and node.param.accuracy_param.top_k == 1 and node.bottoms[0] in read
+    }

@@ -63,6 +63,17 @@ def test_flags_that_leave_out_the_first_test_and_last_snapshot(project: Path) ->
     assert not Path("snapshots").exists()
 
 
+@pytest.mark.parametrize(
+    ("interval", "initialization", "tests"),
+    [(3, True, [0, 3, 6, 8]), (3, False, [3, 6, 8]), (100, True, [0, 8]), (100, False, []), (2**31 - 1, False, [])],
+)
+def test_the_last_iteration_is_tested(project: Path, interval: int, initialization: bool, tests: list[int]) -> None:
+    settings = [f"solver.test_interval={interval}", f"solver.test_initialization={str(initialization).lower()}"]
+    solver, events = watched(overrides=settings)
+    solver.solve()
+    assert [event for event in events.order if event.startswith("test")] == [f"test {iter_}" for iter_ in tests]
+
+
 def test_displayed_rows(project: Path) -> None:
     solver, events = watched()
     losses = []
