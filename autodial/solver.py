@@ -29,11 +29,12 @@ from autodial.feed import Feed, naming_dead_workers, sources
 from autodial.lr_policy import check_policy, learning_rate, next_step
 from autodial.monitor import CollapseRow, Monitor, NotFinite, TestRow, TrainRow, Values
 from autodial.net import Net
-from autodial.outputs import check_writable
+from autodial.outputs import check_writable, real_path
 from autodial.overrides import apply_to_nets, apply_to_solver, for_nets
 from autodial.proto import messages as pb
 from autodial.ranks import LostRankError, Ranks
 from autodial.score_watch import ScoreWatch, not_finite
+from autodial.snapshots import delete_older
 from autodial.update import update_class
 from autodial.variants import FIXING, apply_variants, fit_weights, warn_of_lost_alignment
 from autodial.wording import counted
@@ -67,14 +68,15 @@ class Solver:
         ranks: the processes that train together, of which this is one, on GPU number local_rank or the CPU. They share
             out every training batch (autodial.data_parallel) and the batches of a test, and rank 0 writes snapshots;
             `check`, `solve`, `step` and `test` are called on all ranks.
+        keep: how many snapshots of this snapshot_prefix stay, the newest ones, besides the one resumed from: after each
+            new one, older ones are deleted, those of earlier starts too. None: all stay.
 
     Attributes:
         param: the SolverParameter in use, overrides applied.
         net, test_nets: Net objects; the test nets hold the train net's blobs.
-        net_name: the train net's file, or the field that holds it.
-        net_params: the NetParameters that the train net and the test nets were built from, variants and overrides
-            applied.
-        precision: as given.
+        net_names: the files of the train net and of the test nets, or the fields that hold them.
+        net_params: the NetParameters that these were built from, variants and overrides applied.
+        precision, keep: as given.
         update: the solver type's update, with the history.
         iter: number of updates done.
         current_step: number of steps that the learning rate has come down.
@@ -99,7 +101,10 @@ class Solver:
         overrides: Sequence[str] = (),
         variants: Sequence[str] = (),
         ranks: Ranks | None = None,
+        keep: int | None = None,
     ) -> None:
+        if keep is not None and keep < 1:
+            raise InputError(f"keep, the number of snapshots, must be at least 1, and is {keep}")
         self.param = pb.SolverParameter()
         self.param.CopyFrom(param)
         apply_to_solver(overrides, self.param)
@@ -119,6 +124,7 @@ class Solver:
         self.seed = max(self.param.random_seed, 0) if seed is None else seed
         self.workers = workers
         self.precision = precision
+        self.keep = keep
         self.monitors: list[Monitor] = []
         self.iter = 0
         self.current_step = 0
@@ -154,6 +160,7 @@ class Solver:
         self._busy = 0.0
         self._displayed_at: int | None = None
         self._saved_at: int | None = None
+        self._resumed_from: set[Path] = set()
         self._images_per_iteration = self.param.iter_size * sum(s.batch_size for s in sources(self.net).values())
 
     @classmethod
@@ -511,6 +518,8 @@ class Solver:
             for path in aside:
                 path.unlink(missing_ok=True)
         self._saved_at = self.iter
+        if self.keep is not None:
+            delete_older(self.param.snapshot_prefix, self.keep, self.iter, self._resumed_from)
         for monitor in self.monitors:
             monitor.saved(model, state)
         return model, state
@@ -528,6 +537,7 @@ class Solver:
             InputError: not a solverstate, one of another net or solver type, or its caffemodel is missing.
         """
         path = Path(path)
+        resumed_from = {real_path(path)}
         if path.name.endswith((".caffemodel", ".caffemodel.h5")):
             state_path = path.with_name(path.name.replace(".caffemodel", ".solverstate"))
             raise InputError(
@@ -554,8 +564,10 @@ class Solver:
             if model is None:
                 raise InputError(f"{path} needs its caffemodel, and it is not at {' or '.join(map(str, places))}")
             self.load_weights([model])
+            resumed_from.add(real_path(model))
         for ours, saved in zip(history, state.history, strict=True):
             ours.copy_(torch.from_numpy(saved).view(ours.shape))
+        self._resumed_from = resumed_from
         self.iter = self._saved_at = state.iter
         self.current_step = state.current_step
         self._displayed_at = None

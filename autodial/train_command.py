@@ -80,6 +80,16 @@ def train(
         ),
     ] = Precision.FLOAT32,
     seed: SeedOption = None,
+    keep: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            metavar="N",
+            help="Delete snapshots of this snapshot_prefix but for the newest N and the one resumed from, each time "
+            "that a new one is written.",
+            show_default="all stay",
+        ),
+    ] = None,
     output: Annotated[
         Path | None,
         typer.Option(
@@ -126,6 +136,7 @@ def train(
         "--workers": workers,
         "--precision": None if precision is Precision.FLOAT32 else precision.value,
         "--seed": seed,
+        "--keep": keep,
     }
     run = Solver.from_file(
         solver,
@@ -136,6 +147,7 @@ def train(
         overrides=settings or (),
         variants=variants or (),
         ranks=ranks,
+        keep=keep,
     )
     if run.device.type == "cpu":
         keep_freed_memory()
@@ -423,6 +435,7 @@ def _record(run: Solver, command: str, variants: Sequence[str], settings: Sequen
         **({} if run.ranks is None else {"ranks": run.ranks.size}),
         "workers": run.workers,
         "precision": run.precision,
+        "keep": run.keep,
         "versions": {
             **{name: version(name) for name in ("autodial", "torch", "numpy", "protobuf")},
             "opencv": cv2.__version__,
