@@ -460,7 +460,7 @@ class Solver:
         return bool(self.param.test_interval) and self.iter % self.param.test_interval == 0
 
     def _tests_end(self) -> bool:
-        return self.param.test_initialization or self.param.test_interval <= self.param.max_iter
+        return bool(self.param.test_initialization or self.param.test_interval <= self.param.max_iter)
 
     def _test_all(self) -> None:
         for i, net in enumerate(self.test_nets):
