@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from autodial.monitor import CollapseRow, Monitor, TestRow, TrainRow, Values
+from autodial.score_watch import describe
 from autodial.solver import Solver
 
 _SHOWN = 8
@@ -39,6 +40,8 @@ class Lines(Monitor):
     def tested(self, row: TestRow) -> None:
         self._write(f"Iteration {row.iteration}, testing net {row.net}")
         self._outputs("Test", row.outputs, row.loss_weights)
+        if row.not_finite:
+            self._write(f"Warning: {describe(row.not_finite)}, so that accuracies say nothing.")
 
     def collapsed(self, row: CollapseRow) -> None:
         self._write(

@@ -12,6 +12,8 @@ if TYPE_CHECKING:
 
 Values = tuple[float, ...]
 """The elements of an output blob, in order; most output blobs have one."""
+NotFinite = Mapping[str, tuple[int, int]]
+"""By blob of scores, in the net's order: for how many rows they are not finite, and of how many rows."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,7 @@ class TestRow:
         net: index of the test net.
         outputs: output blobs, averaged over the test's batches.
         loss_weights: weight in the loss of the outputs that have one.
+        not_finite: the blobs of scores that are not finite; accuracies of such say nothing.
     """
 
     __test__ = False  # not a test case, whatever pytest makes of the name
@@ -56,6 +59,7 @@ class TestRow:
     net: int
     outputs: Mapping[str, Values]
     loss_weights: Mapping[str, float]
+    not_finite: NotFinite = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -169,7 +169,7 @@ def recalibrate(
         InputError: a net without Dial layers, in TRAIN phase, or with layers that use a batch's own statistics or
             share stored ones; an alpha below 1, or nothing stored, without a source; no samples; no such logits; an
             input that a batch lacks.
-        WorkError: values that are not finite reach a Dial layer.
+        WorkError: values that are not finite reach a Dial layer, or the logits.
     """
     run = _Run(net, source, target, logits, memory, report or (lambda progress: None))
     saved = [(dial, dial.test_stats, [blob.clone() for blob in dial.blobs]) for dial in run.dials.values()]
@@ -461,6 +461,7 @@ class _Run:
                 so_far.add(values[self._bottoms[name]])
             if pass_.step == self._steps.count:
                 samples.classes.append(self._classes(values))
+                self._check_finite(values)
             if pass_.keep:
                 # in the place of what was kept for this batch before, so that both are never there in full
                 samples.kept[index : index + 1] = [{name: values[name].cpu() for name in self._steps.kept(pass_.step)}]
@@ -486,6 +487,14 @@ class _Run:
     def _classes(self, values: Mapping[str, Tensor]) -> Tensor:
         assert self._logits is not None
         return values[self._logits].argmax(1).cpu()
+
+    def _check_finite(self, values: Mapping[str, Tensor]) -> None:
+        assert self._logits is not None
+        if not values[self._logits].amax(1).isfinite().all():
+            raise WorkError(
+                f'the scores in blob "{self._logits}" are not finite (NaN or infinite): the weights are of a training '
+                "that diverged, or damaged"
+            )
 
 
 def _dial_layers(net: Net) -> dict[str, DomainAlignment]:

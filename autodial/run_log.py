@@ -3,6 +3,7 @@
 `run.json` is an object {"schema": 1, "starts": [...]}, one record per start of the run (the first, and each time it was
 resumed). `log.jsonl` has one JSON object per line: "event" is "train" (a displayed iteration), "test", "snapshot",
 "collapse" (an alarm, see autodial.collapse) or "start", "time" is when, in UTC, and NaN and infinite numbers are null.
+A "test" line has, under "not_finite", the blobs of scores that were NaN or infinite: for how many rows, of how many.
 TensorBoard's event files hold the same numbers.
 """
 

@@ -21,9 +21,10 @@ from autodial.data_checks import label_readers
 from autodial.devices import naming_full_memory
 from autodial.errors import InputError
 from autodial.feed import Feed, naming_dead_workers, sources
-from autodial.monitor import Values
+from autodial.monitor import NotFinite, Values
 from autodial.net import Net
 from autodial.proto.files import replacing
+from autodial.score_watch import ScoreWatch, not_finite
 
 _NO_LIST = "has no image list, or several that no label tells apart, to score image by image"
 
@@ -44,7 +45,7 @@ class Row:
 
     @property
     def predicted(self) -> int:
-        """The most probable class; of equals the last, as Caffe's Accuracy layer has it."""
+        """The most probable class; of equals the last, as Caffe's Accuracy layer has it, and so where all are NaN."""
         return len(self.probabilities) - 1 - int(self.probabilities[::-1].argmax())
 
     @property
@@ -71,6 +72,7 @@ class Scorer:
     Attributes:
         batches: number of batches that `run` runs.
         rows: one per image, each image once, in the order in which they were read; filled by `run`, with `logits`.
+        not_finite: the blobs of scores that are not finite, filled at the end of `run`.
 
     Raises:
         InputError: there is no such list, or several, and it is needed; or the logits have another shape.
@@ -89,6 +91,7 @@ class Scorer:
         self._once = iterations is None and len(net.data_layers) == 1
         self.batches = iterations or (-(-len(self._list) // self._list.batch_size) if self._list else 0)
         self.rows: list[Row] = []
+        self.not_finite: NotFinite = {}
         self._totals: dict[str, Tensor] = {}
         self._weight = 0
 
@@ -96,7 +99,7 @@ class Scorer:
         """Run all batches, pausing after each."""
         wanted = {*self._net.outputs, *([self._logits] if self._logits else ())}
         feed = Feed(self._net, range(self.batches), device=self._device, workers=self._workers)
-        with closing(feed), naming_dead_workers(), naming_full_memory():
+        with closing(feed), naming_dead_workers(), naming_full_memory(), ScoreWatch(self._net) as watch:
             for index, inputs in enumerate(feed):
                 new = self._new_rows(index)
                 cut = {name: value[:new] for name, value in inputs.items()} if self._once else inputs
@@ -108,6 +111,7 @@ class Scorer:
                     probabilities = blobs[self._logits][:new].flatten(1).softmax(1).cpu().numpy()
                     self.rows += self._scored(index, inputs, probabilities)
                 yield
+        self.not_finite = not_finite(watch.counts())
 
     def _scored(self, index: int, inputs: dict[str, Tensor], probabilities: NDArray[np.float32]) -> Iterator[Row]:
         """The rows of a batch, as many as there are probabilities."""

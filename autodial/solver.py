@@ -27,12 +27,14 @@ from autodial.devices import choose_device, naming_full_memory
 from autodial.errors import DivergedError, InputError, WorkError
 from autodial.feed import Feed, naming_dead_workers, sources
 from autodial.lr_policy import check_policy, learning_rate, next_step
-from autodial.monitor import CollapseRow, Monitor, TestRow, TrainRow, Values
+from autodial.monitor import CollapseRow, Monitor, NotFinite, TestRow, TrainRow, Values
 from autodial.net import Net
-from autodial.outputs import check_writable
+from autodial.outputs import check_writable, real_path
 from autodial.overrides import apply_to_nets, apply_to_solver, for_nets
 from autodial.proto import messages as pb
 from autodial.ranks import LostRankError, Ranks
+from autodial.score_watch import ScoreWatch, not_finite
+from autodial.snapshots import delete_older
 from autodial.update import update_class
 from autodial.variants import FIXING, apply_variants, fit_weights, warn_of_lost_alignment
 from autodial.wording import counted
@@ -45,10 +47,12 @@ S = TypeVar("S", bound="Solver")
 class Solver:
     """Trains a net (Caffe: Solver and SGDSolver).
 
-    `step` and `solve` follow Caffe's order: test, forward and backward iter_size times, display, update, snapshot. Two
-    things differ on purpose. All that is random depends on the seed, the layer, the iteration and the pass alone, so
-    that a restored solver continues as an uninterrupted one would. And `solve` ends without Caffe's forward pass for
-    display, which would move the Dial layers' statistics away from those of the snapshot just written.
+    `step` and `solve` follow Caffe's order: test, forward and backward iter_size times, display, update, snapshot.
+    Three things differ on purpose. All that is random depends on the seed, the layer, the iteration and the pass
+    alone, so that a restored solver continues as an uninterrupted one would. `solve` ends without Caffe's forward pass
+    for display, which would move the Dial layers' statistics away from those of the snapshot just written. And it ends
+    with a test, which Caffe does only where test_interval divides max_iter; it does not where test_interval is larger
+    than max_iter and test_initialization is false, as in a solver that wants no tests.
 
     Args:
         param: a SolverParameter; it is not changed.
@@ -64,14 +68,15 @@ class Solver:
         ranks: the processes that train together, of which this is one, on GPU number local_rank or the CPU. They share
             out every training batch (autodial.data_parallel) and the batches of a test, and rank 0 writes snapshots;
             `check`, `solve`, `step` and `test` are called on all ranks.
+        keep: how many snapshots of this snapshot_prefix stay, the newest ones, besides the one resumed from: after each
+            new one, older ones are deleted, those of earlier starts too. None: all stay.
 
     Attributes:
         param: the SolverParameter in use, overrides applied.
         net, test_nets: Net objects; the test nets hold the train net's blobs.
-        net_name: the train net's file, or the field that holds it.
-        net_params: the NetParameters that the train net and the test nets were built from, variants and overrides
-            applied.
-        precision: as given.
+        net_names: the files of the train net and of the test nets, or the fields that hold them.
+        net_params: the NetParameters that these were built from, variants and overrides applied.
+        precision, keep: as given.
         update: the solver type's update, with the history.
         iter: number of updates done.
         current_step: number of steps that the learning rate has come down.
@@ -96,7 +101,10 @@ class Solver:
         overrides: Sequence[str] = (),
         variants: Sequence[str] = (),
         ranks: Ranks | None = None,
+        keep: int | None = None,
     ) -> None:
+        if keep is not None and keep < 1:
+            raise InputError(f"keep, the number of snapshots, must be at least 1, and is {keep}")
         self.param = pb.SolverParameter()
         self.param.CopyFrom(param)
         apply_to_solver(overrides, self.param)
@@ -116,6 +124,7 @@ class Solver:
         self.seed = max(self.param.random_seed, 0) if seed is None else seed
         self.workers = workers
         self.precision = precision
+        self.keep = keep
         self.monitors: list[Monitor] = []
         self.iter = 0
         self.current_step = 0
@@ -126,7 +135,7 @@ class Solver:
                 source.param.CopyFrom(apply_variants(source.param, variants, source.base_dir))
         apply_to_nets(for_nets(overrides), [source.param for source in unique.values()])
         self.net_params = [source.param for source in (train, *tests)]
-        self.net_name = train.origin
+        self.net_names = [source.origin for source in (train, *tests)]
         self.net = self._build(train)
         self.test_nets = [self._build(source) for source in tests]
         for net in self.test_nets:
@@ -151,6 +160,7 @@ class Solver:
         self._busy = 0.0
         self._displayed_at: int | None = None
         self._saved_at: int | None = None
+        self._resumed_from: set[Path] = set()
         self._images_per_iteration = self.param.iter_size * sum(s.batch_size for s in sources(self.net).values())
 
     @classmethod
@@ -208,7 +218,7 @@ class Solver:
     def _check_learns(self) -> None:
         """Refuse a net without a loss, which a script may still give gradients to and update."""
         if not self.net.loss_weights:
-            raise InputError(f"{self.net_name}: the train net has no loss layer, so there is nothing to learn")
+            raise InputError(f"{self.net_names[0]}: the train net has no loss layer, so there is nothing to learn")
 
     @property
     def _writes(self) -> bool:
@@ -249,7 +259,7 @@ class Solver:
             self._warn_of_collapse()
             if (self.param.snapshot_after_train or not finished) and self._saved_at != self.iter:
                 self.snapshot()
-            if finished and self._test_due():
+            if finished and self._tests_end():
                 self._test_all()
             return finished
         finally:
@@ -409,23 +419,26 @@ class Solver:
         Returns:
             each output blob, averaged over the batches, on the CPU.
         """
-        outputs = self._test(index)
-        assert outputs is not None
-        return outputs
+        result = self._test(index)
+        assert result is not None
+        return result[0]
 
     @torch.no_grad()
-    def _test(self, index: int) -> dict[str, Tensor] | None:
-        """`test`; None if `stop` was called meanwhile."""
+    def _test(self, index: int) -> tuple[dict[str, Tensor], NotFinite] | None:
+        """`test`, and the blobs of scores that are not finite; None if `stop` was called meanwhile."""
         batches = self.param.test_iter[index]
         totals: dict[str, Tensor] = {}
-        for outputs in self._test_outputs(index, batches):
-            if self._stopping and self.ranks is None:
-                return None
-            for name, value in outputs.items():
-                totals[name] = totals[name] + value if name in totals else value
+        with ScoreWatch(self.test_nets[index]) as watch:
+            for outputs in self._test_outputs(index, batches):
+                if self._stopping and self.ranks is None:
+                    return None
+                for name, value in outputs.items():
+                    totals[name] = totals[name] + value if name in totals else value
+        counts = watch.counts()
         if self.ranks is not None:
             totals = self._over_ranks(totals, self.test_nets[index])
-        return {name: (total / batches).cpu() for name, total in totals.items()}
+            counts = {name: self.ranks.sum(count) for name, count in counts.items()}
+        return {name: (total / batches).cpu() for name, total in totals.items()}, not_finite(counts)
 
     def _over_ranks(self, totals: Mapping[str, Tensor], net: Net) -> dict[str, Tensor]:
         """The sums over all ranks, of which some may have tested no batch."""
@@ -446,12 +459,16 @@ class Solver:
     def _test_due(self) -> bool:
         return bool(self.param.test_interval) and self.iter % self.param.test_interval == 0
 
+    def _tests_end(self) -> bool:
+        return bool(self.param.test_initialization or self.param.test_interval <= self.param.max_iter)
+
     def _test_all(self) -> None:
         for i, net in enumerate(self.test_nets):
-            outputs = self._test(i)
-            if outputs is None:
+            result = self._test(i)
+            if result is None:
                 return
-            row = TestRow(self.iter, i, _values(outputs), net.loss_weights)
+            outputs, broken = result
+            row = TestRow(self.iter, i, _values(outputs), net.loss_weights, broken)
             for monitor in self.monitors:
                 monitor.tested(row)
 
@@ -501,6 +518,8 @@ class Solver:
             for path in aside:
                 path.unlink(missing_ok=True)
         self._saved_at = self.iter
+        if self.keep is not None:
+            delete_older(self.param.snapshot_prefix, self.keep, self.iter, self._resumed_from)
         for monitor in self.monitors:
             monitor.saved(model, state)
         return model, state
@@ -518,6 +537,7 @@ class Solver:
             InputError: not a solverstate, one of another net or solver type, or its caffemodel is missing.
         """
         path = Path(path)
+        resumed_from = {real_path(path)}
         if path.name.endswith((".caffemodel", ".caffemodel.h5")):
             state_path = path.with_name(path.name.replace(".caffemodel", ".solverstate"))
             raise InputError(
@@ -544,8 +564,10 @@ class Solver:
             if model is None:
                 raise InputError(f"{path} needs its caffemodel, and it is not at {' or '.join(map(str, places))}")
             self.load_weights([model])
+            resumed_from.add(real_path(model))
         for ours, saved in zip(history, state.history, strict=True):
             ours.copy_(torch.from_numpy(saved).view(ours.shape))
+        self._resumed_from = resumed_from
         self.iter = self._saved_at = state.iter
         self.current_step = state.current_step
         self._displayed_at = None

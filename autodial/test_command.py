@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from autodial.errors import InputError
+from autodial.errors import InputError, WorkError
 from autodial.options import (
     DeviceOption,
     LevelOption,
@@ -46,7 +46,8 @@ def test(
     """Score a trained net: its TEST phase over every image of its list, once.
 
     Prints each output blob - accuracies, losses - averaged over the images. SCORES.csv has the columns path, label,
-    predicted, loss (-log of the label's probability), and probability_0, probability_1, ... by class.
+    predicted, loss (-log of the label's probability), and probability_0, probability_1, ... by class. Scores that are
+    NaN or infinite are told of, with exit status 1; the rest is printed and written all the same.
     """
     import time
 
@@ -62,6 +63,7 @@ def test(
     from autodial.net_state import put_in_state
     from autodial.outputs import check_output, files_of
     from autodial.overrides import apply_to_nets
+    from autodial.score_watch import describe
     from autodial.scoring import Scorer, why_no_rows, write_scores
     from autodial.solver import load_weights
     from autodial.variants import read_variant
@@ -101,14 +103,17 @@ def test(
     console = Console(stderr=True)
     for _ in track(scorer.run(), "testing", total=scorer.batches, console=console, disable=not console.is_terminal):
         pass
-    for name, values in scorer.means().items():
+    means = scorer.means()
+    for name, values in means.items():
         typer.echo(describe_output(name, values, built.loss_weights.get(name, 0.0)))
-    accuracy = scorer.accuracy()
-    if accuracy is not None:
-        seconds = time.perf_counter() - started
-        typer.echo(f"{counted(len(scorer.rows), 'image')} in {seconds:.1f} s: accuracy over them = {accuracy:.6g}")
+    if scores is not None:
+        accuracy = None if means.keys() & _accuracies(param, scores) else scorer.accuracy()
+        over_them = "" if accuracy is None else f": accuracy over them = {accuracy:.6g}"
+        typer.echo(f"{counted(len(scorer.rows), 'image')} in {time.perf_counter() - started:.1f} s{over_them}")
     if output is not None:
         write_scores(scorer.rows, output)
+    if scorer.not_finite:
+        raise WorkError(f"{weights}: {describe(scorer.not_finite)}: the training diverged, or the file is damaged")
 
 
 def _find_logits(param: Any, blob: str | None, *, required: bool) -> str | None:
@@ -128,3 +133,21 @@ def _find_logits(param: Any, blob: str | None, *, required: bool) -> str | None:
     if graph.last(name) != value:
         raise InputError(f'a layer overwrites blob "{name}", the logits, in place; give its top another name')
     return name
+
+
+def _accuracies(param: Any, scores: str) -> set[str]:
+    """The tops of the TEST phase's Accuracy layers that say how often the highest of these scores is the label's."""
+    from autodial.graph import Graph
+    from autodial.net_state import filter_net
+    from autodial.proto import messages as pb
+
+    graph = Graph(filter_net(param, pb.TEST).layer)
+    read = {graph.last(scores)}
+    read.update(
+        top for node in graph.nodes if node.param.type == "Softmax" for top in node.tops if read & {*node.bottoms}
+    )
+    return {
+        node.param.top[0]
+        for node in graph.nodes
+        if node.param.type == "Accuracy" and node.param.accuracy_param.top_k == 1 and node.bottoms[0] in read
+    }

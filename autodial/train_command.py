@@ -80,6 +80,16 @@ def train(
         ),
     ] = Precision.FLOAT32,
     seed: SeedOption = None,
+    keep: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            metavar="N",
+            help="Delete snapshots of this snapshot_prefix but for the newest N and the one resumed from, each time "
+            "that a new one is written.",
+            show_default="all stay",
+        ),
+    ] = None,
     output: Annotated[
         Path | None,
         typer.Option(
@@ -126,6 +136,7 @@ def train(
         "--workers": workers,
         "--precision": None if precision is Precision.FLOAT32 else precision.value,
         "--seed": seed,
+        "--keep": keep,
     }
     run = Solver.from_file(
         solver,
@@ -136,6 +147,7 @@ def train(
         overrides=settings or (),
         variants=variants or (),
         ranks=ranks,
+        keep=keep,
     )
     if run.device.type == "cpu":
         keep_freed_memory()
@@ -170,7 +182,7 @@ def train(
             log = RunLog(folder, record, iteration=run.iter, resumed=snapshot is not None)
             stack.callback(log.close)
             _echo(
-                f"Training {run.net_name} on {record['device']}{half}{several} from iteration {run.iter} to "
+                f"Training {run.net_names[0]} on {record['device']}{half}{several} from iteration {run.iter} to "
                 f"{run.param.max_iter}, logs: {folder}"
             )
             run.monitors += [log, Lines(console.print if console.is_terminal else _echo)]
@@ -186,6 +198,9 @@ def train(
     say("Training done.")
     if run.collapses:
         say(f"The target's predictions collapsed at iteration {run.collapses[-1].iteration}; see above.")
+    say(f"To look at the run:\n{shlex.join(['autodial', 'report', str(folder)])}")
+    if export := _export_command(run, variants or (), settings or ()):
+        say(f"To export the net:\n{export}")
 
 
 def _echo(text: str) -> None:
@@ -344,10 +359,55 @@ def _command(solver: Path, options: dict[str, Any], ranks: Ranks | None) -> str:
         machines = ranks.size // ranks.local_size
         nodes = ["--nnodes", str(machines)] if machines > 1 else []
         words = ["torchrun", *nodes, "--nproc-per-node", str(ranks.local_size), "-m", *words]
+    return shlex.join([*words, *_words(options)])
+
+
+def _words(options: dict[str, Any]) -> Iterator[str]:
     for name, value in options.items():
         for item in value if isinstance(value, list) else [] if value is None else [value]:
-            words += [name, str(item)]
-    return shlex.join(words)
+            yield from (name, str(item))
+
+
+def _export_command(run: Solver, variants: Sequence[str], settings: Sequence[str]) -> str | None:
+    """The command line that exports what was trained.
+
+    None where it is not that simple: without a snapshot of the last iteration or a file of the net, or with a TEST
+    phase that leaves open which blob holds the logits.
+    """
+    from autodial.graph import Graph
+    from autodial.net_state import filter_net
+    from autodial.overrides import for_nets
+    from autodial.proto import messages as pb
+
+    tested = min(1, len(run.test_nets))
+    net, param = run.net_names[tested], run.net_params[tested]
+    state = run.test_nets[0].param.state if run.test_nets else param.state
+    weights = Path(f"{run.param.snapshot_prefix}_iter_{run.iter}{run.snapshot_suffixes[0]}")
+    if not (weights.is_file() and Path(net).is_file()):
+        return None
+    try:
+        Graph(filter_net(param, pb.TEST, level=state.level, stages=state.stage).layer).logits()
+    except InputError:
+        return None
+    options = {
+        **{"--net": net, "--variant": list(variants), "--set": [s for s in for_nets(settings) if _fits(s, param)]},
+        **{"--level": state.level or None, "--stage": list(state.stage)},
+        **{"--weights": weights, "-o": "target_predictor.onnx"},
+    }
+    return shlex.join(["autodial", "export", *_words(options)])
+
+
+def _fits(setting: str, net: Any) -> bool:
+    """Whether a setting is one of a net's, and not only of another net that the solver names."""
+    from autodial.overrides import apply_to_nets
+
+    copy = type(net)()
+    copy.CopyFrom(net)
+    try:
+        apply_to_nets([setting], [copy])
+    except InputError:
+        return False
+    return True
 
 
 def _record(run: Solver, command: str, variants: Sequence[str], settings: Sequence[str]) -> dict[str, Any]:
@@ -376,6 +436,7 @@ def _record(run: Solver, command: str, variants: Sequence[str], settings: Sequen
         **({} if run.ranks is None else {"ranks": run.ranks.size}),
         "workers": run.workers,
         "precision": run.precision,
+        "keep": run.keep,
         "versions": {
             "autodial": __version__,
             **{name: version(name) for name in ("torch", "numpy", "protobuf")},

@@ -18,7 +18,11 @@ class Accuracy(Layer):
     Bottoms: scores (N, classes, ...) and labels, one per position. Tops: the accuracy, a scalar in [0, 1], NaN if no
     label counts; and, if asked for, one accuracy per class, (classes,), 0 for a class without labels.
 
-    Caffe sorts pairs (score, class): of equal scores the higher class wins.
+    Caffe sorts pairs (score, class): of equal scores the higher class wins. A NaN is neither above nor below any score,
+    so that it counts as equal to all of them. A label is right if fewer than `top_k` classes come before it, each
+    compared with it alone. Where all scores of a row are NaN, these are the `top_k` highest classes, as in Caffe; of
+    rows that hold NaN beside other scores, in which such pairs have no order, Caffe's result depends on how its sort
+    proceeds, and differs now and then.
 
     Args:
         top_k: how many of the highest scores count as right, from 1 to the number of classes.
@@ -65,7 +69,7 @@ class Accuracy(Layer):
         own = scores.gather(axis, target)
         classes = scores.shape[axis]
         index = torch.arange(classes, device=scores.device).view(-1, *(1,) * (scores.ndim - axis - 1))
-        better = (scores > own) | ((scores == own) & (index > target))
+        better = (scores > own) | (~(scores < own) & (index > target))
         hit = (better.sum(axis) < self.top_k) & valid
         accuracy = hit.sum().to(scores.dtype) / self.whole(valid.sum())
         if not self.per_class:

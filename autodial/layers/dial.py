@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Sequence
-from typing import Literal
+from typing import Literal, SupportsIndex
 
 import torch
 import torch.nn.functional as F
@@ -24,6 +25,13 @@ def _channels(shape: Sequence[int]) -> int:
     if not shape:
         raise LayerError("normalizes a batch and gets a single number")
     return shape[1] if len(shape) > 1 else 1
+
+
+def _whole_number(name: str, value: SupportsIndex) -> int:
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise LayerError(f"{name} must be a whole number, not {value!r}") from None
 
 
 @register("Dial")
@@ -55,9 +63,9 @@ class DomainAlignment(Layer):
     statistics stay as they are.
 
     Raises:
-        LayerError: a slice_point below 1, a negative eps, an alpha that is NaN, a moving_average_fraction outside of
-            [0, 1], or other test_stats than those two; a batch of whole numbers or of another number of channels, or a
-            training batch without samples of both domains.
+        LayerError: num_features or a slice_point that is no whole number, a slice_point below 1, a negative eps, an
+            alpha that is NaN, a moving_average_fraction outside of [0, 1], or other test_stats than those two; a batch
+            of whole numbers or of another number of channels, or a training batch without samples of both domains.
     """
 
     statistics = (1, 2, 3)
@@ -78,7 +86,8 @@ class DomainAlignment(Layer):
         test_stats: Literal["source", "target"] = "target",
     ) -> None:
         super().__init__()
-        if slice_point is not None and slice_point < 1:
+        num_features = _whole_number("num_features", num_features)
+        if slice_point is not None and (slice_point := _whole_number("slice_point", slice_point)) < 1:
             raise LayerError(f"slice_point must be at least 1, or None for half of the batch, not {slice_point}")
         if test_stats not in ("source", "target"):
             raise LayerError(f'test_stats must be "source" or "target", not "{test_stats}"')

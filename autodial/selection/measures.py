@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from autodial.data.image_list import ImageList
 from autodial.domains import DataTop, DomainBatches, data_in_test, data_in_train, fed_net, reading, without_augmentation
-from autodial.errors import InputError
+from autodial.errors import DivergedError, InputError
 from autodial.net import Net
 from autodial.proto import messages as pb
 from autodial.scoring import Scorer
@@ -88,6 +88,7 @@ def measure(
 
     Raises:
         InputError: a net without a TEST phase that ends in logits, or images that can't be read.
+        DivergedError: logits that are not finite.
     """
     domains = _Domains(net, weights, base_dir, device, workers)
     held_out, sample = (domains.source(path) for path in (fold.held_out, fold.sample))
@@ -159,7 +160,10 @@ class _Domains:
         load_weights(net, [self._weights])
         with torch.no_grad():
             rows = [net.blobs(batch, [logits])[logits].flatten(1).float().cpu().numpy() for batch in batches]
-        return np.concatenate(rows)
+        scores: NDArray[np.float32] = np.concatenate(rows)
+        if not np.isfinite(scores).all():
+            raise DivergedError(f'after training, scores in blob "{logits}" are not finite (NaN or infinite)')
+        return scores
 
 
 def _labels(path: Path) -> NDArray[np.int64]:

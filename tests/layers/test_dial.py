@@ -412,6 +412,9 @@ def test_prototxt_s_slice_point_may_be_any_in_test(build) -> None:
     [
         (lambda: DomainAlignment(2, slice_point=0), "slice_point must be at least 1, or None for half .*, not 0"),
         (lambda: DomainAlignment(2, slice_point=-3), "slice_point must be at least 1"),
+        (lambda: DomainAlignment(2, slice_point=5.5), "slice_point must be a whole number, not 5.5"),
+        (lambda: DomainAlignment(2, slice_point="5"), "slice_point must be a whole number, not '5'"),
+        (lambda: DomainAlignment(2.0), "num_features must be a whole number, not 2.0"),
         (lambda: DomainAlignment(2, test_stats="SOURCE"), 'test_stats must be "source" or "target", not "SOURCE"'),
         (lambda: DomainAlignment(2, alpha=float("nan")), "alpha must be a number, from 0.5 to 1, and is NaN"),
         (lambda: DomainAlignment(2, moving_average_fraction=1.5), "fraction must be from 0 to 1, and is 1.5"),

@@ -383,3 +383,15 @@ def test_values_that_are_not_finite() -> None:
     with pytest.raises(WorkError, match='not finite reach layer "dial2a" from the source'):
         refused(net)
     assert_same(stored(net), before, rtol=0)
+
+
+def test_scores_that_are_not_finite() -> None:
+    classifier = """layer { name: "scores" type: "InnerProduct" bottom: "fc" top: "scores"
+        inner_product_param { num_output: 3 weight_filler { type: "xavier" } } }"""
+    net = build(text=TEXT + classifier)
+    recalibrate(net, batches(XS), batches(XT), logits="scores")
+    before = stored(net)
+    net.layer("scores").blobs[1].data[1] = math.nan
+    with pytest.raises(WorkError, match=r'the scores in blob "scores" are not finite \(NaN or infinite\)'):
+        recalibrate(net, batches(XS), batches(XT), logits="scores")
+    assert_same(stored(net), before, rtol=0)

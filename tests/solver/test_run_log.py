@@ -24,7 +24,7 @@ def train_row(iteration: int, loss: float = 0.5) -> TrainRow:
 def test_rows_are_on_disk_at_once_and_valid_json(tmp_path: Path) -> None:
     log = RunLog(tmp_path / "a/run", {"seed": 3}, iteration=0, resumed=False)
     log.displayed(train_row(0, math.nan))
-    log.tested(TestRow(5, 0, {"accuracy": (0.25,)}, {}))
+    log.tested(TestRow(5, 0, {"accuracy": (0.25,)}, {}, {"fc": (3, 8)}))
 
     def refuse(constant: str) -> None:
         raise AssertionError(constant)
@@ -39,7 +39,10 @@ def test_rows_are_on_disk_at_once_and_valid_json(tmp_path: Path) -> None:
             **{"event": "train", "iteration": 0, "lr": 0.1, "loss": None, "outputs": {"a": None, "b": [1.0, None]}},
             **{"loss_weights": {"a": 1.0}, "alphas": {"x/dial": 0.75}, "images_per_s": None, "diversity": {}},
         },
-        {"event": "test", "iteration": 5, "net": 0, "outputs": {"accuracy": 0.25}, "loss_weights": {}},
+        {
+            **{"event": "test", "iteration": 5, "net": 0, "outputs": {"accuracy": 0.25}, "loss_weights": {}},
+            "not_finite": {"fc": [3, 8]},
+        },
     ]
     log.close()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -61,6 +62,38 @@ def test_flags_that_leave_out_the_first_test_and_last_snapshot(project: Path) ->
     solver.solve()
     assert [event for event in events.order if event.startswith(("test", "save"))] == ["test 4", "test 8"]
     assert not Path("snapshots").exists()
+
+
+@pytest.mark.parametrize(
+    ("interval", "initialization", "tests"),
+    [(3, True, [0, 3, 6, 8]), (3, False, [3, 6, 8]), (100, True, [0, 8]), (100, False, []), (2**31 - 1, False, [])],
+)
+def test_the_last_iteration_is_tested(project: Path, interval: int, initialization: bool, tests: list[int]) -> None:
+    settings = [f"solver.test_interval={interval}", f"solver.test_initialization={str(initialization).lower()}"]
+    solver, events = watched(overrides=settings)
+    solver.solve()
+    assert [event for event in events.order if event.startswith("test")] == [f"test {iter_}" for iter_ in tests]
+
+
+def test_alphas_that_are_fixed_do_not_count_in_the_clipped_norm(project: Path) -> None:
+    """The gradients of all that learns are clipped to the norm 0.1, and a step of rate 1 is these gradients."""
+    settings = ["momentum=0", "weight_decay=0", "iter_size=1", "base_lr=1", "clip_gradients=0.1"]
+    lengths = {}
+    for variant in ("fixed-alpha", None):
+        solver = Solver.from_file(
+            "solver.prototxt",
+            overrides=[f"solver.{setting}" for setting in settings],
+            variants=[] if variant is None else [variant],
+        )
+        before = [param.tensor.detach().clone() for param in solver.net.params]
+        solver.step(1)
+        solver.close()
+        pairs = zip(solver.net.params, before, strict=True)
+        steps = [p.tensor.detach() - old for p, old in pairs if (p.layer, p.index) == ("conv/dial", 0) or p.lr_mult]
+        lengths[variant] = [float(step.norm()) for step in steps]
+        assert math.hypot(*lengths[variant]) == pytest.approx(0.1, rel=1e-4)
+    # where alpha learns, its part of the norm is the others' loss
+    assert lengths["fixed-alpha"][2] == 0 and lengths[None][2] > 0.001
 
 
 def test_displayed_rows(project: Path) -> None:

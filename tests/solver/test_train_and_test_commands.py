@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import json
+import re
+import shlex
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -34,7 +36,11 @@ def test_train_shows_logs_and_records(autodial: Run) -> None:
     lines = out.splitlines()
     assert lines[0] == "Training net.prototxt on cpu from iteration 0 to 8, logs: snapshots/stripes_run"
     assert any(line.startswith("Iteration 4, lr = 0.025, loss = ") and line.endswith("images/s)") for line in lines)
-    assert lines[-1] == "Training done."
+    assert lines[-5:] == [
+        *("Training done.", "To look at the run:", "autodial report snapshots/stripes_run", "To export the net:"),
+        "autodial export --net net.prototxt --set loss-target.loss_weight=0.25 "
+        "--weights snapshots/stripes_iter_8.caffemodel -o target_predictor.onnx",
+    ]
     rows = read_log(Path("snapshots/stripes_run"))
     assert [(row["event"], row["iteration"]) for row in rows] == [
         *(("test", 0), ("train", 0), ("test", 4), ("train", 4), ("test", 8)),
@@ -46,6 +52,36 @@ def test_train_shows_logs_and_records(autodial: Run) -> None:
     assert "display: 4" in start["solver"]
     assert start["seed"] == 5
     assert start["command"].endswith("--set loss-target.loss_weight=0.25 --set solver.display=4 --workers 0")
+
+
+def test_the_commands_that_training_ends_with_work(autodial: Run, edit: Edit) -> None:
+    """Also where the solver names two nets and a stage, and where settings are those of only one of them."""
+    net = Path("net.prototxt").read_text()
+    for name, wanted, other in (("a train.prototxt", "TRAIN", "TEST"), ("a test.prototxt", "TEST", "TRAIN")):
+        layers = (layer for layer in net.split("\nlayer {") if f"phase: {other}" not in layer)
+        Path(name).write_text("\nlayer {".join(layers).replace(f"include {{ phase: {wanted} }}", ""))
+    edit("a test.prototxt", 'name: "fc" type', 'name: "fc" include { stage: "ready" min_level: 2 } type')
+    edit("solver.prototxt", 'net: "net.prototxt"', 'train_net: "a train.prototxt" test_net: "a test.prototxt"')
+    edit("solver.prototxt", "random_seed", 'test_state { stage: "ready" level: 2 } random_seed')
+    settings = ("fc.inner_product_param.num_output=4", "loss-target.loss_weight=0.2", "solver.display=4")
+    options = ("--variant", "fixed-alpha", *(word for setting in settings for word in ("--set", setting)))
+    status, out, err = autodial(*TRAIN, *options, "-o", "the run")
+    assert status == 0, err
+    report, export = (line for line in out.splitlines() if line.startswith("autodial "))
+    assert report == "autodial report 'the run'"
+    assert export == (
+        "autodial export --net 'a test.prototxt' --variant fixed-alpha --set fc.inner_product_param.num_output=4 "
+        "--level 2 --stage ready --weights snapshots/stripes_iter_8.caffemodel -o target_predictor.onnx"
+    )
+    status, _, err = autodial(*shlex.split(export)[1:])
+    assert status == 0, err
+    assert Path("target_predictor.onnx").exists()
+
+
+def test_without_a_last_snapshot_there_is_nothing_to_export(autodial: Run) -> None:
+    without = ("--set", "solver.snapshot=3", "--set", "solver.snapshot_after_train=false")
+    status, out, _ = autodial(*TRAIN, *without)
+    assert status == 0 and out.splitlines()[-1] == "autodial report snapshots/stripes_run"
 
 
 def test_snapshots_of_an_earlier_run_are_not_written_over(autodial: Run) -> None:
@@ -196,8 +232,14 @@ def test_test_scores_every_image_once(autodial: Run) -> None:
     accuracy = float((probabilities.argmax(1) == labels).mean())
     assert float(shown["accuracy"]) == pytest.approx(accuracy)
     assert float(shown["loss-test"].split()[0]) == pytest.approx(float(losses.mean()), rel=1e-4)
-    assert out.splitlines()[-1].startswith("11 images in ")
-    assert float(out.splitlines()[-1].rpartition("= ")[2]) == pytest.approx(accuracy)
+    assert re.fullmatch(r"11 images in \d+\.\d s", out.splitlines()[-1])
+
+    # printed once; without an Accuracy layer of its own, the rows'
+    net_text = Path("net.prototxt").read_text()
+    for edited in ("accuracy_param { top_k: 2 } include { phase: TEST } }", 'include { phase: TEST stage: "no" } }'):
+        Path("net.prototxt").write_text(f"{edited}\n".join(net_text.rsplit("include { phase: TEST } }\n", 1)))
+        out = autodial(*TEST)[1]
+        assert float(out.splitlines()[-1].rpartition(" s: accuracy over them = ")[2]) == pytest.approx(accuracy)
 
 
 def test_test_with_iterations_averages_whole_batches(autodial: Run) -> None:
