@@ -18,6 +18,7 @@ import numpy as np
 
 from autodial.cpus import available_cpus
 from autodial.data.paths import find
+from autodial.data.sequences import is_one_name
 from autodial.deploy.binding import Scores
 from autodial.deploy.drift import Counts, Drift, read_reference
 from autodial.deploy.inputs import Image, PassedOver, expand
@@ -145,6 +146,8 @@ def predict_folder(
         WorkError: a GPU that was asked for, the model's run, or writing fails, or more images than `max_failures`.
         KeyboardInterrupt: with a message that says where the rows done so far are.
     """
+    if is_one_name(inputs):
+        raise InputError(f"inputs is a sequence of files, folders, lists and patterns, not one of them: [{inputs!r}].")
     index, count = shard
     if not 1 <= index <= count:
         raise InputError(
