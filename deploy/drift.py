@@ -241,11 +241,10 @@ def read_reference(info: ModelInfo, path: str | Path) -> Reference:
     try:
         reference = Reference.parse(info.reference)
         if reference.classes.min() < 0 or reference.classes.max() >= len(info.classes):
-            raise ValueError("its reference has classes that the model doesn't have")
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        what = f"it lacks {error}" if isinstance(error, KeyError) else str(error)
+            raise InputError("its reference has classes that the model doesn't have")
+    except InputError as error:
         raise InputError(
-            f"{path}: what it keeps of its training list can't be read ({what}); export the model again."
+            f"{path}: what it keeps of its training list can't be read ({error}); export the model again."
         ) from error
     if reference.names != figure_names(info.channels):
         raise InputError(
