@@ -50,7 +50,6 @@ def test(
     """
     import time
 
-    from rich.console import Console
     from rich.progress import track
 
     from autodial import proto
@@ -64,6 +63,7 @@ def test(
     from autodial.overrides import apply_to_nets
     from autodial.scoring import Scorer, why_no_rows, write_scores
     from autodial.solver import load_weights
+    from autodial.terminal import Console
     from autodial.variants import read_variant
 
     param = read_variant(net, variants or ())
