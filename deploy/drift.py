@@ -185,6 +185,14 @@ class Counts:
         """All of it as values that JSON knows."""
         return {"bins": [counts.tolist() for counts in self.bins], "sums": self.sums.tolist()}
 
+    def fits(self, bins: Sequence[Sequence[int]], sums: Sequence[float], images: int) -> bool:
+        """Whether a `state` of these can be that of so many images."""
+        return (
+            len(sums) == len(self.sums)
+            and [len(counts) for counts in bins] == [len(counts) for counts in self.bins]
+            and all(sum(counts) == images for counts in bins)
+        )
+
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from a `state`."""
         self.bins = [np.array(counts, np.int64) for counts in state["bins"]]

@@ -44,6 +44,9 @@ class Predictor:
         self.info: ModelInfo = opened.info
         self.provider: str = opened.provider
         """ONNX Runtime's name of what runs the model: "CUDAExecutionProvider" or "CPUExecutionProvider"."""
+        kind, index = opened.device
+        self.device: str = kind if self.provider != CUDA else f"{kind}:{index}"
+        """Where it runs: "cpu", or "cuda:N"."""
         self.reason: str = opened.reason
         """Why it runs there: "asked for", or what "auto" found."""
         self.cuda_failure: str | None = opened.cuda_failure
