@@ -204,3 +204,27 @@ def test_what_can_not_be_compared_is_said() -> None:
     del lost["domain"]
     with pytest.raises(InputError, match=r"\"domain\"|bins without"):
         read_reference(info(lost), "m.onnx")
+
+
+def values_of_every_kind() -> list[Any]:
+    return [None, True, -1, 2**70, 1.5, "x", "9" * 30, "\ud800", [], {}, [[]], {"entropy": 1}, [1, 1], [2, 1]]
+
+
+@pytest.mark.parametrize("key", ["domain", "list", "listed", "classes", "figures"])
+@pytest.mark.parametrize("inside", [None, "mean", "edges", "bins"])
+def test_what_is_kept_of_a_list_may_be_of_any_kind(key: str, inside: str | None) -> None:
+    """What can't be a reference is refused in a sentence; what can is read."""
+    kept = reference(count=20).record()
+    for value in values_of_every_kind():
+        record: dict[str, Any] = json.loads(json.dumps(kept))
+        if inside is None:
+            record[key] = value
+        else:
+            record["figures"]["entropy"][inside] = value
+        info = ModelInfo(CLASSES, (6, 9), "GRAY", None, (), 1.0, "target", "", "", record)
+        try:
+            read_reference(info, "m.onnx")
+        except InputError as error:
+            assert str(error).startswith("m.onnx") and "\n" not in str(error)
+        else:
+            assert (inside or key) in ("domain", "list", "listed", "mean")
