@@ -81,7 +81,7 @@ class _Plain(_Stream):
     @property
     def rich_proxied_file(self) -> TextIO:
         """Where consoles of rich write, which style their text and move the cursor."""
-        return getattr(self._stream, "rich_proxied_file", self._stream)
+        return self._stream._stream if isinstance(self._stream, _Styled) else self._stream
 
 
 @contextmanager

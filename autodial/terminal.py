@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
-from typing import Any
+from typing import IO, Any
 
 import rich.console
 from rich.segment import Segment
@@ -13,7 +14,14 @@ from autodial.wording import printable
 
 
 class Console(rich.console.Console):  # noqa: TID251
-    """rich's Console, on which control characters in text are shown: rich obeys them."""
+    """rich's Console, on which control characters in text are shown: rich obeys them.
+
+    It writes where standard output, or standard error, leads to when it is made.
+    """
+
+    def __init__(self, *, stderr: bool = False, file: IO[str] | None = None, **options: Any) -> None:
+        stream = sys.stderr if stderr else sys.stdout
+        super().__init__(stderr=stderr, file=file or getattr(stream, "rich_proxied_file", stream), **options)
 
     def render_str(self, text: str, **options: Any) -> Text:
         return super().render_str(printable(text, but="\n\t"), **options)

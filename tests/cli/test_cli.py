@@ -12,12 +12,13 @@ from pathlib import Path
 import cv2
 import numpy as np
 import pytest
+from rich.progress import Progress
 from rich.table import Table
 from rich.text import Text
 
 from autodial import __version__ as autodial_version
 from autodial.errors import InputError
-from autodial.streams import harmless
+from autodial.streams import harmless, named
 from autodial.terminal import Console
 
 HELP = """
@@ -197,9 +198,15 @@ def test_a_terminal_gets_the_colours_of_rich_inside_of_a_command(capsys: pytest.
     def command() -> None:
         Console(force_terminal=True, color_system="standard").print("red", style="red")
         print("\x1b[31mnot red")
+        with Progress(console=Console(stderr=True, force_terminal=True), transient=True) as bar:
+            bar.update(bar.add_task("work", total=1), completed=1)
+            print("above")
         print(HOSTILE, file=sys.stderr)
 
-    command()
+    with named():
+        command()
     out, err = capsys.readouterr()
     assert out == "\x1b[31mred\x1b[0m\n\\x1b[31mnot red\n"
-    assert r"a\x1b]0;title" in err and not set(err) & set("\x1b\x07\x9b\u202e")
+    bar, _, name = err.rpartition("\x1b[2K")  # what rich moves the cursor with is as it was
+    assert "\x1b[?25l" in bar and "work" in bar and "\\x1b" not in bar
+    assert name == r"a\x1b]0;title\x07\x1b[2J\x9b1m\u202eb.png" + "\n"
