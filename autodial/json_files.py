@@ -42,6 +42,11 @@ class WrongValueError(ValueError):
         super().__init__(wanted, value)
         self.place = ""
 
+    def inside(self, step: str) -> WrongValueError:
+        """The same, seen from a larger value in which a step leads to this one."""
+        self.place = _short(step) + self.place
+        return self
+
     def __str__(self) -> str:
         wanted, value = self.args
         place = f'"{self.place.removeprefix(".")}"' if self.place else "the whole"
@@ -52,13 +57,13 @@ def parse(text: str | bytes) -> Any:
     """The value of a JSON text, which is in UTF-8 if it is bytes.
 
     Raises:
-        NotJsonError: it is no JSON; it holds NaN or an infinite number, which JSON does not have; or it is nested more
-            deeply than Python can follow.
+        NotJsonError: it is no JSON, holds NaN or Infinity, which JSON does not have, or is nested more deeply than
+            Python can follow.
     """
     try:
         if isinstance(text, bytes):
             text = text.decode("utf-8-sig")
-        return json.loads(text, parse_constant=_refuse_constant, parse_float=_finite)
+        return _DECODER.decode(text)
     except RecursionError:
         raise NotJsonError("its lists and objects are nested too deeply") from None
     except NotJsonError:
@@ -79,7 +84,8 @@ def check(value: Any, schema: type[T]) -> T:
             float, too; True and False are no numbers.
 
     Raises:
-        InputError: it is something else; the message names the place inside of it.
+        InputError: it is something else; the message names the place inside of it. A float that is not finite, such as
+            1e999, is no number.
     """
     try:
         _check_of(cast(Hashable, schema))(value)
@@ -128,11 +134,7 @@ def _refuse_constant(name: str) -> float:
     raise NotJsonError(f"it holds {name}, which is no number in JSON")
 
 
-def _finite(text: str) -> float:
-    value = float(text)
-    if not isfinite(value):
-        raise NotJsonError(f"the number {_short(text)} is too large")
-    return value
+_DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
 
 
 @cache
@@ -170,7 +172,7 @@ _SCALARS: Mapping[Any, Check] = {
     str: _scalar("a string", lambda value: type(value) is str),
     bool: _scalar("true or false", lambda value: type(value) is bool),
     int: _scalar("a whole number", _is_integer),
-    float: _scalar("a number", lambda value: type(value) is float or _is_integer(value)),
+    float: _scalar("a number", lambda value: isfinite(value) if type(value) is float else _is_integer(value)),
 }
 
 
@@ -181,11 +183,16 @@ def _object_check(schema: Any) -> Check:
     def check_object(value: Any) -> None:
         if type(value) is not dict:
             raise WrongValueError("an object", value)
-        for name, check_item in checks.items():
-            if name in value:
-                _check_inside(f".{name}", check_item, value[name])
-            elif name in required:
+        for name in required:
+            if name not in value:
                 raise WrongValueError(f'an object with "{name}"', value)
+        name = ""
+        try:
+            for name, check_item in checks.items():
+                if name in value:
+                    check_item(value[name])
+        except WrongValueError as error:
+            raise error.inside(f".{name}") from None
 
     return check_object
 
@@ -194,8 +201,12 @@ def _list_check(check_item: Check) -> Check:
     def check_list(value: Any) -> None:
         if type(value) is not list:
             raise WrongValueError("a list", value)
-        for index, item in enumerate(value):
-            _check_inside(f"[{index}]", check_item, item)
+        index = 0
+        try:
+            for index, item in enumerate(value):  # noqa: B007 - the handler's
+                check_item(item)
+        except WrongValueError as error:
+            raise error.inside(f"[{index}]") from None
 
     return check_list
 
@@ -204,18 +215,14 @@ def _mapping_check(check_item: Check) -> Check:
     def check_mapping(value: Any) -> None:
         if type(value) is not dict:
             raise WrongValueError("an object", value)
-        for name, item in value.items():
-            _check_inside(f".{name}", check_item, item)
+        name = ""
+        try:
+            for name, item in value.items():  # noqa: B007 - the handler's
+                check_item(item)
+        except WrongValueError as error:
+            raise error.inside(f".{name}") from None
 
     return check_mapping
-
-
-def _check_inside(step: str, check_item: Check, item: Any) -> None:
-    try:
-        check_item(item)
-    except WrongValueError as error:
-        error.place = _short(step) + error.place
-        raise
 
 
 def _union_check(checks: Sequence[Check]) -> Check:
