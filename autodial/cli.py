@@ -27,6 +27,9 @@ from autodial.train_command import train
 from autodial.upgrade_command import upgrade
 from autodial.wording import printable
 
+_NO_MEMORY = "can't allocate memory"
+"""What torch's RuntimeError says on the CPU."""
+
 app = typer.Typer(
     name="autodial",
     help="Train AutoDIAL networks from Caffe prototxts, export their target predictor, label folders of images.",
@@ -44,10 +47,6 @@ def _say_version(wanted: bool) -> None:
 
         typer.echo(f"autodial {__version__}")
         raise typer.Exit
-
-
-_NO_MEMORY = "can't allocate memory"
-"""What torch's RuntimeError says on the CPU."""
 
 
 @app.callback()
@@ -113,7 +112,7 @@ def _explain(error: Exception) -> tuple[str, int]:
         remedy = 'pip install ".[train]" in AutoDIAL\'s checkout brings it'
         return f"this needs {error.name}, which is not installed: {remedy}", 1
     if isinstance(error, RecursionError):
-        return "something that was given is nested too deeply: name files that are not damaged", 2
+        return "a file that was given is nested too deeply to be read; it may be damaged", 2
     if isinstance(error, OSError):
         return f"{error.filename}: {error.strerror}" if error.filename else str(error), 1
     return "there is not enough memory for this: take smaller batches or images, or a machine with more", 1

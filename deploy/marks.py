@@ -75,7 +75,10 @@ class Marks:
                     break
                 was, now = (int(mark["size"]), int(mark["modified"])), image.state()
                 if was != now:
-                    raise InputError(f"{image.path} {_change(was, now)} since its row was written.")
+                    raise InputError(
+                        f"{image.path} {_change(was, now)} since its row was written: put it back as it was, or delete "
+                        "what the interrupted run left to start afresh."
+                    )
                 label = int(mark["label"])
                 yield Done(start + found, image, None if label == _NO_LABEL else label)
                 found += 1
