@@ -43,6 +43,7 @@ class Marks:
     def __init__(self, file: FileIO, rows: int) -> None:
         self._file = file
         self._rows = rows
+        self._added = False
         file.truncate(rows * _MARK.itemsize)
         file.seek(0, os.SEEK_END)
 
@@ -51,13 +52,16 @@ class Marks:
         marks = np.zeros(len(rows), _MARK)
         for i, (row, state) in enumerate(zip(rows, states, strict=True)):
             marks[i] = (_digest(row.path), *state, row.classes[0] if row.classes else _NO_LABEL)
+        self._added = True
         rest = memoryview(marks.tobytes())
         while rest:  # unbuffered: a full disk may take a part
             rest = rest[self._file.write(rest) :]
 
     def sync(self) -> None:
         """Make sure that the marks are on disk."""
-        os.fsync(self._file.fileno())
+        if self._added:
+            os.fsync(self._file.fileno())
+            self._added = False
 
     def check(self, images: Iterator[Image]) -> Iterator[Done]:
         """Yield the images of the rows that are done, which come first in `images`, after a look at each one's file.
