@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import sys
 import traceback
+from contextlib import suppress
+from typing import Annotated
 
 import typer
 
@@ -18,10 +20,15 @@ from autodial.init_command import init
 from autodial.recalibrate_command import recalibrate
 from autodial.report_command import report
 from autodial.select_command import select
+from autodial.streams import STANDARD_OUTPUT, discard, harmless, named
 from autodial.test_command import test
 from autodial.time_command import time
 from autodial.train_command import train
 from autodial.upgrade_command import upgrade
+from autodial.wording import printable
+
+_NO_MEMORY = "can't allocate memory"
+"""What torch's RuntimeError says on the CPU."""
 
 app = typer.Typer(
     name="autodial",
@@ -34,8 +41,20 @@ app = typer.Typer(
 )
 
 
+def _say_version(wanted: bool) -> None:
+    if wanted:
+        from autodial import __version__
+
+        typer.echo(f"autodial {__version__}")
+        raise typer.Exit
+
+
 @app.callback()
-def set_up() -> None:
+def set_up(
+    version: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=_say_version, help="Say the version and exit.")
+    ] = False,
+) -> None:
     # OpenCV reports what it can't decode without the file's name: the commands do it better.
     os.environ.setdefault("OPENCV_LOG_LEVEL", "SILENT")
     # A small file may claim any size. The largest cameras make 200 million pixels.
@@ -43,27 +62,57 @@ def set_up() -> None:
 
 
 for command in (demo, init, dialize, train, test, time, select, recalibrate, report, export, predict, doctor, upgrade):
-    app.command()(command)
+    app.command()(harmless(command))
 
 
 def main() -> None:
     """Run the command line; errors are one sentence, with exit status 2 for bad input and 1 for failed work."""
     debug = "--debug" in sys.argv
     arguments = [argument for argument in sys.argv[1:] if argument != "--debug"]
+    with named():
+        status = _run(arguments, debug)
+    if sys.stdout is not None:
+        try:
+            sys.stdout.flush()
+        except OSError as error:
+            error.filename = STANDARD_OUTPUT
+            status = status or _report(error, debug)
+            discard(sys.stdout)  # which the interpreter would flush once more
+    sys.exit(status)
+
+
+def _run(arguments: list[str], debug: bool) -> int | str | None:
+    """Run a command line and report what goes wrong; the exit status."""
     try:
         app(arguments, prog_name="autodial")
-    except (AutodialError, OSError, ModuleNotFoundError) as error:
-        if debug:
-            traceback.print_exc()
-        message, status = _explain(error)
-        print(f"autodial: error: {message}", file=sys.stderr)
-        sys.exit(status)
+    except SystemExit as stop:
+        return stop.code
+    except (AutodialError, OSError, ModuleNotFoundError, MemoryError, RecursionError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and not (isinstance(error, RecursionError) or _NO_MEMORY in str(error)):
+            raise
+        return _report(error, debug)
+    return 0
 
 
-def _explain(error: AutodialError | OSError | ModuleNotFoundError) -> tuple[str, int]:
+def _report(error: Exception, debug: bool) -> int:
+    """Print an error in one sentence; the exit status. A reader of the output that is gone needs no sentence."""
+    message, status = _explain(error)
+    if not isinstance(error, BrokenPipeError):
+        with suppress(OSError):  # standard error can't be written
+            if debug:
+                traceback.print_exception(error)
+            print(f"autodial: error: {printable(message)}", file=sys.stderr)
+    return status
+
+
+def _explain(error: Exception) -> tuple[str, int]:
     if isinstance(error, AutodialError):
         return str(error), error.exit_status
     if isinstance(error, ModuleNotFoundError):
         remedy = 'pip install ".[train]" in AutoDIAL\'s checkout brings it'
         return f"this needs {error.name}, which is not installed: {remedy}", 1
-    return f"{error.filename}: {error.strerror}" if error.filename else str(error), 1
+    if isinstance(error, RecursionError):
+        return "a file that was given is nested too deeply to be read; it may be damaged", 2
+    if isinstance(error, OSError):
+        return f"{error.filename}: {error.strerror}" if error.filename else str(error), 1
+    return "there is not enough memory for this: take smaller batches or images, or a machine with more", 1

@@ -6,12 +6,12 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from autodial.monitor import CollapseRow, Monitor, TestRow, TrainRow, Values
 from autodial.score_watch import describe
 from autodial.solver import Solver
+from autodial.terminal import Console
 
 _SHOWN = 8
 """Elements of an output blob that a line shows."""

@@ -13,11 +13,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, TypedDict
 
 import cv2
 import numpy as np
 from numpy.typing import NDArray
+
+from autodial.errors import InputError
+from autodial.json_files import check
 
 OUTPUTS = ("entropy", "confidence")
 """Of the probabilities: their entropy in nats, and the largest."""
@@ -37,6 +40,20 @@ _FIRST = ord("0")
 """The character that stands for a figure below all edges."""
 
 Values = NDArray[np.float64]
+
+
+class _FigureRecord(TypedDict):
+    mean: float
+    edges: list[float]
+    bins: str
+
+
+class _ReferenceRecord(TypedDict):
+    domain: str
+    list: str
+    listed: Annotated[int, range(2**53)]
+    classes: str
+    figures: Mapping[str, _FigureRecord]
 
 
 def figure_names(channels: int) -> tuple[str, ...]:
@@ -132,22 +149,25 @@ class Reference:
 
     @classmethod
     def parse(cls, record: Mapping[str, Any]) -> Reference:
-        """The inverse of `record`; ValueError, KeyError or TypeError for what `record` never returns."""
-        classes = np.array(record["classes"].split(), np.intp)
-        kept = record["figures"]
-        edges = tuple(np.array(figure["edges"], np.float64) for figure in kept.values())
+        """The inverse of `record`; InputError for what `record` never returns, as the end of a sentence."""
+        kept = check(record, _ReferenceRecord)
+        figures = kept["figures"]
+        try:
+            classes = np.array(kept["classes"].split(), np.intp)
+        except (ValueError, OverflowError):
+            raise InputError("its reference has classes that are no whole numbers") from None
+        edges = tuple(np.array(figure["edges"], np.float64) for figure in figures.values())
         bins = tuple(
-            np.frombuffer(figure["bins"].encode(), np.uint8).astype(np.intp) - _FIRST for figure in kept.values()
+            np.frombuffer(figure["bins"].encode("utf-8", "replace"), np.uint8).astype(np.intp) - _FIRST
+            for figure in figures.values()
         )
         if not len(classes) or {len(classes)} != {len(column) for column in bins}:
-            raise ValueError("its reference holds more images of one figure than of another, or none")
+            raise InputError("its reference holds more images of one figure than of another, or none")
         for some, column in zip(edges, bins, strict=True):
-            if (np.diff(some) <= 0).any() or column.min() < 0 or column.max() > len(some):
-                raise ValueError("its reference has bins without edges")
-        means = tuple(float(figure["mean"]) for figure in kept.values())
-        return cls(
-            str(record["domain"]), str(record["list"]), int(record["listed"]), classes, tuple(kept), means, edges, bins
-        )
+            if not len(some) or (some[1:] <= some[:-1]).any() or column.min() < 0 or column.max() > len(some):
+                raise InputError("its reference has bins without edges")
+        means = tuple(float(figure["mean"]) for figure in figures.values())
+        return cls(kept["domain"], kept["list"], kept["listed"], classes, tuple(figures), means, edges, bins)
 
 
 def binned(values: Values, edges: tuple[Values, ...]) -> tuple[NDArray[np.intp], ...]:

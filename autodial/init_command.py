@@ -193,12 +193,12 @@ def _read_weights(names: str | None) -> Weights | None:
 
 def _look_at(classes: Sequence[str], source: Domain, others: Sequence[Domain], *, skip_bad: bool) -> Data:
     """Decode all images, those of the target and of a test set being `others`; with a progress bar on a terminal."""
-    from rich.console import Console
     from rich.progress import Progress
 
     from autodial.project.checks import check_enough, without_bad
     from autodial.project.data import Data
     from autodial.project.look import look_at
+    from autodial.terminal import Console
 
     paths = [image.path for domain in (source, *others) for image in domain.images]
     console = Console(stderr=True)
@@ -220,11 +220,11 @@ def _look_at(classes: Sequence[str], source: Domain, others: Sequence[Domain], *
 
 
 def _print_summary(arch: str, data: Data, planned: Plan, notes: Sequence[str]) -> None:
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
     from autodial.project.schedule import drops
+    from autodial.terminal import Console
 
     console = Console(highlight=False, markup=False, soft_wrap=True)
     table = Table(box=None)

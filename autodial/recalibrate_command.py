@@ -261,7 +261,8 @@ def _check_same_size(source: DomainBatches, target: DomainBatches) -> None:
 def _progress() -> Iterator[Callable[[Progress], None]]:
     """Yield a function that shows progress on standard error: a bar on a terminal, a line per pass elsewhere."""
     from rich import progress as bars
-    from rich.console import Console
+
+    from autodial.terminal import Console
 
     console = Console(stderr=True)
     if not console.is_terminal:

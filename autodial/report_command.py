@@ -117,8 +117,9 @@ def _check_output(output: Path, run: Run) -> Path:
 @contextmanager
 def _progress() -> Iterator[Callable[[float], None]]:
     """Yield a function that moves a bar on a terminal's standard error."""
-    from rich.console import Console
     from rich.progress import Progress
+
+    from autodial.terminal import Console
 
     console = Console(stderr=True)
     with Progress(console=console, disable=not console.is_terminal) as bar:

@@ -166,7 +166,6 @@ def _progress(
     experiment: Experiment, left: Sequence[Job], parallel: int, failures: dict[Path, str]
 ) -> Iterator[Callable[[Job, int | None], None]]:
     """What follows the jobs: a bar on a terminal, a line for each that ends; `failures` gets why one left no result."""
-    from rich.console import Console
     from rich.progress import (
         BarColumn,
         MofNCompleteColumn,
@@ -176,6 +175,7 @@ def _progress(
     )
 
     from autodial.selection.job import failure, read_result
+    from autodial.terminal import Console
     from autodial.wording import counted
 
     total = sum(map(len, experiment.jobs))
@@ -265,7 +265,7 @@ def _record(
 
 
 def _print(rows: Sequence[Row], choices: Mapping[str, Choice], decided: Choice, command: str | None) -> None:
-    from rich.console import Console
+    from autodial.terminal import Console
 
     console = Console(highlight=False, markup=False)
     if not console.is_terminal:

@@ -51,7 +51,6 @@ def test(
     """
     import time
 
-    from rich.console import Console
     from rich.progress import track
 
     from autodial import proto
@@ -66,6 +65,7 @@ def test(
     from autodial.score_watch import describe
     from autodial.scoring import Scorer, why_no_rows, write_scores
     from autodial.solver import load_weights
+    from autodial.terminal import Console
     from autodial.variants import read_variant
 
     param = read_variant(net, variants or ())

@@ -45,7 +45,6 @@ def time(
     import json
     from dataclasses import asdict
 
-    from rich.console import Console
     from rich.progress import track
 
     from autodial import proto
@@ -54,6 +53,7 @@ def time(
     from autodial.net_state import filter_net, put_in_state
     from autodial.overrides import apply_to_nets
     from autodial.solver import load_weights
+    from autodial.terminal import Console
     from autodial.timing import replace_missing_data, time_layers
     from autodial.variants import read_variant
 

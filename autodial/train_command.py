@@ -108,8 +108,6 @@ def train(
     `torchrun --nproc-per-node N -m autodial train ...` trains in N processes, each on a GPU of its own or on the CPU,
     to the numbers of one: they share out every batch.
     """
-    from rich.console import Console
-
     from autodial.allocator import keep_freed_memory
     from autodial.console import Bar, Lines
     from autodial.feed import default_workers
@@ -117,6 +115,7 @@ def train(
     from autodial.ranks import Ranks
     from autodial.run_log import RunLog
     from autodial.solver import Solver
+    from autodial.terminal import Console
 
     ranks = Ranks.join()
     leads = ranks is None or ranks.rank == 0

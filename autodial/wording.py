@@ -2,11 +2,34 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from difflib import get_close_matches
 
 _LISTED = 12
 """Names that a message lists at most."""
+
+_UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+"""What terminals obey, ends of lines, what turns the direction of text, and what is no text: halves of pairs."""
+
+
+def printable(text: str, *, but: str = "") -> str:
+    """A text with escapes in place of what a terminal would obey, and of what can't be encoded: `\\x1b`, `\\u202e`.
+
+    A byte of a file's name that isn't UTF-8 becomes `\\xe9`.
+
+    Args:
+        but: characters that stay, such as the end of a line.
+    """
+
+    def escape(match: re.Match[str]) -> str:
+        number = ord(match[0])
+        if match[0] in but:
+            return match[0]
+        number -= 0xDC00 if 0xDC80 <= number <= 0xDCFF else 0
+        return f"\\x{number:02x}" if number < 0x100 else f"\\u{number:04x}"
+
+    return _UNPRINTABLE.sub(escape, text)
 
 
 def counted(number: int, noun: str, plural: str | None = None) -> str:

@@ -210,8 +210,9 @@ def export(
 @contextmanager
 def _progress() -> Iterator[Callable[[int, int], None]]:
     """Yield a function of the training images done and of all, which shows them as a bar on a terminal."""
-    from rich.console import Console
     from rich.progress import Progress
+
+    from autodial.terminal import Console
 
     console = Console(stderr=True)
     with Progress(console=console, disable=not console.is_terminal, transient=True) as bar:

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autodial.converters.classification import Classification
+from autodial.data.sequences import is_one_name
 from autodial.errors import InputError
 from autodial.proto import LayerWeights, Weights
 from autodial.proto import messages as pb
@@ -34,6 +35,8 @@ def choose_layers(net: Any, parts: Classification, after: Sequence[str] | None) 
                 "--after conv or --after NAME"
             )
         after = ("ip",)
+    if is_one_name(after):
+        raise InputError(f"after is a list of layers' names, not one name: [{after!r}]")
     chosen: set[int] = set()
     for word in after:
         kind = KINDS.get(word)

@@ -34,7 +34,7 @@ from autodial.converters.onnx_file import (
 from autodial.converters.precision import Precision, plan_lowering
 from autodial.converters.reference import Progress, TrainingImages, measure
 from autodial.converters.triton import TritonModel
-from autodial.data.labels import read_labels
+from autodial.data.labels import read_labels, tell_apart
 from autodial.errors import InputError
 from autodial.graph import Graph, Node
 from autodial.net import Net
@@ -381,13 +381,14 @@ def _class_names(labels: Path | None, count: int, base_dir: Path | None) -> tupl
         names = read_labels(labels)
         if len(names) != count:
             raise InputError(f"{labels} names {counted(len(names), 'class', 'classes')} and the logits have {count}")
-        return names, note_repeated(names, str(labels))
+        return list(tell_apart(names)), note_repeated(names, str(labels))
     beside = (base_dir or Path()) / "labels.txt"
     if not beside.is_file():
         return [str(i) for i in range(count)], ["the classes are named by their numbers: --labels FILE gives names"]
     names = read_labels(beside)
     if len(names) == count:
-        return names, [f"the classes' names are those of {beside}", *note_repeated(names, str(beside))]
+        notes = [f"the classes' names are those of {beside}", *note_repeated(names, str(beside))]
+        return list(tell_apart(names)), notes
     mismatch = f"{counted(len(names), 'name')} for {counted(count, 'class', 'classes')}"
     return [str(i) for i in range(count)], [f"the classes are named by their numbers: {beside} has {mismatch}"]
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -22,6 +21,7 @@ from autodial.converters.image_input import ImageInput
 from autodial.converters.precision import Agreement, Lowering, Precision, lower
 from autodial.converters.runtime import cpu_session
 from autodial.converters.triton import TritonModel
+from autodial.data.labels import tell_apart
 from autodial.drift import Reference
 from autodial.errors import InputError, WorkError
 from autodial.proto.files import replacing
@@ -317,9 +317,12 @@ def digest(weights: Iterable[tuple[str, NDArray[Any]]]) -> str:
 
 
 def note_repeated(classes: Sequence[str], where: str) -> list[str]:
-    """A note on classes that predictions don't tell apart by their names, where there are any."""
-    repeated = [f'"{name}"' for name, count in Counter(classes).items() if count > 1]
-    return [f"{where} names several classes alike: {', '.join(repeated)}"] if repeated else []
+    """A note on classes that have one name, and so get their numbers behind it, where there are any."""
+    of_name: dict[str, list[str]] = {}
+    for name, told in zip(classes, tell_apart(classes), strict=True):
+        of_name.setdefault(name, []).append(told)
+    repeated = [f'"{name}" ({", ".join(told)})' for name, told in of_name.items() if len(told) > 1]
+    return [f"{where} names several classes alike, which get their numbers: {', '.join(repeated)}"] if repeated else []
 
 
 def _to_onnx(predictor: nn.Module, example: Tensor, input_name: str, metadata: dict[str, Any]) -> onnx.ModelProto:

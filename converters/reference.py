@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,7 @@ from autodial.converters.file_batches import FileBatches
 from autodial.converters.image_input import ImageInput
 from autodial.converters.runtime import cpu_session
 from autodial.data.image_data import ImageData
+from autodial.data.sequences import is_one_name
 from autodial.domains import data_in_train
 from autodial.drift import Reference, figure_names, figures, image_figures
 from autodial.errors import InputError
@@ -79,10 +81,13 @@ class TrainingImages:
 
     @classmethod
     def of_files(cls, files: Iterable[str | Path]) -> TrainingImages:
-        """Those of the target that these files are; InputError for one path in place of many."""
-        if isinstance(files, str | Path):
+        """Those of the target that these files are; InputError for one path in place of many, or what is no path."""
+        if isinstance(files, str | os.PathLike):
             raise InputError(f'target_images is a list of image files, not one path, "{files}": list what it holds')
-        paths = [Path(file) for file in files]
+        named = [] if is_one_name(files) else list(files)
+        if is_one_name(files) or not all(isinstance(file, str | os.PathLike) for file in named):
+            raise InputError("target_images is a list of the names of image files: name files, and no images or bytes")
+        paths = [Path(file) for file in named]
         return cls("target", "target_images", len(paths), tuple(_spread(paths)))
 
 

@@ -30,6 +30,8 @@ from autodial.converters.precision import Precision, plan_lowering
 from autodial.converters.reference import TrainingImages, measure
 from autodial.converters.torch_fold import batch_statistics_error, fold_graph
 from autodial.converters.triton import TritonModel
+from autodial.data.labels import check_class_names, tell_apart
+from autodial.data.sequences import is_one_name
 from autodial.data.transforms import Transform
 from autodial.errors import InputError, WorkError
 from autodial.layers import DomainAlignment
@@ -153,11 +155,13 @@ def _image_input(
     if channel_order not in ("RGB", "BGR", "GRAY"):
         raise InputError(f'channel_order is "RGB", "BGR" or "GRAY", not {channel_order!r}')
     channels = 1 if channel_order == "GRAY" else 3
-    if isinstance(size, int) or len(size) != 2 or min(size) < 1:
+    if np.shape(size) != (2,) or not all(isinstance(side, (int, np.integer)) and side >= 1 for side in size):
         raise InputError(f"size is the images' height and width in pixels, not {size!r}")
     if crop is not None and not 1 <= crop <= min(size):
         raise InputError(f"images of {size[0]} x {size[1]} have no crop of {crop} x {crop}")
     for name, values in (("mean", mean), ("std", std)):
+        if is_one_name(values) or np.ndim(values) != 1:
+            raise InputError(f"{name} is a list of {counted(channels, 'value')}, one per channel, not {values!r}")
         if len(values) not in (0, channels):
             raise InputError(f"{name} needs {counted(channels, 'value')}, one per channel, and has {len(values)}")
     if scale <= 0 or not all(value > 0 for value in std):
@@ -244,9 +248,13 @@ def _class_names(classes: Sequence[str] | None, count: int) -> tuple[list[str], 
     """The classes' names, and notes on them."""
     if classes is None:
         return [str(i) for i in range(count)], ["the classes are named by their numbers: classes=[...] gives names"]
-    if len(classes) != count:
-        raise InputError(f"classes names {counted(len(classes), 'class', 'classes')} and the logits have {count}")
-    return list(classes), note_repeated(classes, "classes")
+    if is_one_name(classes):
+        raise InputError(f"classes is a list of names, not one name, {classes!r}")
+    names = [str(name) for name in classes]
+    if len(names) != count:
+        raise InputError(f"classes names {counted(len(names), 'class', 'classes')} and the logits have {count}")
+    check_class_names(names, "classes")
+    return list(tell_apart(names)), note_repeated(names, "classes")
 
 
 def _exported(predictor: nn.Module, example: Tensor) -> torch.export.ExportedProgram:

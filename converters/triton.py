@@ -15,6 +15,7 @@ import onnx
 from google.protobuf.text_encoding import CEscape  # type: ignore[import-untyped]
 from onnx import TensorProto
 
+from autodial.data.labels import tell_apart
 from autodial.errors import InputError, WorkError
 from autodial.outputs import check_folder
 from autodial.proto.files import replacing, replacing_files
@@ -47,7 +48,7 @@ class _Interface(NamedTuple):
         """That of an exported file; KeyError if `autodial export` did not make it."""
         metadata = json.loads({entry.key: entry.value for entry in model.metadata_props}["autodial"])
         inputs, outputs = (tuple(map(_end, values)) for values in (model.graph.input, model.graph.output))
-        return cls(inputs, outputs, tuple(metadata["classes"]), metadata["statistics"])
+        return cls(inputs, outputs, tell_apart(list(map(str, metadata["classes"]))), metadata["statistics"])
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from contextlib import nullcontext
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from autodial.errors import InputError, WorkError
-from autodial.options import INTERRUPTED
+from autodial.options import INTERRUPTED, JsonOption
 from autodial.wording import counted
 
 if TYPE_CHECKING:
@@ -34,8 +35,9 @@ def predict(
         list[str],
         typer.Argument(
             metavar="INPUT",
-            help="Images, folders (searched recursively), .txt lists (a path per line, with or without a label), and "
-            "quoted glob patterns ('photos/**/*.jpg').",
+            help="Images, folders (searched recursively), .txt lists (a path per line, with or without a label), "
+            "quoted glob patterns ('photos/**/*.jpg'), and - for a list on standard input, whose relative paths mean "
+            "the working directory.",
             show_default=False,
         ),
     ],
@@ -51,6 +53,13 @@ def predict(
     top_k: Annotated[int, typer.Option(min=1, help="Labels per image, the most probable first.")] = 1,
     logits: Annotated[bool, typer.Option("--logits", help="Write all classes' logits, too.")] = False,
     entropy: Annotated[bool, typer.Option("--entropy", help="Write the probabilities' entropy, too, in nats.")] = False,
+    spreadsheet_safe: Annotated[
+        bool,
+        typer.Option(
+            "--spreadsheet-safe",
+            help="Put ' in front of the paths, labels and errors in CSV that a spreadsheet would run as formulas.",
+        ),
+    ] = False,
     sort_into: Annotated[
         Path | None,
         typer.Option(
@@ -68,7 +77,12 @@ def predict(
         ),
     ] = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on with what an interrupted run left, if it left something.")
+        bool,
+        typer.Option(
+            "--resume",
+            help="Go on with what an interrupted run left, if it left something. Images that have changed since their "
+            "rows were written are refused.",
+        ),
     ] = False,
     shard: Annotated[
         str,
@@ -93,6 +107,18 @@ def predict(
         int | None,
         typer.Option(min=1, help="Threads that decode images.", show_default="one per CPU"),
     ] = None,
+    threads: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="CPUs that the model keeps busy where it runs on the CPU (ONNX Runtime's intra-op threads).",
+            show_default="all",
+        ),
+    ] = None,
+    quiet: Annotated[
+        bool, typer.Option("--quiet", "-q", help="Say nothing but warnings and errors: no progress, no summary.")
+    ] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Label images with an exported model and write a table: one row per image, in a fixed order.
 
@@ -105,12 +131,20 @@ def predict(
     be used, and 130 after Ctrl-C. The rows of a run that was cut short, even
     killed, stay in OUT.partial for --resume, and an existing OUT stays as it
     was.
+
+    --json prints the summary as one JSON object on standard output: the table, rows, counts by status and by class,
+    seconds, and the device.
     """
+    import json
+
+    from autodial.deploy.drift import Verdict
     from autodial.deploy.progress import show_progress
     from autodial.deploy.runner import predict_folder
 
     if copy and sort_into is None:
         raise InputError("--copy says how --sort-into sorts: name a folder with --sort-into.")
+    if as_json and output == "-":
+        raise InputError("-o - and --json both take standard output: name a file for the table.")
     if on_error is OnError.fail:
         if max_failures:
             raise InputError(
@@ -118,7 +152,7 @@ def predict(
             )
         max_failures = 0
     try:
-        with show_progress() as progress:
+        with nullcontext() if quiet else show_progress() as progress:
             summary = predict_folder(
                 model,
                 inputs,
@@ -126,9 +160,11 @@ def predict(
                 top_k=top_k,
                 logits=logits,
                 entropy=entropy,
+                spreadsheet_safe=spreadsheet_safe,
                 batch_size=batch_size,
                 device=device,
                 workers=workers,
+                threads=threads,
                 max_failures=max_failures,
                 sort_into=sort_into,
                 copy=copy,
@@ -140,8 +176,13 @@ def predict(
     except KeyboardInterrupt as stop:
         typer.echo(f"Interrupted.{stop}", err=True)
         raise typer.Exit(INTERRUPTED) from None
-    typer.echo(describe(summary), err=True)
-    if summary.table != Path(output):
+    if as_json:
+        typer.echo(json.dumps(summary.record(), indent=2))
+    elif not quiet:
+        typer.echo(describe(summary), err=True)
+    if (quiet or as_json) and summary.drift is not None and summary.drift.verdict is Verdict.SHIFTED:
+        typer.echo("\n".join(describe_drift(summary.drift)), err=True)
+    if not (quiet or as_json) and summary.table != Path(output):
         typer.echo(f"The table is {summary.table}", err=True)
     if summary.images and summary.errors == summary.images:
         what = "The only image" if summary.images == 1 else f"None of the {summary.images} images"

@@ -185,6 +185,14 @@ class Counts:
         """All of it as values that JSON knows."""
         return {"bins": [counts.tolist() for counts in self.bins], "sums": self.sums.tolist()}
 
+    def fits(self, bins: Sequence[Sequence[int]], sums: Sequence[float], images: int) -> bool:
+        """Whether a `state` of these can be that of so many images."""
+        return (
+            len(sums) == len(self.sums)
+            and [len(counts) for counts in bins] == [len(counts) for counts in self.bins]
+            and all(sum(counts) == images for counts in bins)
+        )
+
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from a `state`."""
         self.bins = [np.array(counts, np.int64) for counts in state["bins"]]
@@ -241,11 +249,10 @@ def read_reference(info: ModelInfo, path: str | Path) -> Reference:
     try:
         reference = Reference.parse(info.reference)
         if reference.classes.min() < 0 or reference.classes.max() >= len(info.classes):
-            raise ValueError("its reference has classes that the model doesn't have")
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        what = f"it lacks {error}" if isinstance(error, KeyError) else str(error)
+            raise InputError("its reference has classes that the model doesn't have")
+    except InputError as error:
         raise InputError(
-            f"{path}: what it keeps of its training list can't be read ({what}); export the model again."
+            f"{path}: what it keeps of its training list can't be read ({error}); export the model again."
         ) from error
     if reference.names != figure_names(info.channels):
         raise InputError(

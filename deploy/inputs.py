@@ -5,17 +5,28 @@ from __future__ import annotations
 import functools
 import glob
 import os
+import sys
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeAlias
 
 from autodial.data.folders import IMAGE_SUFFIXES, in_order, is_hidden, is_image, walk
-from autodial.data.image_list import read_paths
+from autodial.data.image_list import paths_of, read_paths
+from autodial.data.paths import find
 from autodial.errors import InputError
 from autodial.wording import counted
 
 LIST_SUFFIX = ".txt"
+STANDARD_INPUT = ("-", "/dev/stdin")
+"""Names of a list of paths on standard input."""
+
+FileState: TypeAlias = tuple[int, int]
+"""A file's size in bytes and its time of modification in nanoseconds, by which a change is noticed."""
+NO_FILE: FileState = (-1, 0)
+"""Where there is no file."""
 
 _KINDS = 100
 """Of files passed over that are told apart."""
@@ -33,6 +44,21 @@ class Image:
     """Where a relative `path` that isn't in the working directory may be: the folder of the list that names it."""
     error: str | None = None
     """Why `path` is known to be no image: it is a folder that can't be listed."""
+
+    def file(self) -> str | Path:
+        """The file to open; InputError if a list's relative path leads nowhere."""
+        settled = self.base_dir is None or os.path.isabs(self.path)  # noqa: PTH117 - a str, and there are millions
+        return self.path if settled else find(self.path, self.base_dir)
+
+    def state(self) -> FileState:
+        """The state that the file is in, links followed; NO_FILE where there is none."""
+        if self.error is not None:
+            return NO_FILE
+        try:
+            status = os.stat(self.file())  # noqa: PTH116 - as above
+        except (InputError, OSError, ValueError):
+            return NO_FILE
+        return status.st_size, status.st_mtime_ns
 
 
 class PassedOver:
@@ -79,6 +105,8 @@ def expand(inputs: Sequence[str | Path], passed_over: Callable[[str], None] = _i
       line's last space is a label, and dropped, if it is an integer, so that an ImageData list serves as it is (a file
       whose own name ends in a space and digits can't stand in a list without a label behind it). A relative path means
       the working directory, then the list's folder. Whether the file is there is found out when it is read;
+    - `-` or `/dev/stdin`, once: such a list on standard input, and so is a pipe of another name, as shells make it of
+      `<(...)`. It is read as the images are, path by path. A relative path means the working directory;
     - any other file: an image, whatever its suffix;
     - a glob pattern with `*`, `?`, `[...]`, or `**` for any folders: the matching files with an image's suffix, sorted
       by path, each real folder once; hidden files match where the pattern spells the dot.
@@ -93,9 +121,11 @@ def expand(inputs: Sequence[str | Path], passed_over: Callable[[str], None] = _i
 
     Raises:
         InputError: an argument names nothing that exists, or no image at all, or can't be read; while iterating: a list
-            has been removed or damaged meanwhile.
+            has been removed or damaged meanwhile, or standard input names no image.
     """
     arguments = [os.fspath(argument) for argument in inputs]
+    if sum(argument in STANDARD_INPUT for argument in arguments) > 1:
+        raise InputError("-: standard input can be read once: name it once.")
     for argument in arguments:
         _check(argument)
     return (image for argument in arguments for image in _expand_one(argument, passed_over))
@@ -104,6 +134,10 @@ def expand(inputs: Sequence[str | Path], passed_over: Callable[[str], None] = _i
 def _check(argument: str) -> None:
     if not argument:
         raise InputError("an input is empty: name a file, a folder, a list or a pattern; the working directory is '.'.")
+    if is_stream(argument):
+        if argument in STANDARD_INPUT and (sys.stdin is None or sys.stdin.isatty()):
+            raise InputError(f"{argument}: a list of paths is read from standard input: pipe one into the command.")
+        return
     path = Path(argument)
     if not (path.exists() or glob.has_magic(argument)):
         raise InputError(f"{argument}: no such file or folder.")
@@ -126,11 +160,18 @@ def _check(argument: str) -> None:
         raise InputError(f"{argument}: {nothing} (images are {', '.join(IMAGE_SUFFIXES)}){found}.")
 
 
+def is_stream(argument: str) -> bool:
+    """Whether an argument is a list that can be read once: standard input or a pipe."""
+    return argument in STANDARD_INPUT or Path(argument).is_fifo()
+
+
 def _is_list(path: Path) -> bool:
     return path.is_file() and path.suffix.lower() == LIST_SUFFIX
 
 
 def _expand_one(argument: str, passed_over: Callable[[str], None]) -> Iterator[Image]:
+    if is_stream(argument):
+        return _from_stream(argument)
     path = Path(argument)
     if _is_list(path):
         return (Image(name, path.parent) for name in read_paths(path))
@@ -139,6 +180,17 @@ def _expand_one(argument: str, passed_over: Callable[[str], None]) -> Iterator[I
     if path.exists() or not glob.has_magic(argument):
         return iter([Image(argument)])
     return (Image(name) for name in _images(_match(argument), passed_over))
+
+
+def _from_stream(argument: str) -> Iterator[Image]:
+    name = "standard input" if argument in STANDARD_INPUT else argument
+    nothing = True
+    with nullcontext(sys.stdin.buffer) if argument in STANDARD_INPUT else Path(argument).open("rb") as file:
+        for path in paths_of(file, name):
+            nothing = False
+            yield Image(path)
+    if nothing:
+        raise InputError(f"{name} names no images: write a path a line.")
 
 
 def _images(names: Iterator[str], passed_over: Callable[[str], None], *, hidden: bool = True) -> Iterator[str]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, TypedDict, TypeVar
 
+from autodial.data.labels import check_class_names, tell_apart
 from autodial.errors import InputError
+from autodial.json_files import NotJsonError, WrongValueError, check, parse
 from autodial.wording import counted
 
 KEY = "autodial"
@@ -23,6 +24,57 @@ _RESIZE = "bilinear"
 _EXIF = "apply"
 _ALPHA = "white"
 
+_T = TypeVar("_T")
+_MOST_PIXELS = 2**26
+"""Of an image that a graph takes: batches of more fill any memory."""
+
+
+def _height_and_width(value: list[int]) -> None:
+    if len(value) != 2:
+        raise WrongValueError("height and width, two whole numbers", value)
+    if value[0] * value[1] > _MOST_PIXELS:
+        raise WrongValueError(f"height and width of at most {_MOST_PIXELS:,} pixels", value)
+
+
+def _not_empty(value: list[Any]) -> None:
+    if not value:
+        raise WrongValueError("a list of one or more", value)
+
+
+_Size = Annotated[list[Annotated[int, range(1, 2**31)]], _height_and_width]
+
+
+class _Schema(TypedDict):
+    schema: Annotated[int, range(1, 2**31)]
+
+
+class _Head(_Schema, total=False):
+    """What is read first, of a file of any schema."""
+
+    version: str
+    raw_input: bool
+
+
+class _Stated(TypedDict):
+    classes: Annotated[list[str | int], _not_empty]
+    size: _Size
+    resize: str
+    crop: _Size | None
+    exif: str
+    mean: list[float] | str
+    scale: float | list[float]
+    channel_order: str
+    statistics: str | None
+    weights_sha256: str
+    version: str
+
+
+class _Record(_Stated, total=False):
+    """The JSON object; the first files said nothing about `alpha`."""
+
+    alpha: str
+    reference: Mapping[str, Any] | None
+
 
 @dataclass(frozen=True)
 class ModelInfo:
@@ -33,7 +85,7 @@ class ModelInfo:
     """
 
     classes: tuple[str, ...]
-    """Names of the classes, in the order of the logits."""
+    """Names of the classes, in the order of the logits, all different: see `autodial.data.labels.tell_apart`."""
     size: tuple[int, int]
     """Height and width in pixels of the images that the graph takes."""
     channel_order: str
@@ -82,12 +134,20 @@ class ModelInfo:
                 f"{path}: the graph takes {taken}, and its metadata promises a uint8 batch {INPUT!r} of "
                 f"{info.image_shape}: export the model again."
             )
-        given = {put.name: put.shape[-1] for put in session.get_outputs()}
-        # A size that the graph leaves open is a name there.
-        if any(given.get(name) != len(info.classes) and not isinstance(given.get(name), str) for name in OUTPUTS):
+        given = {put.name: (put.type, put.shape) for put in session.get_outputs()}
+        for name in OUTPUTS:
+            kind, shape = given.get(name, ("", []))
+            # A size that the graph leaves open is a name there, or None.
+            if kind != "tensor(float)" or len(shape) != 2 or (shape[1] != len(info.classes) and _is_fixed(shape[1])):
+                raise InputError(
+                    f"{path}: the graph gives {_describe(given)}, and its metadata promises {' and '.join(OUTPUTS)} of "
+                    f"{counted(len(info.classes), 'class', 'classes')}: export the model again."
+                )
+        axes = [session.get_inputs()[0].shape[0], *(given[name][1][0] for name in OUTPUTS)]
+        if any(map(_is_fixed, axes)):
             raise InputError(
-                f"{path}: the graph gives {given}, and its metadata promises {' and '.join(OUTPUTS)} of "
-                f"{counted(len(info.classes), 'class', 'classes')}: export the model again."
+                f"{path}: the graph takes batches of {axes[0]} and gives {' and '.join(map(str, axes[1:]))} rows, and "
+                "batches of any size are wanted, with a row per image: export the model again."
             )
         return info
 
@@ -105,26 +165,25 @@ class ModelInfo:
                 "Make one with `autodial export`."
             )
         try:
-            record = json.loads(metadata[KEY])
-            schema = record["schema"]
-            if schema > SCHEMA:
-                raise InputError(
-                    f"{path} was made by a newer AutoDIAL ({record.get('version', 'unknown version')}, metadata schema "
-                    f"{schema}; this one reads {SCHEMA}): upgrade autodial."
-                )
-            if record.get("raw_input"):
-                raise InputError(
-                    f"{path} was exported with --raw-input and takes preprocessed blobs, not images: "
-                    "export it again without --raw-input."
-                )
-            return cls._from_record(record, path)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            what = f"lacks {error}" if isinstance(error, KeyError) else f"can't be read ({error})"
-            raise InputError(f"{path}: the metadata {KEY!r} {what}; export the model again.") from error
+            record = parse(metadata[KEY])
+        except NotJsonError as error:
+            raise _unreadable(path, str(error)) from error
+        head = _checked(record, _Head, path)
+        if head["schema"] > SCHEMA:
+            raise InputError(
+                f"{path} was made by a newer AutoDIAL ({head.get('version', 'unknown version')}, metadata schema "
+                f"{head['schema']}; this one reads {SCHEMA}): upgrade autodial."
+            )
+        if head.get("raw_input"):
+            raise InputError(
+                f"{path} was exported with --raw-input and takes preprocessed blobs, not images: "
+                "export it again without --raw-input."
+            )
+        return cls._from_record(_checked(record, _Record, path), path)
 
     @classmethod
-    def _from_record(cls, record: Mapping[str, Any], path: Path) -> ModelInfo:
-        stated = {"alpha": _ALPHA} | dict(record)  # the first files did not say
+    def _from_record(cls, record: _Record, path: Path) -> ModelInfo:
+        stated = {"alpha": _ALPHA, **record}
         for entry, known in {
             "channel_order": ("BGR", "GRAY"),
             "resize": (_RESIZE,),
@@ -136,13 +195,21 @@ class ModelInfo:
                     f"{path}: the metadata asks for {entry} {stated[entry]!r}, and this AutoDIAL "
                     f"knows {' and '.join(map(repr, known))} only: upgrade autodial or export again."
                 )
-        height, width = record["size"]
-        crop, mean, scale = record["crop"], record["mean"], record["scale"]
+        (height, width), crop, mean, scale = record["size"], record["crop"], record["mean"], record["scale"]
+        channels = 3 if record["channel_order"] == "BGR" else 1
+        if crop is not None and (crop[0] > height or crop[1] > width):
+            raise _unreadable(path, f"the crop {crop} is larger than the size {record['size']}")
+        if mean != "mean_file" and (isinstance(mean, str) or len(mean) not in (0, 1, channels)):
+            raise _unreadable(path, f'the mean must be "mean_file" or {counted(channels, "number")}, not {mean!r}')
+        if isinstance(scale, list) and len(scale) != channels:
+            raise _unreadable(path, f"the scale must be one number or {channels}, not {scale}")
+        names = [str(name) for name in record["classes"]]
+        check_class_names(names, str(path))
         return cls(
-            classes=tuple(str(name) for name in record["classes"]),
-            size=(int(height), int(width)),
+            classes=tell_apart(names),
+            size=(height, width),
             channel_order=record["channel_order"],
-            crop=None if crop is None else (int(crop[0]), int(crop[1])),
+            crop=None if crop is None else (crop[0], crop[1]),
             mean=mean if isinstance(mean, str) else tuple(float(value) for value in mean),
             scale=tuple(float(value) for value in scale) if isinstance(scale, list) else float(scale),
             statistics=record["statistics"],
@@ -150,3 +217,22 @@ class ModelInfo:
             version=record["version"],
             reference=record.get("reference"),
         )
+
+
+def _checked(record: Any, schema: type[_T], path: Path) -> _T:
+    try:
+        return check(record, schema)
+    except InputError as error:
+        raise _unreadable(path, str(error)) from error
+
+
+def _unreadable(path: Path, why: str) -> InputError:
+    return InputError(f"{path}: the metadata {KEY!r} can't be read ({why}); export the model again.")
+
+
+def _is_fixed(size: int | str | None) -> bool:
+    return isinstance(size, int)
+
+
+def _describe(outputs: Mapping[str, tuple[str, list[Any]]]) -> str:
+    return ", ".join(f"{name}, {kind} of {shape}" for name, (kind, shape) in outputs.items()) or "nothing"

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from autodial.cpus import available_cpus
+from autodial.data.sequences import check_images
 from autodial.data.transforms import decode, resize
 from autodial.deploy.binding import BoundRun, FasterRun, Pixels, Run, Scores
 from autodial.deploy.metadata import INPUT, OUTPUTS, ModelInfo
@@ -43,6 +44,9 @@ class Predictor:
         self.info: ModelInfo = opened.info
         self.provider: str = opened.provider
         """ONNX Runtime's name of what runs the model: "CUDAExecutionProvider" or "CPUExecutionProvider"."""
+        kind, index = opened.device
+        self.device: str = kind if self.provider != CUDA else f"{kind}:{index}"
+        """Where it runs: "cpu", or "cuda:N"."""
         self.reason: str = opened.reason
         """Why it runs there: "asked for", or what "auto" found."""
         self.cuda_failure: str | None = opened.cuda_failure
@@ -55,18 +59,17 @@ class Predictor:
         """Logits and probabilities of any number of images, in batches of 32.
 
         Args:
-            images: files, or arrays as `prepare` takes them.
+            images: files, or arrays as `prepare` takes them; also one array of them all, uint8 (n, height, width, C).
 
         Returns:
             Two float32 arrays of shape (len(images), len(info.classes)); the rows of the second sum to 1.
 
         Raises:
-            TypeError: `images` is one file's name, or holds something else than names and arrays.
+            TypeError: `images` is one image or one file's name, or holds something else than names and arrays.
             ValueError: an image can't be decoded or has the wrong form.
             WorkError: ONNX Runtime fails.
         """
-        if isinstance(images, (str, os.PathLike)):
-            raise TypeError(f"predict takes a sequence of images: write predict([{str(images)!r}])")
+        check_images(images, "predict")
         logits = np.empty((len(images), len(self.info.classes)), np.float32)
         probabilities = np.empty_like(logits)
         batch = np.zeros((min(len(images), BATCH_SIZE), *self.info.image_shape), np.uint8)
@@ -114,6 +117,7 @@ class Predictor:
 
         Raises:
             WorkError: ONNX Runtime fails.
+            InputError: the graph doesn't give a row for each image.
         """
         try:
             logits, probabilities = self._run(batch)
@@ -122,4 +126,10 @@ class Predictor:
                 f"{self._path}: ONNX Runtime failed on a batch of {len(batch)} ({self.provider}): {reason(error)}. "
                 "If memory ran out, use a smaller batch."
             ) from error
+        given, wanted = (logits.shape, probabilities.shape), (len(batch), len(self.info.classes))
+        if given != (wanted, wanted):
+            raise InputError(
+                f"{self._path}: the graph gives logits of {given[0]} and probabilities of {given[1]} for {len(batch)} "
+                f"images, in place of {wanted}: export the model again."
+            )
         return logits, probabilities

@@ -7,8 +7,9 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 
-from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+from autodial.terminal import Console
 
 SECONDS_BETWEEN_LINES = 10.0
 

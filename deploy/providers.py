@@ -142,7 +142,13 @@ def _open(path: Path, providers: list[Any], threads: int) -> tuple[Any, ModelInf
         session = ort.InferenceSession(str(path), options, providers=providers, enable_fallback=0)
     except errors.InvalidProtobuf as error:
         raise InputError(f"{path} is not an ONNX file, or it is cut short: export or copy it again.") from error
-    except (errors.InvalidGraph, errors.InvalidArgument, errors.NotImplemented, errors.Fail) as error:
+    except (
+        errors.InvalidGraph,
+        errors.InvalidArgument,
+        errors.NotImplemented,
+        errors.Fail,
+        errors.RuntimeException,
+    ) as error:
         if providers != [CPU]:
             raise
         raise InputError(f"{path}: ONNX Runtime {ort.__version__} can't load it: {reason(error)}.") from error

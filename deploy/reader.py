@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import time
 from collections import deque
 from collections.abc import Generator, Iterator, Sequence
@@ -14,9 +13,8 @@ from itertools import islice
 import cv2
 import numpy as np
 
-from autodial.data.paths import find
 from autodial.deploy.binding import Pixels
-from autodial.deploy.inputs import Image
+from autodial.deploy.inputs import FileState, Image
 from autodial.deploy.predictor import Predictor
 from autodial.drift import Values, image_figures
 from autodial.errors import InputError
@@ -38,6 +36,8 @@ class Batch:
     """How many those are; what lies behind them is some other image's."""
     figures: Values | None
     """Theirs, (readable, ...), a row of `autodial.drift.image_figures` each; None where they weren't asked for."""
+    states: Sequence[FileState]
+    """Per image: the state its file was in before it was read."""
     seconds: float
     """Time that the threads took to decode it, added up."""
 
@@ -97,6 +97,7 @@ def read_batches(
                 buffer=batch.buffer,
                 readable=count,
                 figures=np.array(measured) if measured else None,
+                states=[state for task in decoded for state in task.states],
                 seconds=sum(task.seconds for task in decoded),
             )
             free.append(batch.buffer)
@@ -118,23 +119,24 @@ class _Pending:
 class _Decoded:
     errors: list[str | None]
     figures: list[list[float]]
+    states: list[FileState]
     seconds: float
 
 
 def _decode_into(slots: Pixels, predictor: Predictor, images: Sequence[Image], figures: bool) -> _Decoded:
     """Decode `images` into their places in a batch, or say why that can't be done; measure them with `figures`."""
     started = time.perf_counter()
+    states = [image.state() for image in images]
     errors = [_read_into(slot, predictor, image) for slot, image in zip(slots, images, strict=False)]
     measured = [image_figures(slot) for slot, error in zip(slots, errors, strict=False) if figures and error is None]
-    return _Decoded(errors, measured, time.perf_counter() - started)
+    return _Decoded(errors, measured, states, time.perf_counter() - started)
 
 
 def _read_into(slot: Pixels, predictor: Predictor, image: Image) -> str | None:
     if image.error is not None:
         return image.error
     try:
-        settled = image.base_dir is None or os.path.isabs(image.path)  # noqa: PTH117 - a str, and there are millions
-        slot[...] = predictor.prepare(image.path if settled else find(image.path, image.base_dir))
+        slot[...] = predictor.prepare(image.file())
     except (InputError, ValueError, OSError) as error:
         return " ".join(str(error).split())
     except MemoryError:

@@ -7,7 +7,7 @@ import io
 import json
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import repeat
 from pathlib import Path
@@ -21,6 +21,8 @@ from autodial.errors import InputError, WorkError
 
 _ROW_GROUP = 2**16
 """Rows that a Parquet file holds together."""
+_FORMULA = tuple("=+-@\t\r\n＝＋－＠")  # noqa: RUF001 - of full width, for Japanese spreadsheets
+"""What makes spreadsheets take a cell of CSV for a formula, where it begins with it."""
 
 
 class Row(NamedTuple):
@@ -50,6 +52,8 @@ class Columns:
     """Labels per image."""
     entropy: bool = False
     logits: bool = False
+    spreadsheet_safe: bool = False
+    """Whether texts that a spreadsheet would run as formulas have ' in front of them, in CSV."""
 
 
 def score(
@@ -103,8 +107,14 @@ class Csv(Format):
     """Comma-separated, in UTF-8 with line feeds; a name that isn't UTF-8 keeps its bytes.
 
     Columns: path, status (ok or error), label_1, probability_1, ..., then entropy and logit_CLASS if asked for, error.
-    A field with a comma, a quote or the end of a line in it is quoted.
+    A field with a comma, a quote or the end of a line in it is quoted. With `spreadsheet_safe`, ' is put in front of a
+    path, a label or an error that begins with what begins a formula.
     """
+
+    def __init__(self, columns: Columns) -> None:
+        super().__init__(columns)
+        self._text: Callable[[str], str] = _no_formula if columns.spreadsheet_safe else str
+        self._names = [self._text(name) for name in columns.classes]
 
     def header(self) -> bytes:
         ranks = [f"{column}_{rank}" for rank in self._ranks() for column in ("label", "probability")]
@@ -116,10 +126,11 @@ class Csv(Format):
         return self._lines([self._fields(row) for row in rows])
 
     def _fields(self, row: Row) -> list[str]:
-        names, width = self.columns.classes, 2 * self.columns.top_k + self.columns.entropy
+        names, width = self._names, 2 * self.columns.top_k + self.columns.entropy
         if row.error is not None:
-            return [row.path, "error", *[""] * (width + self.columns.logits * len(names)), row.error]
-        fields = [row.path, "ok"]
+            blank = [""] * (width + self.columns.logits * len(names))
+            return [self._text(row.path), "error", *blank, self._text(row.error)]
+        fields = [self._text(row.path), "ok"]
         for index, probability in zip(row.classes, row.probabilities, strict=True):
             fields += (names[index], f"{probability:.6g}")
         if row.entropy is not None:
@@ -137,6 +148,10 @@ class Csv(Format):
             # Where lines end in \n, Python before 3.13 leaves \r unquoted, and readers take it for the end of a line.
             (quoted if any("\r" in field for field in row) else plain).writerow(row)
         return file.getvalue().encode("utf-8", "surrogateescape")
+
+
+def _no_formula(text: str) -> str:
+    return f"'{text}" if text.startswith(_FORMULA) else text
 
 
 class JsonLines(Format):

@@ -6,9 +6,9 @@ import contextlib
 import json
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -18,16 +18,17 @@ import numpy as np
 from autodial import __version__
 from autodial.cpus import available_cpus
 from autodial.data.paths import find
+from autodial.data.sequences import is_one_name
 from autodial.deploy.binding import Scores
 from autodial.deploy.drift import Counts, Drift, read_reference
-from autodial.deploy.inputs import Image, PassedOver, expand
+from autodial.deploy.inputs import STANDARD_INPUT, Image, PassedOver, expand
+from autodial.deploy.marks import Done
 from autodial.deploy.metadata import ModelInfo
 from autodial.deploy.predictor import BATCH_SIZE, Predictor
 from autodial.deploy.reader import Batch, read_batches
-from autodial.deploy.rows import Columns, Row, format_of, score
+from autodial.deploy.rows import Columns, Csv, Row, format_of, score
 from autodial.deploy.sorting import Sorter
 from autodial.deploy.writer import STANDARD_OUTPUT, Table, open_table, unfinished, write_whole
-from autodial.drift import Values
 from autodial.errors import InputError, WorkError
 from autodial.hashing import file_hash
 from autodial.outputs import check_output
@@ -66,8 +67,10 @@ class Summary:
     """Rows that an interrupted run had written before."""
     seconds: float
     """From the first image read to the last row written; loading the model isn't in it."""
+    device: str
+    """What ran the model: "cpu", or "cuda:N"."""
     provider: str
-    """ONNX Runtime's name of what ran the model."""
+    """ONNX Runtime's name of it."""
     reason: str
     """Why it ran there: "asked for", or what device "auto" found."""
     cuda_failure: str | None
@@ -87,6 +90,28 @@ class Summary:
         """Rows per second that this run made."""
         return (self.images - self.resumed) / self.seconds
 
+    def record(self) -> dict[str, Any]:
+        """All of it as values that JSON knows."""
+        return {
+            "table": str(self.table),
+            "rows": self.images,
+            "statuses": {"ok": self.images - self.errors, "error": self.errors},
+            "classes": dict(self.counts),
+            "resumed": self.resumed,
+            "seconds": self.seconds,
+            "images_per_second": self.images_per_second,
+            "device": self.device,
+            "provider": self.provider,
+            "reason": self.reason,
+            "cuda_failure": self.cuda_failure,
+            "stages": [
+                asdict(stage) | {"images_per_second": stage.images_per_second if stage.seconds else None}
+                for stage in self.stages
+            ],
+            "passed_over": dict(self.passed_over),
+            "drift": None if self.drift is None else self.drift.record(),
+        }
+
 
 def predict_folder(
     model: str | Path,
@@ -96,9 +121,11 @@ def predict_folder(
     top_k: int = 1,
     logits: bool = False,
     entropy: bool = False,
+    spreadsheet_safe: bool = False,
     batch_size: int = BATCH_SIZE,
     device: str = "auto",
     workers: int | None = None,
+    threads: int | None = None,
     max_failures: int | None = None,
     sort_into: str | Path | None = None,
     copy: bool = False,
@@ -115,20 +142,23 @@ def predict_folder(
 
     A run that is cut short, even killed, leaves its rows in `output`.partial; one with `resume` and the same arguments
     goes on from there and, on the CPU, ends with the same table byte for byte. Batches are the same, too: rows from
-    `batch_size` times n on.
+    `batch_size` times n on. An image that has changed since its row was written, by its file's size or time of
+    modification, is an error, and with `sort_into` the images of rows that are done are sorted again.
 
     Args:
         model: the file that `autodial export` wrote.
-        inputs: files, folders, lists (.txt) and glob patterns.
+        inputs: files, folders, lists (.txt, or "-" for one on standard input) and glob patterns.
         output: a file whose suffix says what it is, .csv, .jsonl or .parquet, replaced only when the whole table is
             written (see `open_table`); "-" is CSV on standard output.
         top_k: labels per image, from 1 to the model's number of classes.
         logits: a column, or in CSV a column per class, of logits.
         entropy: a column of the probabilities' entropy, in nats.
+        spreadsheet_safe: put ' in front of CSV's texts that a spreadsheet would run as formulas.
         batch_size: images that the model sees at once.
         device: "auto", "cpu", "cuda" or "cuda:N".
         workers: threads that decode images; None for one per CPU that this process may use. The table is the same for
             any number.
+        threads: CPUs that a run of the model on the CPU keeps busy; None for all that this process may use.
         max_failures: the number of unreadable images up to which the run goes on; None for any number.
         sort_into: a folder that gets a folder per label, with links to the images that got it (see `Sorter`).
         copy: copies in there, not links.
@@ -145,6 +175,8 @@ def predict_folder(
         WorkError: a GPU that was asked for, the model's run, or writing fails, or more images than `max_failures`.
         KeyboardInterrupt: with a message that says where the rows done so far are.
     """
+    if is_one_name(inputs):
+        raise InputError(f"inputs is a sequence of files, folders, lists and patterns, not one of them: [{inputs!r}].")
     index, count = shard
     if not 1 <= index <= count:
         raise InputError(
@@ -164,10 +196,12 @@ def predict_folder(
             raise InputError(f"{drift}: what an interrupted run leaves has this name; choose another one for --drift.")
         own.append(drift)
     form = format_of(output)
+    if spreadsheet_safe and form is not Csv:
+        raise InputError(f"{output}: spreadsheet_safe is for CSV, which spreadsheets run formulas of: leave it out.")
     passed_over = PassedOver(own)
     images = islice(expand(inputs, passed_over), index - 1, None, count)
 
-    threads = available_cpus()
+    workers, threads = workers or available_cpus(), threads or available_cpus()
     with ThreadPoolExecutor(1, "hash") as hashing:
         digest = None if streamed else hashing.submit(_model_hash, Path(model))
         predictor = Predictor(model, device, threads)
@@ -176,7 +210,7 @@ def predict_folder(
             held = counted(len(classes), "class", "classes")
             raise InputError(f"top-k is {top_k}, and {model} has {held}: choose from 1 to {len(classes)}.")
         figures = None if drift is None else Counts(read_reference(predictor.info, model), classes)
-        columns = Columns(classes, top_k, entropy, logits)
+        columns = Columns(classes, top_k, entropy, logits, spreadsheet_safe)
         sorter = None
         if sort_into is not None:
             taken = resume or shard != WHOLE
@@ -186,10 +220,11 @@ def predict_folder(
             if digest is None
             else {
                 "model_sha256": digest.result(),
-                "inputs": [os.path.abspath(used) for used in inputs],  # noqa: PTH100 - links stay links
+                "inputs": [_absolute(os.fspath(used)) for used in inputs],
                 "top_k": top_k,
                 "logits": logits,
                 "entropy": entropy,
+                "spreadsheet_safe": spreadsheet_safe,
                 "batch_size": batch_size,
                 "shard": list(shard),
                 "sort_into": None if sort_into is None else os.path.abspath(sort_into),  # noqa: PTH100
@@ -200,11 +235,10 @@ def predict_folder(
             }
         )
 
-    workers = workers or threads
     with open_table(output, form(columns), settings or {}, resume=resume, figures=figures) as table:
         done = table.tally.rows
-        table.skip_done(images)
         run = _Run(predictor, columns, table, sorter, shard, max_failures, progress)
+        run.skip(table.skip_done(images))
         started = time.perf_counter()
         run.do(read_batches(predictor, images, batch_size, workers, figures=figures is not None))
         seconds = time.perf_counter() - started
@@ -225,6 +259,7 @@ def predict_folder(
         errors=tally.errors,
         resumed=done,
         seconds=seconds,
+        device=predictor.device,
         provider=predictor.provider,
         reason=predictor.reason,
         cuda_failure=predictor.cuda_failure,
@@ -258,6 +293,12 @@ class _Run:
         # Seconds spent in each stage.
         self.decoding = self.running = self.writing = 0.0
 
+    def skip(self, done: Iterator[Done]) -> None:
+        """Go past the images whose rows an earlier run wrote, and sort them again, as their folder may be gone."""
+        for row, image, label in done:
+            if self._sorter is not None and label is not None:
+                self._place(image, label, row)
+
     def do(self, reader: Any) -> None:
         written: Future[None] | None = None
         with ThreadPoolExecutor(1, "write") as writer, contextlib.closing(reader) as batches:
@@ -265,7 +306,7 @@ class _Run:
                 logits, probabilities = self._run(batch)
                 if written is not None:
                     self._wait(written)
-                written = writer.submit(self._write, batch.images, batch.errors, logits, probabilities, batch.figures)
+                written = writer.submit(self._write, batch, logits, probabilities)
             if written is not None:
                 self._wait(written)
 
@@ -286,17 +327,11 @@ class _Run:
         if self._progress is not None:
             self._progress(self._table.tally.rows)
 
-    def _write(
-        self,
-        images: Sequence[Image],
-        errors: Sequence[str | None],
-        logits: Scores,
-        probabilities: Scores,
-        image_figures: Values | None,
-    ) -> None:
+    def _write(self, batch: Batch, logits: Scores, probabilities: Scores) -> None:
         started = time.perf_counter()
+        images, errors = batch.images, batch.errors
         readable = [image.path for image, error in zip(images, errors, strict=True) if error is None]
-        scored = iter(score(readable, logits, probabilities, self._columns, image_figures))
+        scored = iter(score(readable, logits, probabilities, self._columns, batch.figures))
         rows = [
             next(scored) if error is None else Row(image.path, error)
             for image, error in zip(images, errors, strict=True)
@@ -304,22 +339,24 @@ class _Run:
         if self._sorter is not None:
             rows = [self._sorted(i, image, row) for i, (image, row) in enumerate(zip(images, rows, strict=True))]
         self._check_failures(rows)
-        self._table.write(rows)
+        self._table.write(rows, batch.states)
         self.writing += time.perf_counter() - started
 
     def _sorted(self, i: int, image: Image, row: Row) -> Row:
         """Put the image into its label's folder; the row says so if it is gone."""
-        assert self._sorter is not None
         if row.error is not None:
             return row
-        index, count = self._shard
         try:
-            self._sorter.place(
-                find(image.path, image.base_dir), row.classes[0], (self._table.tally.rows + i) * count + index
-            )
+            self._place(image, row.classes[0], self._table.tally.rows + i)
         except (InputError, FileNotFoundError):
             return Row(row.path, "it was removed before it could be sorted")
         return row
+
+    def _place(self, image: Image, label: int, row: int) -> None:
+        """Put the image of a row of this shard, counted from 0, into its label's folder."""
+        assert self._sorter is not None
+        index, count = self._shard
+        self._sorter.place(find(image.path, image.base_dir), label, row * count + index)
 
     def _check_failures(self, rows: Sequence[Row]) -> None:
         """Raise WorkError if, with `rows`, there are too many errors; they aren't written, so as to be done again."""
@@ -331,6 +368,11 @@ class _Run:
             row = failed[max(0, left)]
             what = row.error if str(row.error).startswith(row.path) else f"{row.path}: {row.error}"
             raise WorkError(f"{what}. That is more than {counted(self._max_failures, 'failure')}, so the run stops.")
+
+
+def _absolute(used: str) -> str:
+    """An input as it is known wherever the command is run; standard input has no folder."""
+    return used if used in STANDARD_INPUT else os.path.abspath(used)  # noqa: PTH100 - links stay links
 
 
 def _of_shard(path: str | Path, shard: tuple[int, int]) -> Path:

@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import tempfile
+import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from itertools import chain, count
@@ -20,6 +21,8 @@ _NO_LINKS = errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL
 """What file systems answer that have no links, and Windows without the privilege to make them."""
 _LONGEST_NAME = 255
 """Bytes."""
+_RESERVED = {"CON", "PRN", "AUX", "NUL", *(f"{port}{number}" for port in ("COM", "LPT") for number in range(10))}
+"""Names of devices on Windows, which files can't have there, whatever follows behind a dot."""
 
 
 class Sorter:
@@ -30,7 +33,7 @@ class Sorter:
 
     Args:
         folder: made if it isn't there.
-        classes: the labels; characters that can't be in a folder's name become _.
+        classes: the labels; characters that can't be in a folder's name become _, and one that is too long is cut.
         copy: copy the files; otherwise make symbolic links.
         inputs: what is being labelled.
         resume: take a folder that isn't empty, as an interrupted run leaves it.
@@ -85,10 +88,7 @@ def _names(image: Path, row: int) -> Iterator[str]:
     """The image's own name, then others that hardly another image has, as long as file systems take them."""
     yield image.name
     for more in chain([""], map("-{}".format, count(2))):
-        stem, ending = image.stem, f"-{row}{more}{image.suffix}"
-        while stem and len(os.fsencode(stem + ending)) > _LONGEST_NAME:
-            stem = stem[:-1]
-        yield stem + ending
+        yield _fitting(image.stem, f"-{row}{more}{image.suffix}")
 
 
 # Both say whether the image is at `place` now; it is not where something else was there before.
@@ -116,12 +116,33 @@ def _copy(image: Path, place: Path) -> bool:
 
 
 def _folder_names(classes: Sequence[str]) -> list[str]:
-    """For every class the name of a folder of its own, on file systems that ignore case too."""
+    """For every class the name of a folder of its own, on all systems, also where they ignore case.
+
+    A name that is too long is cut and gets the class's number, so that names that begin alike stay apart.
+    """
     names: dict[str, str] = {}
-    for label in classes:
+    for index, label in enumerate(classes):
         name = re.sub(r'[\x00-\x1f<>:"/\\|?*]', "_", label).strip(" ") or "_"
-        name = f"_{name}" if name.startswith(".") else name
-        while name.casefold() in names:
-            name += "_"
-        names[name.casefold()] = name
+        name = re.sub(r"\.+$", lambda dots: "_" * len(dots[0]), name)  # Windows drops dots at the end
+        if name.startswith(".") or name.split(".")[0].upper() in _RESERVED:
+            name = f"_{name}"
+        if len(os.fsencode(name)) > _LONGEST_NAME:
+            name = _fitting(name, f"_{index}")
+        more = ""
+        while _folded(name + more) in names or len(os.fsencode(name + more)) > _LONGEST_NAME:
+            more += "_"
+            name = _fitting(name, more)[: -len(more)]
+        names[_folded(name + more)] = name + more
     return list(names.values())
+
+
+def _fitting(stem: str, ending: str) -> str:
+    """A stem, shortened as far as file systems make it necessary, and an ending."""
+    while stem and len(os.fsencode(stem + ending)) > _LONGEST_NAME:
+        stem = stem[:-1]
+    return stem + ending
+
+
+def _folded(name: str) -> str:
+    """What two names have in common that file systems may not tell apart."""
+    return unicodedata.normalize("NFC", name).casefold()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import os
 import sys
@@ -12,19 +11,22 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from io import FileIO
-from itertools import islice
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Annotated, Any, BinaryIO, TypedDict
 
 from autodial.deploy.drift import Counts
-from autodial.deploy.inputs import Image
+from autodial.deploy.inputs import FileState, Image
+from autodial.deploy.marks import Done, Marks, open_marks
 from autodial.deploy.rows import Format, Row
 from autodial.errors import AutodialError, InputError, WorkError
+from autodial.json_files import NotJsonError, check, parse
 from autodial.outputs import check_output, lock
 
 STANDARD_OUTPUT = "-"
 
 _SECONDS_BETWEEN_COMMITS = 1.0
+
+_Count = Annotated[int, range(2**63)]
 
 
 @dataclass
@@ -36,15 +38,12 @@ class Tally:
     """Rows without labels."""
     counts: Counter[int] = field(default_factory=Counter)
     """Rows by their first class."""
-    paths: Any = field(default_factory=hashlib.sha256)
-    """A digest of all paths so far."""
     figures: Counts | None = None
     """The rows' figures, where they have any."""
 
     def add(self, rows: Sequence[Row]) -> None:
         """Count `rows`, which come next."""
         self.rows += len(rows)
-        self.paths.update(b"".join(os.fsencode(row.path) + b"\0" for row in rows))
         for row in rows:
             if row.error is not None:
                 self.errors += 1
@@ -62,13 +61,14 @@ class Table:
         self._file = file
         self._form = form
 
-    def write(self, rows: Sequence[Row]) -> None:
-        """Append rows, all of which or none outlive this process."""
+    def write(self, rows: Sequence[Row], states: Sequence[FileState]) -> None:
+        """Append rows, all of which or none outlive this process, and the states that their files were in."""
         self._append(self._form.encode(rows))
         self.tally.add(rows)
 
-    def skip_done(self, images: Iterator[Image]) -> None:
-        """Move `images` on, past those whose rows an earlier run wrote; InputError if they are others."""
+    def skip_done(self, images: Iterator[Image]) -> Iterator[Done]:
+        """Move `images` on, past those whose rows an earlier run wrote; InputError if they are others, or changed."""
+        return iter(())
 
     def _append(self, data: bytes) -> None:
         self._file.write(data)
@@ -87,22 +87,22 @@ class _ResumableTable(Table):
         file: FileIO,
         form: Format,
         record: Path,
+        marks: Marks,
         settings: Mapping[str, Any],
-        kept: dict[str, Any] | None,
+        kept: _Record | None,
         figures: Counts | None,
     ) -> None:
         tally = Tally(figures=figures)
         if kept is not None:
             tally.rows, tally.errors = kept["rows"], kept["errors"]
             tally.counts.update({int(index): count for index, count in kept["counts"].items()})
-            if figures is not None:
+            if figures is not None and kept["figures"] is not None:
                 figures.restore(kept["figures"])
         super().__init__(file, form, tally)
         self._record = record
+        self._marks = marks
         self._settings = settings
         self._size: int = kept["bytes"] if kept else 0
-        self._unskipped: str | None = kept["paths_sha256"] if kept else None
-        """The digest of the paths that an earlier run did, until they are skipped."""
         file.truncate(self._size)
         file.seek(self._size)
         if kept is None:
@@ -111,25 +111,18 @@ class _ResumableTable(Table):
             self._append(form.header())
         self._committed = time.monotonic()
 
-    def write(self, rows: Sequence[Row]) -> None:
-        super().write(rows)
+    def write(self, rows: Sequence[Row], states: Sequence[FileState]) -> None:
+        self._marks.add(rows, states)
+        super().write(rows, states)
         if time.monotonic() - self._committed >= _SECONDS_BETWEEN_COMMITS:
             self.commit()
 
-    def skip_done(self, images: Iterator[Image]) -> None:
-        if self._unskipped is None:
-            return
-        for image in islice(images, self.tally.rows):
-            self.tally.paths.update(os.fsencode(image.path) + b"\0")
-        if self.tally.paths.hexdigest() != self._unskipped:
-            raise InputError(
-                "The inputs are no longer those of the interrupted run: images were added, removed or renamed among "
-                f"the first {self.tally.rows}. Delete what it left, or put them back."
-            )
-        self._unskipped = None
+    def skip_done(self, images: Iterator[Image]) -> Iterator[Done]:
+        return self._marks.check(images)
 
     def commit(self) -> None:
         """Make sure that a resumed run goes on from here."""
+        self._marks.sync()
         os.fsync(self._file.fileno())
         tally = self.tally
         record = {
@@ -139,7 +132,6 @@ class _ResumableTable(Table):
             "errors": tally.errors,
             "counts": tally.counts,
             "figures": None if tally.figures is None else tally.figures.state(),
-            "paths_sha256": self._unskipped or tally.paths.hexdigest(),
         }
         write_whole(self._record, json.dumps(record))
         self._committed = time.monotonic()
@@ -164,9 +156,10 @@ def write_whole(path: Path, text: str) -> None:
         aside.unlink(missing_ok=True)
 
 
-def unfinished(output: Path) -> tuple[Path, Path]:
-    """Where the rows of a table that is not done are, and what is needed to go on with them."""
-    return output.with_name(f"{output.name}.partial"), output.with_name(f"{output.name}.partial.json")
+def unfinished(output: Path) -> tuple[Path, Path, Path]:
+    """Where the rows of a table that is not done are, and what is needed to go on with them: a record, and marks."""
+    rows, record, marks = (output.with_name(f"{output.name}.partial{end}") for end in ("", ".json", ".files"))
+    return rows, record, marks
 
 
 @contextlib.contextmanager
@@ -180,9 +173,9 @@ def open_table(
 ) -> Iterator[Table]:
     """A Table that becomes the file `output` when the block ends well; "-" is standard output.
 
-    Until then its rows are in `output`.partial, and what is needed to go on with them in `output`.partial.json. When
-    the block is left by an exception, Ctrl-C included, both stay there, the exception's message says so, and `output`
-    is as it was before; if there are no rows yet, nothing stays.
+    Until then its rows are in `output`.partial, and what is needed to go on with them in `output`.partial.json and
+    `output`.partial.files. When the block is left by an exception, Ctrl-C included, they stay there, the exception's
+    message says so, and `output` is as it was before; if there are no rows yet, nothing stays.
 
     Args:
         output: the file to write.
@@ -199,44 +192,74 @@ def open_table(
     if str(output) == STANDARD_OUTPUT:
         if sys.stdout is None:
             raise InputError("-: standard output is closed; name a file to write.")
-        sys.stdout.flush()
-        table = Table(sys.stdout.buffer, form, Tally(figures=figures))
-        table._append(form.header())
-        yield table
+        try:
+            sys.stdout.flush()
+            table = Table(sys.stdout.buffer, form, Tally(figures=figures))
+            table._append(form.header())
+            yield table
+        except BrokenPipeError:  # nobody reads it any more
+            raise
+        except OSError as error:
+            raise WorkError(f"standard output can't be written: {error.strerror}.") from error
         return
     final = check_output(output)
-    partial, record = unfinished(final)
+    partial, record, marks = unfinished(final)
     with contextlib.ExitStack() as stack:
         try:
-            if not partial.exists():
-                record.unlink(missing_ok=True)  # a run was killed between its last two steps
+            if not partial.exists():  # a run was killed between its last steps
+                record.unlink(missing_ok=True)
+                marks.unlink(missing_ok=True)
             file = stack.enter_context(_open_partial(partial, resume))
-            kept = _kept(partial, file, _read_record(record), settings)
-            table = _ResumableTable(file, form, record, settings, kept, figures)
+            kept = _kept(partial, file, _read_record(record), settings, form, figures)
+            if kept is not None and not marks.exists():
+                raise InputError(f"{partial} can't be resumed: {marks.name} is missing. Delete it to start afresh.")
+            marked, marks_of_rows = open_marks(marks, 0 if kept is None else kept["rows"])
+            stack.callback(marked.close)
+            table = _ResumableTable(file, form, record, marks_of_rows, settings, kept, figures)
         except OSError as error:
             with contextlib.suppress(OSError):
                 if partial.stat().st_size == 0:  # nothing was done
-                    partial.unlink()
+                    for path in (partial, record, marks):
+                        path.unlink(missing_ok=True)
             raise InputError(f"{output}: can't write here: {error.strerror}.") from error
         try:
             yield table
             table.commit()
             file.close()
+            marked.close()
             form.finish(partial, final)
             record.unlink()
+            marks.unlink()
         except BaseException as error:
-            _leave(error, table, partial, record, output)
+            _leave(error, table, unfinished(final), output)
             raise
 
 
-def _read_record(path: Path) -> dict[str, Any] | None:
+class _Figures(TypedDict):
+    bins: list[list[_Count]]
+    sums: list[float]
+
+
+class _Record(TypedDict):
+    settings: Mapping[str, Any]
+    rows: _Count
+    bytes: _Count
+    errors: _Count
+    counts: Mapping[str, _Count]
+    figures: _Figures | None
+
+
+def _read_record(path: Path) -> _Record | None:
     try:
-        record: dict[str, Any] = json.loads(path.read_text("utf-8"))
-        return record
+        return check(parse(path.read_bytes()), _Record)
     except FileNotFoundError:
         return None
-    except ValueError as error:
-        raise InputError(f"{path} is damaged ({error}): delete it and the .partial beside it.") from error
+    except (NotJsonError, InputError) as error:
+        raise _damaged(path, str(error)) from error
+
+
+def _damaged(record: Path, why: str) -> InputError:
+    return InputError(f"{record} is damaged ({why}): delete it and the .partial beside it.")
 
 
 def _open_partial(path: Path, resume: bool) -> FileIO:
@@ -255,8 +278,13 @@ def _open_partial(path: Path, resume: bool) -> FileIO:
 
 
 def _kept(
-    partial: Path, file: FileIO, record: dict[str, Any] | None, settings: Mapping[str, Any]
-) -> dict[str, Any] | None:
+    partial: Path,
+    file: FileIO,
+    record: _Record | None,
+    settings: Mapping[str, Any],
+    form: Format,
+    figures: Counts | None,
+) -> _Record | None:
     """The record of what can be gone on with, or None to start afresh; InputError if neither is right."""
     size = os.fstat(file.fileno()).st_size
     if record is None:
@@ -270,19 +298,25 @@ def _kept(
         raise InputError(f"{partial} can't be resumed with other settings ({was}): repeat them, or delete the file.")
     if record["bytes"] > size:
         raise InputError(f"{partial} can't be resumed: it has lost rows. Delete it to start afresh.")
+    labelled, kept = sum(record["counts"].values()), record["figures"]
+    classes = set(map(str, range(len(form.columns.classes))))
+    if not record["counts"].keys() <= classes or record["errors"] + labelled != record["rows"]:
+        raise _damaged(partial.with_name(f"{partial.name}.json"), "its rows and its classes contradict each other")
+    if figures is not None and (kept is None or not figures.fits(kept["bins"], kept["sums"], labelled)):
+        raise _damaged(partial.with_name(f"{partial.name}.json"), "its figures are not those of its rows")
     return record
 
 
-def _leave(error: BaseException, table: _ResumableTable, partial: Path, record: Path, output: str | Path) -> None:
+def _leave(error: BaseException, table: _ResumableTable, files: Sequence[Path], output: str | Path) -> None:
     """Tidy up after `error`, and raise it again with what is kept in its message, where it has one."""
     rows = table.tally.rows
     with contextlib.suppress(OSError, ValueError):  # a full disk, a file that is closed
         table.commit()
     if rows == 0:
-        for path in (partial, record):
+        for path in files:
             path.unlink(missing_ok=True)
     first = "The row of the first image is" if rows == 1 else f"The rows of the first {rows} images are"
-    kept = f" {first} in {partial}; --resume goes on from there." if rows else ""
+    kept = f" {first} in {files[0]}; --resume goes on from there." if rows else ""
     if isinstance(error, OSError):
         raise WorkError(f"{output}: can't write: {error.strerror}.{kept}") from error
     if isinstance(error, (AutodialError, KeyboardInterrupt)):

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from autodial.caffe import io
 from autodial.caffe.net import Net
+from autodial.data.sequences import check_images
 from autodial.errors import InputError
 from autodial.proto.messages import TEST
 
@@ -63,7 +64,11 @@ class Classifier(Net):
 
         Returns:
             float32 (N, classes), the net's first output.
+
+        Raises:
+            TypeError: `inputs` is one image.
         """
+        check_images(inputs, "predict")
         images = [io.resize_image(image, self.image_dims) for image in inputs]
         if oversample:
             crops = list(io.oversample(images, self.crop_dims))

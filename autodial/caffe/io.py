@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from autodial.caffe.proto import caffe_pb2 as caffe_pb2  # scripts ask for it as io.caffe_pb2
+from autodial.data.sequences import check_images
 from autodial.errors import InputError
 
 Array = NDArray[Any]
@@ -155,7 +156,11 @@ def oversample(images: Iterable[Array], crop_dims: Iterable[int]) -> Image:
 
     Returns:
         float32 (10 N, height, width, K), the ten crops of the first image first.
+
+    Raises:
+        TypeError: `images` is one image.
     """
+    check_images(images, "oversample")
     crops: list[Array] = []
     crop_height, crop_width = (int(length) for length in crop_dims)
     for image in images:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
@@ -77,16 +77,24 @@ def read_paths(path: Path) -> Iterator[str]:
     """
     try:
         with path.open("rb") as file:
-            for number, line in enumerate(file):
-                if b"\0" in line:
-                    raise InputError(
-                        f"{path}: this is not a list: it is binary, or text in UTF-16; save it as text in UTF-8."
-                    )
-                text = line.decode("utf-8" if number else "utf-8-sig", "surrogateescape").rstrip(" \t\r\n")
-                if text:
-                    yield _without_label(text)
+            yield from paths_of(file, str(path))
     except OSError as error:
         raise InputError(f"{path}: can't read this list: {error.strerror}.") from error
+
+
+def paths_of(file: Iterable[bytes], name: str) -> Iterator[str]:
+    """The paths that a list's lines state, as in `read_paths`.
+
+    Args:
+        file: its lines.
+        name: of the list, for errors.
+    """
+    for number, line in enumerate(file):
+        if b"\0" in line:
+            raise InputError(f"{name}: this is not a list: it is binary, or text in UTF-16; save it as text in UTF-8.")
+        text = line.decode("utf-8" if number else "utf-8-sig", "surrogateescape").rstrip(" \t\r\n")
+        if text:
+            yield _without_label(text)
 
 
 def _without_label(line: str) -> str:

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TextIO
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from autodial import proto
@@ -28,6 +27,7 @@ from autodial.outputs import check_folder
 from autodial.proto.files import replacing
 from autodial.report.run import Run
 from autodial.shipped import shipped_net, shipped_solver
+from autodial.terminal import Console
 from autodial.train_command import train
 
 _NET, _SOLVER = "train_val.prototxt", "solver.prototxt"

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from autodial.data.folders import IMAGE_SUFFIXES, identity, is_hidden, is_image, walk
 from autodial.data.image_list import ImageList, read_paths
-from autodial.data.labels import read_labels
+from autodial.data.labels import has_control_character, read_labels, tell_apart
 from autodial.data.paths import find
 from autodial.errors import InputError
 
@@ -355,9 +355,11 @@ def _names_beside(origin: Path, count: int) -> tuple[list[str], list[str]]:
         return numbers, [
             f"The classes are named by their numbers, as {beside} names {len(names)} classes and {origin} has {count}."
         ]
-    if len(set(names)) != count:
-        raise InputError(f"{beside} has a name twice: each class needs a name of its own")
-    return names, []
+    told = list(tell_apart(names))
+    if told == names:
+        return names, []
+    alike = _few(sorted(set(names).difference(told)))
+    return told, [f"Several classes of {beside} have one name ({alike}): each gets its number behind it."]
 
 
 # --- domains
@@ -385,6 +387,8 @@ def _check_class_name(name: str, origin: Path) -> None:
             f"{origin}: the class folder {name!a} is blank or has a line break, and labels.txt holds a name a "
             "line: rename it"
         )
+    if has_control_character(name):
+        raise InputError(f"{origin}: the name of the class folder {name!a} has a control character: rename it")
 
 
 def _missing(role: str, images: Sequence[Image], classes: Sequence[str]) -> list[str]:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from autodial.data.datum_data import DatumData
 from autodial.data.image_data import ImageData
-from autodial.data.labels import read_labels
+from autodial.data.labels import read_labels, tell_apart
 from autodial.data.source import Source
 from autodial.devices import naming_full_memory
 from autodial.domains import DataTop, data_in_train, file_options, without_augmentation
@@ -350,4 +350,4 @@ def _class_names(folder: Path | None, count: int) -> list[str]:
         names = read_labels((folder or Path()) / "labels.txt")
     except InputError:
         names = []
-    return names if len(names) == count else [str(i) for i in range(count)]
+    return list(tell_apart(names)) if len(names) == count else [str(i) for i in range(count)]

@@ -211,6 +211,8 @@ def test_classifier(write: Callable[..., str], tmp_path: Path) -> None:
     def expected(crop: np.ndarray) -> np.ndarray:
         return (crop.mean((0, 1))[::-1] * 255 - [1, 2, 3]) / 2
 
+    with pytest.raises(TypeError, match=r"predict takes a sequence of images, .* write predict\(\[image\]\)"):
+        classifier.predict(images[0])
     centre = classifier.predict(images, oversample=False)
     np.testing.assert_allclose(centre, [expected(image[1:5, 2:6]) for image in images], rtol=1e-4, atol=1e-3)
     averaged = classifier.predict(images)
@@ -223,3 +225,9 @@ def test_classifier(write: Callable[..., str], tmp_path: Path) -> None:
 def test_there_is_no_detector() -> None:
     with pytest.raises(InputError, match="Classifier"):
         caffe.Detector("net.prototxt", "weights.caffemodel")
+
+
+def test_one_image_is_no_sequence_of_its_rows() -> None:
+    with pytest.raises(TypeError, match=r"oversample takes a sequence of images, .* write oversample\(\[image\]\)"):
+        caffe.io.oversample(np.zeros((8, 8, 3)), (4, 4))
+    assert caffe.io.oversample(np.zeros((1, 8, 8, 3)), (4, 4)).shape == (10, 4, 4, 3)

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from autodial.wording import alternatives, counted
+from autodial.wording import alternatives, counted, printable
 
 
 @pytest.mark.parametrize(
@@ -31,3 +31,19 @@ def test_counted(number: int, noun: str, plural: str | None, words: str) -> None
 )
 def test_alternatives(wanted: str, names: list[str], words: str) -> None:
     assert alternatives(wanted, names) == words
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("Ødegård 猫 \u05e9\u05dc\u05d5\u05dd 👍🏽 a b", "Ødegård 猫 \u05e9\u05dc\u05d5\u05dd 👍🏽 a b"),
+        ("a\x1b[2J\0\x7f\x9b", r"a\x1b[2J\x00\x7f\x9b"),
+        ("caf\udce9", r"caf\xe9"),  # as os.fsdecode has a byte that is not UTF-8
+        ("\ud800\u202egnp.exe\u2069", r"\ud800\u202egnp.exe\u2069"),
+        ("a\nb\tc\rd", "a\nb\\x09c\\x0dd"),
+    ],
+)
+def test_printable(text: str, shown: str) -> None:
+    assert printable(text, but="\n") == shown
+    assert printable(shown, but="\n") == shown
+    shown.encode()

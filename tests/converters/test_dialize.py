@@ -324,6 +324,11 @@ def test_layers_to_put_dial_behind_are_chosen(after: list[str], inserted: tuple[
     assert dialize(parse_net(LENET), after=after).report.inserted == inserted
 
 
+def test_one_name_is_no_list_of_layers() -> None:
+    with pytest.raises(InputError, match="after is a list of layers' names, not one name: \\['ip1'\\]"):
+        dialize(parse_net(LENET), after="ip1")
+
+
 def test_a_layer_that_batch_norm_follows_gets_no_second_dial() -> None:
     assert dialize(parse_net(RESNET), after=["conv", "ip"]).report.inserted == ("fc",)
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 import cv2
@@ -240,8 +240,8 @@ def test_the_wrapper_another_domain_and_half_precision(tmp_path: Path) -> None:
 
 def test_logits_of_one_by_one_pixel_and_names_that_repeat(tmp_path: Path) -> None:
     report = export_module(nn.Conv2d(3, 3, 6), tmp_path / "model.onnx", size=(6, 6), classes=["crane", "owl", "crane"])
-    assert report.metadata["classes"] == ["crane", "owl", "crane"]
-    assert report.notes == ('classes names several classes alike: "crane"',)
+    assert report.metadata["classes"] == ["crane_0", "owl", "crane_2"]
+    assert report.notes == ('classes names several classes alike, which get their numbers: "crane" (crane_0, crane_2)',)
     assert run(report.output, bytes_of(2, 6)).shape == (2, 3)
 
 
@@ -371,3 +371,23 @@ def test_the_domain_that_is_asked_for(domain: Any, row: int, tmp_path: Path) -> 
 def test_a_domain_that_there_is_not(domain: Any, message: str, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=message):
         export_module(flat(more=nn.BatchNorm1d(3)), tmp_path / "model.onnx", size=(6, 6), domain=domain)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"classes": "owl"}, "classes is a list of names, not one name, 'owl'"),
+        ({"classes": ["a", "b\0", "c"]}, r"classes: the name of class 1, 'b\\x00', has a control character"),
+        ({"mean": 0.5}, "mean is a list of 3 values, one per channel, not 0.5"),
+        ({"std": "abc"}, "std is a list of 3 values, one per channel, not 'abc'"),
+        ({"size": 6.0}, "size is the images' height and width in pixels, not 6.0"),
+        ({"size": (6.5, 6)}, "size is the images' height and width in pixels"),
+        ({"target_images": b"a.jpg"}, "target_images is a list of the names of image files"),
+        ({"target_images": np.zeros((6, 6, 3), np.uint8)}, "target_images is a list of the names of image files"),
+        ({"target_images": PurePath("a.jpg")}, "target_images is a list of image files, not one path"),
+    ],
+)
+def test_one_value_where_a_list_is_wanted(tmp_path: Path, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        export_module(nn.Conv2d(3, 3, 6), tmp_path / "model.onnx", **{"size": (6, 6)} | options)
+    assert not list(tmp_path.iterdir())

@@ -214,6 +214,16 @@ def test_names(tmp_path: Path) -> None:
     assert found == ["digits", "Cats_dogs_v2", "x", "target_predictor", "target_predictor", "hidden"]
 
 
+def test_a_version_may_be_added_to_one_with_names_that_repeat(
+    make: Callable[..., onnx.ModelProto], tmp_path: Path
+) -> None:
+    """As files have them that were exported before such names were told apart."""
+    model = TritonModel(tmp_path, "pets")
+    model.add(make(classes=("crane", "crane")))
+    assert (model.folder / "labels.txt").read_text() == "crane_0\ncrane_1\n"
+    model.add(make(classes=("crane_0", "crane_1")))
+
+
 def test_a_class_that_is_no_line(make: Callable[..., onnx.ModelProto], tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"the class 'a\\nb' can't be a line of labels.txt"):
         TritonModel(tmp_path, "pets").add(make(classes=("a\nb", "c")))

@@ -192,8 +192,8 @@ def test_what_can_not_be_compared_is_said() -> None:
         ({"classes": "7 " * 50}, "classes that the model doesn't have"),
         ({"classes": "0 1"}, "more images of one figure than of another"),
         ({"classes": ""}, "or none"),
-        ({"classes": "x"}, "invalid literal"),
-        ({"figures": None}, "no attribute"),
+        ({"classes": "x"}, "no whole numbers"),
+        ({"figures": None}, '"figures" must be an object, not null'),
     ]:
         with pytest.raises(InputError, match=rf"m\.onnx: what it keeps of its training list can't be read .*{why}"):
             read_reference(info({**reference(50).record(), **change}), "m.onnx")
@@ -202,5 +202,29 @@ def test_what_can_not_be_compared_is_said() -> None:
     with pytest.raises(InputError, match="bins without edges"):
         read_reference(info(lost), "m.onnx")
     del lost["domain"]
-    with pytest.raises(InputError, match=r"it lacks 'domain'|bins without"):
+    with pytest.raises(InputError, match=r"must be an object with|bins without"):
         read_reference(info(lost), "m.onnx")
+
+
+def values_of_every_kind() -> list[Any]:
+    return [None, True, -1, 2**70, 1.5, "x", "9" * 30, "\ud800", [], {}, [[]], {"entropy": 1}, [1, 1], [2, 1]]
+
+
+@pytest.mark.parametrize("key", ["domain", "list", "listed", "classes", "figures"])
+@pytest.mark.parametrize("inside", [None, "mean", "edges", "bins"])
+def test_what_is_kept_of_a_list_may_be_of_any_kind(key: str, inside: str | None) -> None:
+    """What can't be a reference is refused in a sentence; what can is read."""
+    kept = reference(count=20).record()
+    for value in values_of_every_kind():
+        record: dict[str, Any] = json.loads(json.dumps(kept))
+        if inside is None:
+            record[key] = value
+        else:
+            record["figures"]["entropy"][inside] = value
+        info = ModelInfo(CLASSES, (6, 9), "GRAY", None, (), 1.0, "target", "", "", record)
+        try:
+            read_reference(info, "m.onnx")
+        except InputError as error:
+            assert str(error).startswith("m.onnx") and "\n" not in str(error)
+        else:
+            assert (inside or key) in ("domain", "list", "listed", "mean")

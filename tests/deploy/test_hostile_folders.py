@@ -69,6 +69,7 @@ def slow(*arguments):
     return run(*arguments)
 predictor.Predictor.run = slow
 model, folder, output = sys.argv[1:4]
+print("ready", flush=True)
 predict_folder(model, [folder], output, top_k=4, batch_size=8, workers=2, resume=True)
 """
 
@@ -80,13 +81,14 @@ def kill_and_resume(model: Any, folder: Path, output: Path, kills: int, pause: f
     partial = output.with_name(f"{output.name}.partial")
     killed = 0
     while killed < kills:
-        process = subprocess.Popen(command)
+        process = subprocess.Popen(command, stdout=subprocess.PIPE)
+        assert process.stdout is not None and process.stdout.readline() == b"ready\n"
         started = time.monotonic()
-        while not partial.exists() and process.poll() is None and time.monotonic() - started < 60:
+        while not (partial.exists() and partial.stat().st_size) and time.monotonic() - started < 60:
             time.sleep(0.01)
         time.sleep(rng.uniform(0, 0.5))
         process.kill()
-        process.wait()
+        process.communicate()
         assert not output.exists(), "the run ended before it could be killed: make it slower"
         killed += 1
     left = partial.read_bytes().count(b"\n")

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
 import pytest
 
@@ -43,7 +44,7 @@ def test_fields_of_later_versions_are_ignored(write_model: WriteModel) -> None:
         ({"record": None}, "AutoDIAL didn't make"),
         ({"schema": 2, "version": "3.4.5"}, r"newer AutoDIAL \(3.4.5.*upgrade autodial"),
         ({"raw_input": True, "size": None}, "exported with --raw-input"),
-        ({"record": {"schema": 1}}, "lacks 'channel_order'"),
+        ({"record": {"schema": 1}}, r"can't be read \(the whole must be an object with"),
         ({"record": []}, "can't be read"),
         ({"size": None}, "can't be read"),
         ({"channel_order": "RGB"}, "channel_order 'RGB'"),
@@ -53,6 +54,26 @@ def test_fields_of_later_versions_are_ignored(write_model: WriteModel) -> None:
         ({"size": [9, 6]}, r"promises a uint8 batch 'image' of \(9, 6, 3\)"),
         ({"channel_order": "GRAY"}, r"\(6, 9, 1\)"),
         ({"classes": ["a", "b"]}, "of 2 classes"),
+        ({"schema": float("nan")}, "it holds NaN"),
+        ({"schema": "1"}, '"schema" must be a whole number, not "1"'),
+        ({"schema": 0}, '"schema" must be from 1 to'),
+        ({"crop": []}, '"crop" must be height and width, two whole numbers, not a list'),
+        ({"crop": [7, 9]}, r"the crop \[7, 9\] is larger than the size \[6, 9\]"),
+        ({"size": [6.5, 9]}, r'"size\[0\]" must be a whole number, not 6.5'),
+        ({"size": [60000, 60000]}, '"size" must be height and width of at most 67,108,864 pixels'),
+        ({"size": [6, 9, 3]}, '"size" must be height and width, two whole numbers'),
+        ({"mean": [1, 2]}, 'the mean must be "mean_file" or 3 numbers'),
+        ({"mean": "elsewhere"}, "the mean must be"),
+        ({"scale": [1.0]}, "the scale must be one number or 3"),
+        ({"scale": None}, '"scale" must be a number, not null'),
+        ({"classes": []}, '"classes" must be a list of one or more'),
+        ({"classes": ["a", "b", None, "d"]}, r'"classes\[2\]" must be a string'),
+        ({"classes": ["a", "b\0", "c", "d"]}, r"the name of class 1, 'b\\x00', has a control character"),
+        ({"classes": ["a", "b", "\x1b[2J", "d"]}, r"the name of class 2, '\\x1b\[2J', has a control character"),
+        ({"classes": ["a", "b", "c", "\ud800"]}, "the name of class 3, .* is not Unicode text"),
+        ({"reference": []}, '"reference" must be an object'),
+        ({"version": {}}, '"version" must be a string'),
+        ({"statistics": 1}, '"statistics" must be a string'),
     ],
 )
 def test_refuses_in_one_sentence(write_model: WriteModel, changes: dict[str, Any], message: str) -> None:
@@ -61,6 +82,59 @@ def test_refuses_in_one_sentence(write_model: WriteModel, changes: dict[str, Any
         Predictor(path)
     assert str(path) in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("deep", ['{"schema": 1, "crop": ' + "[" * 100_000, "[" * 100_000, '{"a":' * 100_000])
+def test_metadata_of_any_depth(write_model: WriteModel, deep: str) -> None:
+    path = write_model()
+    model = onnx.load(path)
+    onnx.helper.set_model_props(model, {"autodial": deep})
+    onnx.save(model, path)
+    with pytest.raises(InputError, match=r"can't be read .*nested too deeply"):
+        Predictor(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "axis", "size", "message"),
+    [
+        ("image", 0, 1, "takes batches of 1 and gives"),
+        ("logits", 0, 1, "gives 1 and . rows"),
+        ("probabilities", 0, 32, "gives batch and 32 rows"),
+    ],
+)
+def test_a_graph_with_other_axes_is_refused(
+    write_model: WriteModel, name: str, axis: int, size: int, message: str
+) -> None:
+    path = write_model()
+    model = onnx.load(path)
+    (value,) = (value for value in (*model.graph.input, *model.graph.output) if value.name == name)
+    value.type.tensor_type.shape.dim[axis].dim_value = size
+    onnx.save(model, path)
+    with pytest.raises(InputError, match=message):
+        Predictor(path)
+
+
+def test_a_graph_whose_outputs_are_not_of_its_batch_is_refused(write_model: WriteModel) -> None:
+    """Its metadata and axes promise a row per image, and it gives half of them."""
+    path = write_model()
+    model = onnx.load(path)
+    (flatten,) = (node for node in model.graph.node if node.op_type == "Flatten")
+    flatten.input[0] = "some"
+    for name, values in (("starts", [0]), ("ends", [1])):
+        model.graph.initializer.append(onnx.numpy_helper.from_array(np.array(values), name))
+    model.graph.node.insert(1, onnx.helper.make_node("Slice", ["pixels", "starts", "ends"], ["some"]))
+    onnx.save(model, path)
+    with pytest.raises(InputError, match=r"logits of \(1, 4\) .* for 2 images, in place of \(2, 4\)"):
+        Predictor(path).predict([np.zeros((6, 9, 3), np.uint8)] * 2)
+
+
+def test_names_that_repeat_are_told_apart(write_model: WriteModel) -> None:
+    assert Predictor(write_model(classes=["crane", "owl", "crane", "gull"])).info.classes == (
+        "crane_0",
+        "owl",
+        "crane_2",
+        "gull",
+    )
 
 
 def test_refuses_what_is_not_a_whole_onnx_file(write_model: WriteModel, tmp_path: Path) -> None:

@@ -1,13 +1,19 @@
 from __future__ import annotations
 
 import csv
+import json
+import os
 import signal
 import subprocess
 import sys
+import threading
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import onnx
+import onnxruntime
 import pytest
 import typer
 from typer.testing import CliRunner
@@ -121,7 +127,7 @@ def test_summary_in_words() -> None:
     counts = {f"class {i}": 20 - i for i in range(12)}
     stages = [Stage("run", 800, 3.2), Stage("decode", 800, 2.0), Stage("write", 800, 0.5)]
     passed_over = {f".{i}": 9 - i for i in range(7)}
-    ran = "CPUExecutionProvider", "auto: no GPU", "no cuDNN"
+    ran = "cpu", "CPUExecutionProvider", "auto: no GPU", "no cuDNN"
     text = describe(Summary(Path("o.csv"), 1000, 3, 200, 4.0, *ran, counts, stages, passed_over))
     assert text.split("\n")[:7] == [
         "800 images in 4.0 s (200 images/s) on CPUExecutionProvider (auto: no GPU)",
@@ -133,3 +139,155 @@ def test_summary_in_words() -> None:
         "       20  class 0",
     ]
     assert text.endswith("       11  class 9\n           and 2 more classes")
+
+
+def in_a_process(folder: Path, *arguments: object, stdin: bytes) -> subprocess.CompletedProcess[bytes]:
+    command = [sys.executable, "-m", "autodial", "predict", *map(str, arguments)]
+    return subprocess.run(command, cwd=folder, input=stdin, capture_output=True, timeout=120)
+
+
+@pytest.mark.parametrize("name", ["-", "/dev/stdin"])
+def test_a_list_on_standard_input(model: Any, photos: Path, tmp_path: Path, name: str) -> None:
+    """Its relative paths mean the working directory, labels are dropped, and it can be given again to resume."""
+    if name != "-" and not Path(name).exists():
+        pytest.skip("no /dev/stdin here")
+    listed = b"photos/sub/x.png 3\n\nphotos/a.png\nphotos/nowhere.png\n" + f"{photos / 'b.JPG'}\n".encode()
+    done = in_a_process(tmp_path, model.path, name, "-o", "out.csv", stdin=listed)
+    assert done.returncode == 0, done.stderr
+    with (tmp_path / "out.csv").open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["path"] for row in rows] == [
+        "photos/sub/x.png",
+        "photos/a.png",
+        "photos/nowhere.png",
+        str(photos / "b.JPG"),
+    ]
+    labels = model.labels(photos / "sub" / "x.png", photos / "a.png", photos / "b.JPG")
+    assert [row["label_1"] for row in rows if row["status"] == "ok"] == labels
+
+
+def test_a_list_on_standard_input_is_resumed_and_shared_out(model: Any, photos: Path, tmp_path: Path) -> None:
+    names = [str(path.relative_to(tmp_path)) for path in sorted(photos.rglob("*.png"))]
+    listed = "\n".join(names).encode()
+    options = ["-o", "out.csv", "--batch-size", 2, "--max-failures", 0, "--sort-into", "sorted"]
+    broken = tmp_path / names[5]
+    whole = broken.read_bytes()
+    broken.write_bytes(b"broken")
+    assert in_a_process(tmp_path, model.path, "-", *options, stdin=listed).returncode == 1
+    assert (tmp_path / "out.csv.partial").exists()
+    broken.write_bytes(whole)
+    other = in_a_process(tmp_path, model.path, "-", *options, "--resume", stdin="\n".join(names[1:]).encode())
+    assert other.returncode == 2 and b"no longer those of the interrupted run" in other.stderr
+    assert in_a_process(tmp_path, model.path, "-", *options, "--resume", stdin=listed).returncode == 0
+    assert in_a_process(tmp_path, model.path, "-", "-o", "all.csv", stdin=listed).returncode == 0
+    assert (tmp_path / "out.csv").read_bytes() == (tmp_path / "all.csv").read_bytes()
+    shard = in_a_process(tmp_path, model.path, "-", "-o", "all.csv", "--shard", "2/2", stdin=listed)
+    assert shard.returncode == 0
+    with (tmp_path / "all-2-of-2.csv").open(encoding="utf-8", newline="") as file:
+        assert [row["path"] for row in csv.DictReader(file)] == names[1::2]
+
+
+@pytest.mark.parametrize(
+    ("inputs", "stdin", "message"),
+    [
+        (["-"], b"", "standard input names no images"),
+        (["-", "/dev/stdin"], b"a.png", "standard input can be read once"),
+        (["-"], b"a\0b\n", "standard input: this is not a list"),
+    ],
+)
+def test_standard_input_that_is_no_list(
+    model: Any, tmp_path: Path, inputs: list[str], stdin: bytes, message: str
+) -> None:
+    done = in_a_process(tmp_path, model.path, *inputs, "-o", "out.csv", stdin=stdin)
+    assert done.returncode == 2 and message in done.stderr.decode() and done.stderr.count(b"\n") == 1
+    assert not list(tmp_path.glob("out*"))
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no such pipes there")
+def test_a_pipe_is_a_list(model: Any, photos: Path, tmp_path: Path) -> None:
+    """As a shell's <(...) is."""
+    os.mkfifo(tmp_path / "pipe")
+    writer = threading.Thread(target=lambda: (tmp_path / "pipe").write_text(f"{photos / 'a.png'}\n"))
+    writer.start()
+    run(model.path, tmp_path / "pipe", "-o", tmp_path / "out.csv")
+    writer.join()
+    assert (tmp_path / "out.csv").read_text(encoding="utf-8").count(str(photos / "a.png")) == 1
+
+
+def test_the_summary_for_programs(model: Any, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (photos / "a.png").write_bytes(b"broken")
+    out = tmp_path / "out.csv"
+    run(model.path, photos, "-o", out, "--json", "--quiet", "--threads", 1, "--shard", "1/2")
+    said, err = capsys.readouterr()
+    record = json.loads(said)
+    table = tmp_path / "out-1-of-2.csv"
+    with table.open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert err == ""
+    assert (record["table"], record["rows"], record["statuses"]) == (str(table), 6, {"ok": 5, "error": 1})
+    assert record["classes"] == Counter(row["label_1"] for row in rows if row["status"] == "ok")
+    assert (record["device"], record["provider"], record["drift"]) == ("cpu", "CPUExecutionProvider", None)
+    assert record["seconds"] > 0 and {stage["name"] for stage in record["stages"]} == {"decode", "run", "write"}
+    (tmp_path / "broken.png").touch()
+    with pytest.raises(WorkError, match="The only image can't be labelled"):
+        run(model.path, tmp_path / "broken.png", "-o", out, "--json")
+    assert json.loads(capsys.readouterr().out)["statuses"] == {"ok": 0, "error": 1}
+    with pytest.raises(InputError, match="-o - and --json both take standard output"):
+        run(model.path, photos, "-o", "-", "--json")
+
+
+def test_quiet_says_nothing(model: Any, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run(model.path, photos, "-o", tmp_path / "out.csv", "-q", "--shard", "1/2")
+    assert capsys.readouterr() == ("", "")
+
+
+def test_threads_are_onnx_runtimes(
+    model: Any, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    used = []
+    session = onnxruntime.InferenceSession
+    monkeypatch.setattr(
+        onnxruntime,
+        "InferenceSession",
+        lambda path, options, **more: (used.append(options.intra_op_num_threads), session(path, options, **more))[1],
+    )
+    run(model.path, photos, "-o", tmp_path / "out.csv", "--threads", 3)
+    assert used == [3]
+
+
+def test_cells_that_a_spreadsheet_would_run(
+    model: Any, write_model: Any, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    names = ["=cmd|' C calc'!A0.png", "+1.png", "-1.png", "@a.png", "\tb.png", "a=b.png", "＝c.png"]  # noqa: RUF001
+    for name in names:
+        (tmp_path / name).write_bytes((photos / "a.png").read_bytes())
+    (tmp_path / "list.txt").write_text("".join(f"./{name}\n" for name in names))
+    record = json.loads(onnx.load(model.path).metadata_props[0].value)
+    path = write_model(record=record | {"classes": ["=1+1", "-x", "@y", "z"]})
+    tables = {}
+    for option in ([], ["--spreadsheet-safe"]):
+        run(path, *(f"[{name[0]}]{name[1:]}" for name in names), "-o", "out.csv", "--logits", "--top-k", 4, *option)
+        with (tmp_path / "out.csv").open(encoding="utf-8", newline="") as file:
+            tables[bool(option)] = list(csv.reader(file))
+    assert [row[0] for row in tables[False][1:]] == names
+    assert [row[0] for row in tables[True][1:]] == [f"'{name}" if name != "a=b.png" else name for name in names]
+    assert tables[True][0] == tables[False][0]  # no name of a column begins so
+    assert tables[True][1][2:10:2] == ["'=1+1", "'-x", "'@y", "z"] and tables[False][1][2:10:2] == [
+        "=1+1",
+        "-x",
+        "@y",
+        "z",
+    ]
+    assert [row[10:] for row in tables[True]] == [row[10:] for row in tables[False]]  # numbers stay numbers
+    with pytest.raises(InputError, match="spreadsheet_safe is for CSV"):
+        run(path, "a=b.png", "-o", "out.jsonl", "--spreadsheet-safe")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no full disk to write to")
+def test_a_table_on_a_full_disk_under_standard_output(model: Any, photos: Path) -> None:
+    command = [sys.executable, "-m", "autodial", "predict", str(model.path), str(photos), "-o", "-"]
+    with Path("/dev/full").open("wb") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=120)
+    assert done.returncode == 1
+    assert done.stderr == "autodial: error: standard output can't be written: No space left on device.\n"

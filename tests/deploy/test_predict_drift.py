@@ -85,6 +85,13 @@ def test_images_like_the_lists_pass_and_others_are_warned_of(autodial: Run, targ
     assert brightness["below"] == pytest.approx((levels < brightness["edge"]).mean())
     assert sum(row["images"] for row in summary["classes"]["shares"]) == pytest.approx(1)
 
+    for folder, warned in (("same", False), ("dark", True)):  # a program gets the verdict, and people the warning
+        options = ["-o", tmp_path / "x.csv", "--drift", tmp_path / "x.json", "--json", "--quiet"]
+        status, out, err = autodial("predict", target, tmp_path / folder, *options)
+        assert status == 0 and json.loads(out)["drift"]["verdict"] == verdicts[folder]
+        assert summary_of(tmp_path / "x.json").items() >= json.loads(out)["drift"].items()
+        assert err.startswith("Warning: the images don't look like the target's") if warned else err == ""
+
 
 def test_what_has_no_labels_is_not_counted(target: Path, tmp_path: Path) -> None:
     paths = write_images(tmp_path / "images", 60, seed=4)
@@ -176,7 +183,7 @@ def test_refused_before_anything_is_written(
         (
             with_reference(model.path, target.with_name("bad.onnx"), {}),
             "drift.json",
-            "can't be read (it lacks 'classes')",
+            "can't be read (the whole must be an object with",
         ),
         (target, "drift.csv", "name a file that ends in .json"),
         (target, "nowhere/drift.json", "no folder"),

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import os
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from typing import Any
 
 import cv2
 import numpy as np
+import onnx
 import pytest
 
 from autodial.deploy import Predictor, predict_folder
@@ -304,3 +306,47 @@ def test_decoding_runs_ahead_by_a_bounded_number_of_images(
     predict_folder(model.path, [list_file], tmp_path / "out.csv", batch_size=10, workers=3)
     assert seen == [30, 40, 50, 60, 70]
     assert len(rows(tmp_path / "out.csv")) == 100
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".parquet"])
+def test_classes_of_one_name_are_told_apart_everywhere(
+    model: Any, write_model: Any, photos: Path, tmp_path: Path, suffix: str
+) -> None:
+    """The same model under names of which three are one: every image gets the label of the same number."""
+    if suffix == ".parquet":
+        pytest.importorskip("pyarrow")
+    names = {"cat": "crane_0", "dog, big": "crane_1", 'the "other"': "gull", "Ødegård 猫": "crane_3"}
+    record = json.loads(onnx.load(model.path).metadata_props[0].value)
+    alike = onnx.load(model.path)
+    onnx.helper.set_model_props(
+        alike, {"autodial": json.dumps(record | {"classes": ["crane", "crane", "gull", "crane"]})}
+    )
+    onnx.save(alike, tmp_path / "alike.onnx")
+    summaries, tables = [], []
+    for path, folder in ((model.path, "a"), (tmp_path / "alike.onnx", "b")):
+        (tmp_path / folder).mkdir()
+        out = tmp_path / folder / f"out{suffix}"
+        summaries.append(predict_folder(path, [photos], out, top_k=4, logits=True, sort_into=tmp_path / folder / "s"))
+        tables.append(read_table(out))
+    assert summaries[1].counts == {names[name]: count for name, count in summaries[0].counts.items()}
+    for before, after in zip(*tables, strict=True):
+        assert [after[f"label_{i}"] for i in range(1, 5)] == [names[before[f"label_{i}"]] for i in range(1, 5)]
+        if suffix == ".csv":
+            assert [after[f"logit_{names[name]}"] for name in names] == [before[f"logit_{name}"] for name in names]
+    assert {path.name for path in (tmp_path / "b" / "s").iterdir()} == set(summaries[1].counts)
+
+
+def read_table(path: Path) -> list[dict[str, Any]]:
+    if path.suffix == ".parquet":
+        import pyarrow.parquet
+
+        rows: list[dict[str, Any]] = pyarrow.parquet.read_table(path).to_pylist()
+        return rows
+    with path.open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file)) if path.suffix == ".csv" else [json.loads(line) for line in file]
+
+
+@pytest.mark.parametrize("inputs", ["photos", Path("photos"), b"photos"])
+def test_one_input_is_no_sequence_of_inputs(model: Any, tmp_path: Path, inputs: Any) -> None:
+    with pytest.raises(InputError, match="inputs is a sequence of files, folders, lists and patterns, not one of them"):
+        predict_folder(model.path, inputs, tmp_path / "out.csv")

@@ -91,3 +91,23 @@ def test_threads_may_share_a_predictor(model: Any) -> None:
 def test_one_file_s_name_is_no_sequence_of_images(model: Any) -> None:
     with pytest.raises(TypeError, match=r"predict takes a sequence of images: write predict\(\['x.png'\]\)"):
         Predictor(model.path).predict("x.png")
+
+
+@pytest.mark.parametrize("shape", [(28, 28, 3), (28, 28, 1), (28, 28), (3, 28)])
+def test_one_image_is_no_sequence_of_its_rows(model: Any, grey_model: Any, shape: tuple[int, ...]) -> None:
+    for reference in (model, grey_model):
+        with pytest.raises(TypeError, match=r"an array of \(.*\) is one of them: write predict\(\[image\]\)"):
+            Predictor(reference.path).predict(np.zeros(shape, np.uint8))
+
+
+@pytest.mark.parametrize("image", [b"\xff\xd8", bytearray(b"x"), Path("a.png")])
+def test_one_file_or_its_bytes_are_no_sequence_of_images(model: Any, image: Any) -> None:
+    with pytest.raises(TypeError, match=r"predict takes a sequence of images: write predict\(\["):
+        Predictor(model.path).predict(image)
+
+
+def test_an_array_of_a_whole_batch(model: Any, grey_model: Any) -> None:
+    for reference, channels in ((model, 3), (grey_model, 1)):
+        images = np.random.default_rng(0).integers(0, 256, (5, 6, 9, channels), dtype=np.uint8)
+        logits, _ = Predictor(reference.path).predict(images)
+        np.testing.assert_allclose(logits, reference.logits(*images), rtol=1e-4, atol=1e-4)

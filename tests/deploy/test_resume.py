@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -208,3 +209,94 @@ def test_batches_are_the_same_after_a_resume(
     interrupt(model, [photos], tmp_path / "out.csv", batch_size=5)
     predict_folder(model.path, [photos], tmp_path / "out.csv", resume=True, **OPTIONS | {"batch_size": 5})
     assert sizes == [5, 5, 2, 2]
+
+
+@pytest.mark.parametrize("change", ["content", "time", "removed", "came", "link"])
+def test_an_image_that_has_changed_is_refused_by_name(model: Any, photos: Path, tmp_path: Path, change: str) -> None:
+    listed = tmp_path / "list.txt"
+    listed.write_text("".join(f"photos/{name}\n" for name in ("sub/x.png", "a.png", "gone.png", "c, d.bmp", "b.JPG")))
+    if change == "link":
+        (photos / "a.png").rename(photos / "real.png")
+        (photos / "a.png").symlink_to("real.png")
+    out = tmp_path / "out.csv"
+
+    def stop(done: int) -> None:
+        if done >= 3:
+            raise WorkError("Stopped.")
+
+    with pytest.raises(WorkError, match="Stopped"):
+        predict_folder(model.path, [listed], out, progress=stop, **OPTIONS)
+    path, message = photos / "a.png", "a.png has changed, by its size or its time of modification, since its row"
+    if change == "content":
+        path.write_bytes((photos / "b.JPG").read_bytes())
+    elif change == "time":
+        os.utime(path, (1, 1))
+    elif change == "link":  # what it leads to counts
+        (photos / "real.png").write_bytes((photos / "b.JPG").read_bytes())
+    elif change == "removed":
+        path.unlink()
+        message = "a.png was removed since its row was written"
+    else:
+        shutil.copy(path, photos / "gone.png")
+        message = "gone.png has come since its row was written"
+    before = out.with_name("out.csv.partial").read_bytes()
+    for _ in range(2):
+        with pytest.raises(InputError, match=message):
+            predict_folder(model.path, [listed], out, resume=True, **OPTIONS)
+    assert out.with_name("out.csv.partial").read_bytes() == before
+    if change == "content":  # one that has no row yet may change, and a run from the start takes all as it is
+        out.with_name("out.csv.partial").unlink()
+    elif change == "came":
+        (photos / "gone.png").unlink()
+    elif change == "time":
+        return
+    if change in ("content", "came"):
+        (photos / "b.JPG").write_bytes((photos / "c, d.bmp").read_bytes())
+        predict_folder(model.path, [listed], out, resume=True, **OPTIONS)
+        predict_folder(model.path, [listed], tmp_path / "whole.csv", **OPTIONS)
+        assert out.read_bytes() == (tmp_path / "whole.csv").read_bytes()
+
+
+def values_of_every_kind() -> list[Any]:
+    return [None, True, -1, 1.5, 2**70, "x", [], {}, [[]], {"0": 1}, {"x": 1}, {"0": -1}, float("nan"), float("inf")]
+
+
+@pytest.mark.parametrize("key", ["settings", "rows", "bytes", "errors", "counts", "figures"])
+def test_a_record_of_any_kind_is_refused_in_a_sentence(model: Any, photos: Path, tmp_path: Path, key: str) -> None:
+    out, record = tmp_path / "out.csv", tmp_path / "out.csv.partial.json"
+    interrupt(model, [photos], out)
+    kept = json.loads(record.read_text())
+    for value in values_of_every_kind():
+        if key == "figures" and value is None:
+            continue  # as it was
+        record.write_text(json.dumps(kept | {key: value}))
+        with pytest.raises(InputError) as failure:
+            predict_folder(model.path, [photos], out, resume=True, **OPTIONS)
+        assert re.search("is damaged|other settings|has lost", str(failure.value)) and "\n" not in str(failure.value)
+    del kept[key]
+    record.write_text(json.dumps(kept))
+    with pytest.raises(InputError, match=f'is damaged .the whole must be an object with "{key}"'):
+        predict_folder(model.path, [photos], out, resume=True, **OPTIONS)
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"settings":' * 100_000, "", "null", "[]", "3", "\udcff", "{}"])
+def test_a_record_of_any_depth_is_refused_in_a_sentence(model: Any, photos: Path, tmp_path: Path, text: str) -> None:
+    out = tmp_path / "out.csv"
+    interrupt(model, [photos], out)
+    (tmp_path / "out.csv.partial.json").write_bytes(text.encode("utf-8", "surrogateescape"))
+    with pytest.raises(InputError, match=r"out.csv.partial.json is damaged"):
+        predict_folder(model.path, [photos], out, resume=True, **OPTIONS)
+
+
+def test_without_what_the_rows_were_made_of_nothing_is_resumed(model: Any, photos: Path, tmp_path: Path) -> None:
+    out, marks = tmp_path / "out.csv", tmp_path / "out.csv.partial.files"
+    interrupt(model, [photos], out)
+    os.truncate(marks, marks.stat().st_size - 1)
+    with pytest.raises(InputError, match=r"partial.files has lost what was known of the rows"):
+        predict_folder(model.path, [photos], out, resume=True, **OPTIONS)
+    marks.unlink()
+    with pytest.raises(InputError, match=r"can't be resumed: out.csv.partial.files is missing"):
+        predict_folder(model.path, [photos], out, resume=True, **OPTIONS)
+    (tmp_path / "out.csv.partial").unlink()
+    assert predict_folder(model.path, [photos], out, resume=True, **OPTIONS).resumed == 0
+    assert [path.name for path in tmp_path.glob("out*")] == ["out.csv"]

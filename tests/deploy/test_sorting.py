@@ -3,6 +3,7 @@ from __future__ import annotations
 import csv
 import errno
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -133,7 +134,7 @@ def test_labels_that_are_no_folder_names(tmp_path: Path) -> None:
         (tmp_path / f"{i}.png").touch()
         sorter.place(tmp_path / f"{i}.png", i, i)
     assert sorted(path.name for path in (tmp_path / "s").iterdir()) == sorted(
-        ["_..", "a_b", "a_b_", "A_B__", "_", "_.", "x", "x_"]
+        ["__", "a_b", "a_b_", "A_B__", "_", "___", "x", "x_"]
     )
 
 
@@ -156,3 +157,71 @@ def test_shards_sort_into_one_folder(model: Any, photos: Path, tmp_path: Path) -
         predict_folder(model.path, [photos], tmp_path / "o.csv", sort_into=tmp_path / "s", shard=(i, 3))
     names = {path.name for path in photos.rglob("*") if path.is_file()}
     assert {os.path.basename(os.readlink(path)) for path in (tmp_path / "s").rglob("*.*")} == names  # noqa: PTH115,PTH119
+
+
+def test_labels_that_are_too_long_or_reserved_have_folders_of_their_own(tmp_path: Path) -> None:
+    long = "é" * 127 + "x"  # of 255 bytes
+    classes = [
+        "n" * 300 + "a",
+        "n" * 300 + "b",
+        "n" * 253 + "_0",
+        long,
+        long + "y",
+        long.upper(),
+        "con",
+        "NUL.txt",
+        "U.S.",
+        "e\u0301",
+        "é",
+    ]
+    sorter = Sorter(tmp_path / "s", classes, copy=False, inputs=[], resume=False)
+    for i, _ in enumerate(classes):
+        (tmp_path / f"{i}.png").touch()
+        sorter.place(tmp_path / f"{i}.png", i, i)
+    found = {next(folder.iterdir()).stem: folder.name for folder in (tmp_path / "s").iterdir()}
+    assert [found[str(i)] for i, _ in enumerate(classes)] == [
+        "n" * 253 + "_0",
+        "n" * 253 + "_1",
+        "n" * 253 + "__",
+        long,
+        "é" * 126 + "_4",
+        "É" * 127 + "_",
+        "_con",
+        "_NUL.txt",
+        "U.S_",
+        "e\u0301",
+        "é_",
+    ]
+    assert len({name.casefold() for name in found.values()}) == len(classes)
+
+
+def interrupted(model: Any, inputs: list[Any], out: Path, **options: Any) -> None:
+    """A run that stops behind its third batch of two, so that five rows, or six, are done."""
+
+    def stop(done: int) -> None:
+        if done >= 4:
+            raise WorkError("Stopped.")
+
+    with pytest.raises(WorkError, match="Stopped"):
+        predict_folder(model.path, inputs, out, batch_size=2, progress=stop, **options)
+
+
+@pytest.mark.parametrize("options", [{}, {"copy": True}, {"shard": (2, 2), "drift": None}])
+def test_what_was_sorted_before_is_sorted_again(
+    model: Any, photos: Path, tmp_path: Path, options: dict[str, Any]
+) -> None:
+    (photos / "b.JPG").write_bytes(b"broken")
+    (photos / "sub" / "a.png").write_bytes((photos / "c, d.bmp").read_bytes())  # meets a.png, maybe
+    whole = tmp_path / "whole"
+    predict_folder(model.path, [photos], tmp_path / "whole.csv", batch_size=2, sort_into=whole, **options)
+    place = tmp_path / "s"
+    interrupted(model, [photos], tmp_path / "o.csv", sort_into=place, **options)
+    shutil.rmtree(place)
+    predict_folder(model.path, [photos], tmp_path / "o.csv", batch_size=2, sort_into=place, resume=True, **options)
+
+    def listing(folder: Path) -> dict[str, bytes]:
+        return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*.*") if path.is_file()}
+
+    assert listing(place) == listing(whole) and len(listing(place)) >= 5
+    name = "-2-of-2" if "shard" in options else ""
+    assert (tmp_path / f"o{name}.csv").read_bytes() == (tmp_path / f"whole{name}.csv").read_bytes()

@@ -56,6 +56,26 @@ def test_a_list_is_named_by_the_labels_beside_it() -> None:
     assert read_source(Path("data/list.txt"))[0] == ["Ä", "b"]
 
 
+def test_classes_of_a_list_that_have_one_name_are_told_apart() -> None:
+    touch("data/a.png", "data/b.png", "test/crane_1/1.png", "other/crane/1.png")
+    Path("data/list.txt").write_text("a.png 0\nb.png 1\n", encoding="utf-8")
+    Path("data/labels.txt").write_text("crane\ncrane\n", encoding="utf-8")
+    classes, source = read_source(Path("data/list.txt"))
+    assert classes == ["crane_0", "crane_1"]
+    assert source.notes == (
+        f"Several classes of {Path('data/labels.txt')} have one name (crane): each gets its number behind it.",
+    )
+    assert [image.label for image in read_test(Path("test"), classes).images] == [1]
+    with pytest.raises(InputError, match=r'the folder crane is no class of the source .did you mean "crane_'):
+        read_test(Path("other"), classes)
+
+
+def test_a_class_folder_whose_name_a_terminal_would_obey() -> None:
+    touch("s/a/1.png", "s/\x1b[2J/1.png")
+    with pytest.raises(InputError, match=r"s: the name of the class folder '\\x1b\[2J' has a control character"):
+        read_source(Path("s"))
+
+
 @pytest.mark.parametrize(
     ("files", "message"),
     [
