@@ -31,6 +31,7 @@ from autodial.report.page import Page, data_uri
 from autodial.report.predictions import Predictions
 from autodial.report.run import Curve, Run
 from autodial.report.style import Picture, figure_style, picture
+from autodial.run_record import Start
 from autodial.wording import counted
 
 _ROWS = 40
@@ -61,9 +62,9 @@ def write_report(run: Run, evaluation: Evaluation) -> Report:
         writer.class_balance()
         writer.confusion()
         writer.images()
-    record = run.record
+    trained_by = run.record["versions"].get("autodial", "an unknown version")
     return Report(
-        writer.page.html(f"Written by AutoDIAL {version('autodial')}; the run is of {record['versions']['autodial']}."),
+        writer.page.html(f"Written by AutoDIAL {version('autodial')}; the run is of {trained_by}."),
         writer.figures,
     )
 
@@ -450,7 +451,7 @@ class _Writer:
         return f"{count:,} of the {total:,} images of {predictions.name}, evenly spaced"
 
 
-def _date(record: Mapping[str, Any]) -> str:
+def _date(record: Start) -> str:
     return datetime.fromisoformat(record["started"]).strftime("%Y-%m-%d %H:%M %Z")
 
 

@@ -249,7 +249,7 @@ def test_an_alarm_of_training_is_repeated(report: Report, project: Path) -> None
         "in_use": 1.02,
         "in_source": 2.9,
     }
-    edit_log(project, lambda rows: [*rows, alarm])
+    edit_log(project, lambda rows: sorted([*rows, alarm], key=lambda row: row["iteration"]))
     page = report(project)
     assert (
         "At iteration 6, training raised the alarm that the target's predictions had collapsed: in front of layer "
