@@ -13,7 +13,6 @@ from types import UnionType
 from typing import Annotated, Any, TypeVar, Union, cast, get_args, get_origin, get_type_hints, is_typeddict
 
 from autodial.errors import InputError
-from autodial.proto.files import read_bytes
 
 T = TypeVar("T")
 Check = Callable[[Any], None]
@@ -106,6 +105,8 @@ def read(path: Path, schema: type[T], *, remedy: str) -> T:
     Raises:
         InputError: it can't be read, is no JSON, or is something else than its type says; it names the file.
     """
+    from autodial.proto.files import read_bytes  # late: it brings protobuf, which those who only `check` do without
+
     if path.exists() and not path.is_file():
         raise InputError(f"{path} is not a regular file: {remedy}")
     try:

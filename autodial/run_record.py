@@ -38,10 +38,17 @@ def _not_empty(value: list[Any]) -> None:
         raise WrongValueError("a list of one or more", value)
 
 
+def _pair(value: list[int]) -> None:
+    if len(value) != 2:
+        raise WrongValueError("two numbers", value)
+
+
 _Iteration = Annotated[int, range(2**31)]
 _Time = Annotated[str, _time]
 _Number = float | None
 """None where it was not finite."""
+_Rows = Annotated[list[Annotated[int, range(2**63)]], _pair]
+"""Rows whose scores were not finite, and all rows."""
 
 
 class _OldStart(TypedDict):
@@ -110,6 +117,7 @@ class _TestEvent(_Logged, total=False):
     """A test of a test net."""
 
     net: Annotated[int, range(2**16)]
+    not_finite: Mapping[str, _Rows]
 
 
 class _SnapshotEvent(_Timed):

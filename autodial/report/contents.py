@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from importlib.metadata import version
@@ -27,7 +27,7 @@ from autodial.report.figures import (
     draw_features,
     shown_confusion,
 )
-from autodial.report.page import Page, data_uri
+from autodial.report.page import Page, ShownImage, data_uri, short_path
 from autodial.report.predictions import Predictions
 from autodial.report.run import Curve, Run
 from autodial.report.style import Picture, figure_style, picture
@@ -39,6 +39,8 @@ _ROWS = 40
 _OPEN_ROWS = 12
 """Rows of a table that is open from the start."""
 _CONFUSIONS = 10
+_NAMED = 5
+"""Curves that a warning names."""
 _SMALL = 64
 """Images up to this size, in pixels, are shown with hard pixels."""
 
@@ -146,6 +148,7 @@ class _Writer:
                     + ("." if newest else ", as the files of later ones are gone or changed."),
                 )
             )
+        notes += [("warning", note) for note in self._not_finite()]
         for alarm in run.collapses:
             notes.append(
                 (
@@ -157,6 +160,33 @@ class _Writer:
                 )
             )
         return notes
+
+    def _not_finite(self) -> Iterator[str]:
+        """What was logged or predicted and is no number."""
+        curves = [self.run.loss(), *self.run.outputs()]
+        lost = [iteration for curve in curves for iteration, value in curve.points() if value is None]
+        if lost:
+            names = list(dict.fromkeys(curve_label(curve) for curve in curves if None in curve.values))
+            shown = ", ".join(names[:_NAMED]) + (", ..." if len(names) > _NAMED else "")
+            yield (
+                "Not finite (NaN or infinite), as in a training that diverged: "
+                f"{counted(len(lost), 'logged value')} of {shown}, the first at iteration {min(lost):,}."
+            )
+        if tests := self.run.broken_tests:
+            broken = tests[0]["not_finite"].items()
+            parts = [f"{blob} for {bad:,} of {counted(rows, 'row')}" for blob, (bad, rows) in broken]
+            yield (
+                f"The scores of {counted(len(tests), 'test')} were not finite, first at iteration "
+                f"{tests[0]['iteration']:,}, in blob {' and '.join(parts[:_NAMED])}: accuracies of such a test say "
+                "nothing."
+            )
+        predictions = self.evaluation.predictions
+        if isinstance(predictions, Predictions) and predictions.lost:
+            images = counted(len(predictions.rows) + predictions.lost, "target image")
+            yield (
+                f"The scores of {predictions.lost:,} of {images} are not finite (NaN or infinite): the numbers below "
+                "are those of the others."
+            )
 
     def _facts(self) -> list[tuple[str, str]]:
         run, record, solver = self.run, self.run.record, self.run.solver
@@ -428,7 +458,7 @@ class _Writer:
             f"among {self._scope(predictions)}."
         )
 
-    def _shown(self, image: Thumbnail) -> tuple[str, str, Sequence[str], str]:
+    def _shown(self, image: Thumbnail) -> ShownImage:
         row, names = image.row, self.evaluation.classes
         assert isinstance(self.evaluation.predictions, Predictions)
         order = np.argsort(-row.probabilities, kind="stable")
@@ -440,15 +470,16 @@ class _Writer:
             right = row.label == row.predicted
             mark = "\N{CHECK MARK} right" if right else f"\N{BALLOT X} is {names[row.label]}"
             lines.append(mark)
-        alt = f"{row.path}: predicted {', '.join(lines)}"
-        return data_uri(image.data, image.media_type), alt, lines, row.path
+        alt = f"{short_path(row.path)}: predicted {', '.join(lines)}"
+        return ShownImage(data_uri(image.data, image.media_type), alt, lines, row.path)
 
     def _scope(self, predictions: Predictions) -> str:
         """Which images were predicted."""
-        count, total = len(predictions.rows), predictions.total
+        count, total = len(predictions.rows) + predictions.lost, predictions.total
+        lost = f", without {predictions.lost:,} whose scores are not finite" if predictions.lost else ""
         if count == total:
-            return f"all {total:,} images of {predictions.name}"
-        return f"{count:,} of the {total:,} images of {predictions.name}, evenly spaced"
+            return f"all {total:,} images of {predictions.name}{lost}"
+        return f"{count:,} of the {total:,} images of {predictions.name}, evenly spaced{lost}"
 
 
 def _date(record: Start) -> str:

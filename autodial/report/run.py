@@ -38,6 +38,10 @@ class Curve:
         self.iterations.append(iteration)
         self.values.append(value)
 
+    def points(self) -> Iterator[tuple[int, float | None]]:
+        """Iterations with their values."""
+        return zip(self.iterations, self.values, strict=True)
+
     @property
     def last(self) -> float | None:
         """The last value, None if it was not finite."""
@@ -150,6 +154,11 @@ class Run:
     def collapses(self) -> list[Mapping[str, Any]]:
         """The alarms that the target's predictions had collapsed (autodial.collapse)."""
         return [event for event in self.events if event["event"] == "collapse"]
+
+    @property
+    def broken_tests(self) -> list[Mapping[str, Any]]:
+        """The tests in which scores were not finite."""
+        return [row for row in self._rows("test") if row.get("not_finite")]
 
     @property
     def resumed_at(self) -> list[int]:

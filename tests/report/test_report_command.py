@@ -33,18 +33,6 @@ SECTIONS = [
 ]
 
 
-@pytest.fixture
-def project(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A copy of the trained project, made the working directory, in which nothing leads to the original."""
-    folder = tmp_path / "project"
-    shutil.copytree(trained, folder)
-    for name in ("run.json", "log.jsonl"):
-        path = folder / "run" / name
-        path.write_text(path.read_text().replace(str(trained), str(folder)))
-    monkeypatch.chdir(folder)
-    return folder
-
-
 def log(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "run/log.jsonl").read_text().splitlines()]
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from autodial.errors import InputError
-from autodial.report.page import Page, text
+from autodial.report.page import Page, ShownImage, short_path, text
 from autodial.report.run import Run
 from autodial.run_log import RunLog
 
@@ -29,7 +29,7 @@ def test_hostile_names_are_text(tmp_path: Path, read_page: Callable[[Path], Any]
     page.section("second")
     page.table("folded", ["a"], [["b"]], folded=True)
     page.preformatted(HOSTILE, HOSTILE)
-    page.images([("data:image/png;base64,", HOSTILE, [HOSTILE], HOSTILE)], pixels=True)
+    page.images([ShownImage("data:image/png;base64,", HOSTILE, [HOSTILE], HOSTILE)], pixels=True)
     path = tmp_path / "page.html"
     path.write_bytes(page.html(HOSTILE))
     read = read_page(path)
@@ -51,6 +51,16 @@ def test_hostile_names_are_text(tmp_path: Path, read_page: Callable[[Path], Any]
 )
 def test_names_as_html(name: str, shown: str) -> None:
     assert text(name) == shown
+
+
+def test_absolute_paths_are_shown_short(tmp_path: Path) -> None:
+    assert short_path("/home/me/data/webcam/mug/1.jpg") == "mug/1.jpg"
+    assert [short_path(path) for path in ("/1.jpg", "/mug/1.jpg")] == ["/1.jpg", "/mug/1.jpg"]
+    assert short_path("data/webcam/mug/1.jpg") == "data/webcam/mug/1.jpg"
+    page = Page("title")
+    page.images([ShownImage("data:image/png;base64,", "", [], "/home/me/webcam/mug/<1>.jpg")], pixels=True)
+    html = page.html("").decode()
+    assert '<div class="path" title="/home/me/webcam/mug/&lt;1&gt;.jpg">mug/&lt;1&gt;.jpg</div>' in html
 
 
 NET = 'name: "n" layer { name: "a" type: "Accuracy" bottom: "x" bottom: "y" top: "right" include { phase: TEST } }'
