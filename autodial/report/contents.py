@@ -17,6 +17,7 @@ from autodial.report.evaluation import Absent, Evaluation, Thumbnail
 from autodial.report.features import Floats
 from autodial.report.figures import (
     CONFUSION_CLASSES,
+    DRAWN_CURVES,
     SHOWN_CLASSES,
     curve_label,
     draw_alphas_by_depth,
@@ -39,6 +40,8 @@ _ROWS = 40
 _OPEN_ROWS = 12
 """Rows of a table that is open from the start."""
 _CONFUSIONS = 10
+_RESUMED = 20
+"""Resumed starts that are listed."""
 _NAMED = 5
 """Curves that a warning names."""
 _SMALL = 64
@@ -136,7 +139,8 @@ class _Writer:
                 )
             )
         if self._resumed:
-            places = ", ".join(f"{iteration:,}" for iteration in self._resumed)
+            places = ", ".join(f"{iteration:,}" for iteration in self._resumed[-_RESUMED:])
+            places += f" (the last of {len(self._resumed):,} times)" if len(self._resumed) > _RESUMED else ""
             notes.append(("note", f"Resumed from iteration {places}; what had been logged beyond that is not shown."))
         if isinstance(snapshot, Absent):
             notes.append(("note", f"Without predictions and features: {snapshot.reason}."))
@@ -301,6 +305,9 @@ class _Writer:
 
     def _curves(self, name: str, curves: Sequence[Curve], ylabel: str, caption: str, **options: Any) -> None:
         thinned = " Long curves are drawn as means of neighbours." if max(len(c.values) for c in curves) > 300 else ""
+        if len(curves) > DRAWN_CURVES:
+            thinned += f" Of {len(curves):,} curves, the first {DRAWN_CURVES}; the tables have all."
+            curves = curves[:DRAWN_CURVES]
         lost = sum(value is None for curve in curves for value in curve.values)
         crosses = f" Crosses at the top: {counted(lost, 'value')} not finite (NaN or infinite)." if lost else ""
         self._figure(
