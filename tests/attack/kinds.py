@@ -213,7 +213,7 @@ def names(rng: random.Random, folder: Path) -> list[str]:
             case 0 | 1 | 2:
                 path.write_bytes(image)
             case 3:
-                path.symlink_to(rng.choice((".", "..", "/", path.name)))
+                path.symlink_to(rng.choice((".", "..", path.name)))
             case 4:
                 os.mkfifo(path)
             case _:

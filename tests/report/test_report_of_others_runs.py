@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +14,7 @@ import cv2
 import h5py
 import numpy as np
 import pytest
+import torch
 
 from autodial.report.evaluation import Absent, evaluate
 from autodial.report.run import Run
@@ -37,7 +38,7 @@ class Same(caffe.Layer):
     def forward(self, bottom, top):
         top[0].data[...] = bottom[0].data
 """
-PYTHON = 'layer { name: "mine" type: "Python" bottom: "%s" top: "%s" python_param { module: "m" layer: "Same" } }\n'
+PYTHON = 'layer { name: "mine" type: "Python" bottom: "%s" top: "%s" python_param { module: "%s" layer: "Same" } }\n'
 WRITES = 'layer { name: "out" type: "HDF5Output" bottom: "fc" bottom: "label" hdf5_output_param { file_name: "x.h5" } }'
 HOSTILE = "</pre><script>alert(1)</script> \x1b]0;title\x07 \u202e & \"'"
 
@@ -55,16 +56,16 @@ def edit_net(project: Path, edit: Callable[[str], str]) -> None:
 
 def with_python_in_front_of_the_logits(net: str) -> str:
     head, tail = net.split('layer {\n  name: "conv"\n', 1)
-    return f'{head}{PYTHON % ("data", "data")}layer {{\n  name: "conv"\n{tail}'
+    return f'{head}{PYTHON % ("data", "data", "before_logits")}layer {{\n  name: "conv"\n{tail}'
 
 
 def test_a_python_layer_is_not_run_unless_allowed(autodial: Autodial, read_page: Any, project: Path) -> None:
-    (project / "m.py").write_text(MODULE)
+    (project / "before_logits.py").write_text(MODULE)
     edit_net(project, with_python_in_front_of_the_logits)
     assert autodial("report", "run", *OPTIONS)[0] == 0
     assert not Path("module-was-run").exists()
     page = read_page(project / "run/report.html")
-    reason = 'No predictions: the net is not evaluated, as it has 1 Python layer ("mine" (m))'
+    reason = 'No predictions: the net is not evaluated, as it has 1 Python layer ("mine" (before_logits))'
     assert reason in page.text
     assert "--allow-python" in page.text
     assert "Alpha of each Dial layer" in page.tables
@@ -75,26 +76,34 @@ def test_a_python_layer_is_not_run_unless_allowed(autodial: Autodial, read_page:
 
 def test_layers_that_the_logits_do_not_need_are_left_out(autodial: Autodial, read_page: Any, project: Path) -> None:
     """A Python layer that scores, and one that writes a file over the user's."""
-    (project / "m.py").write_text(MODULE)
+    (project / "behind_logits.py").write_text(MODULE)
     precious = project / "x.h5"
     precious.write_bytes(b"precious")
-    edit_net(project, lambda net: f"{net}{PYTHON % ('fc', 'mine')}{WRITES}")
+    edit_net(project, lambda net: f"{net}{PYTHON % ('fc', 'mine', 'behind_logits')}{WRITES}")
     assert autodial("report", "run", *OPTIONS)[0] == 0
     assert not Path("module-was-run").exists()
     assert precious.read_bytes() == b"precious"
     assert "By class" in read_page(project / "run/report.html").tables
 
 
-def test_modules_of_the_training_folder_are_not_imported(project: Path, tmp_path: Path) -> None:
-    """The working directory of the training comes first on the path of `python -c`, as of worker processes."""
-    for name in ("multiprocessing", "matplotlib", "cv2", "h5py", "lmdb"):
-        (project / f"{name}.py").write_text('open("imported", "w").close()')
-    elsewhere = tmp_path / "elsewhere"
-    elsewhere.mkdir()
-    command = f"import sys; from autodial.cli import main; sys.argv[1:] = ['report', {str(project / 'run')!r}]; main()"
-    done = subprocess.run([sys.executable, "-c", command], cwd=elsewhere, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert not (project / "imported").exists()
+def test_nothing_is_imported_from_the_trainings_folder(
+    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The working directory is the first on the path of `python -c` and of a notebook."""
+    (project / "late_module.py").touch()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend("")
+    found = []
+
+    def look(share: float) -> None:
+        assert Path.cwd() == project
+        found.append(importlib.util.find_spec("late_module"))
+
+    cpu = torch.device("cpu")
+    evaluate(Run.read(project / "run"), images=5, layers=[], device=cpu, workers=0, progress=look)
+    assert found
+    assert set(found) == {None}
+    assert "" in sys.path
 
 
 @pytest.mark.parametrize("name", ["report.html", "report-losses.png"])
@@ -209,8 +218,6 @@ def test_features_of_images_with_nan_are_left_out(project: Path) -> None:
         for layer in param.layer:
             if layer.name == "source":
                 layer.transform_param.scale = float("nan")
-    import torch
-
     result = evaluate(run, images=5, layers=["fc/dial"], device=torch.device("cpu"), workers=0)
     assert isinstance(result.features, Absent)
     assert "the features of every source image are not finite" in result.features.reason
