@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import stat
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -112,6 +113,14 @@ def row_reader(layer: Any, base_dir: Path | None) -> tuple[Net, SourceLayer]:
     return net, source_layer(net)
 
 
+def mode_of(path: Path) -> int:
+    """What a path leads to, as `stat` tells; 0 for nothing, and for a path that the system can't have."""
+    try:
+        return path.stat().st_mode
+    except (OSError, ValueError):  # too long a name, or one with NUL
+        return 0
+
+
 def refuse_pipes(layer: Any, base_dir: Path | None) -> None:
     """Refuse a data layer whose list, database or mean is neither a file nor a folder: reading might never end.
 
@@ -119,7 +128,8 @@ def refuse_pipes(layer: Any, base_dir: Path | None) -> None:
         InputError: it names the path.
     """
     for path in files_of(pb.NetParameter(layer=[layer]), base_dir or Path()):
-        if path.exists() and not (path.is_file() or path.is_dir()):
+        mode = mode_of(path)
+        if mode and not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
             raise InputError(f'layer "{layer.name}": {path} is neither a file nor a folder')
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
@@ -38,6 +39,7 @@ from autodial.report.data import (
     count_rows,
     data_nodes,
     label_top,
+    mode_of,
     refuse_pipes,
     row_reader,
     source_layer,
@@ -158,7 +160,7 @@ def _working_directory(run: Run) -> Iterator[None]:
     """Work where the run was trained, if that is still there, and import nothing from there."""
     folder, before, path = Path(run.record["folder"]), Path.cwd(), list(sys.path)
     safe = os.environ.get("PYTHONSAFEPATH")
-    if folder.is_dir():
+    if stat.S_ISDIR(mode_of(folder)):
         sys.path[:] = [place for place in path if Path(place).is_absolute()]
         os.environ["PYTHONSAFEPATH"] = "1"  # for worker processes that start an interpreter of their own
         os.chdir(folder)
@@ -184,7 +186,7 @@ def _find_snapshot(run: Run) -> Snapshot | Absent:
     folder = run.folder.resolve()
     for snapshot in run.snapshots:
         places = [snapshot.model, folder.parent / snapshot.model.name, folder / snapshot.model.name]
-        for path in filter(Path.is_file, dict.fromkeys(places)):
+        for path in (path for path in dict.fromkeys(places) if stat.S_ISREG(mode_of(path))):
             if file_hash(path) == snapshot.sha256:
                 return Snapshot(snapshot.iteration, path, snapshot.sha256)
             changed.append(path)
@@ -388,7 +390,7 @@ def _evenly(total: int, limit: int) -> list[int]:
 def _class_names(folder: Path | None, count: int) -> list[str]:
     path = (folder or Path()) / "labels.txt"
     try:
-        names = read_labels(path) if path.is_file() else []  # reading a pipe would wait for a writer
+        names = read_labels(path) if stat.S_ISREG(mode_of(path)) else []  # reading a pipe would wait for a writer
     except InputError:
         names = []
     return names if len(names) == count else [str(i) for i in range(count)]

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import random
+import sys
 from pathlib import Path
 
 import pytest
 from attack import Figures, Victim, fresh, judge
 from kinds import KINDS
 
-pytestmark = pytest.mark.attack
+pytestmark = [
+    pytest.mark.attack,
+    pytest.mark.skipif(sys.platform == "win32", reason="these names and files can't be made there"),
+]
 
 
 @pytest.mark.parametrize("kind", KINDS)

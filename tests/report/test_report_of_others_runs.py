@@ -150,6 +150,22 @@ def test_pipes_are_not_waited_for(autodial: Autodial, project: Path, name: str) 
     assert autodial("report", "run", *OPTIONS)[0] == 0
 
 
+@pytest.mark.parametrize("name", ["x" * 5_000, "a\\000b", "../" * 2_000, "\\377\\376"])
+def test_paths_that_no_system_has(autodial: Autodial, read_page: Any, project: Path, name: str) -> None:
+    def spoil(start: dict[str, Any]) -> None:
+        start["nets"] = [net.replace("test.txt", name) for net in start["nets"]]
+        start["folder"] = start["net_folders"][0] = "x" * 5_000
+
+    edit_record(project, spoil)
+    log = Path("run/log.jsonl")
+    log.write_text(log.read_text().replace("spots_iter_4", "y" * 5_000))
+    status, _, err = autodial("report", "run", *OPTIONS)
+    if status == 0:
+        assert "No predictions: " in read_page(project / "run/report.html").text
+    else:
+        assert status == 2, err
+
+
 def test_images_without_finite_scores_are_left_out(autodial: Autodial, read_page: Any, project: Path) -> None:
     """Three rows of HDF5 data are NaN; the others get the figures that they have without these."""
     images, labels = [], []
