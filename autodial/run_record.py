@@ -155,9 +155,8 @@ def read_starts(folder: Path) -> list[Start]:
     Raises:
         InputError: run.json can't be read, is damaged, or is of another program; it says where.
     """
-    record = read(folder / RECORD, _Record, remedy=_REMEDY)
-    _check_schema(folder, record["schema"])
-    return record["starts"]
+    read_records(folder)  # which says so if the file is of a newer version, whatever that has inside
+    return read(folder / RECORD, _Record, remedy=_REMEDY)["starts"]
 
 
 def read_records(folder: Path) -> list[Mapping[str, Any]]:
@@ -166,16 +165,13 @@ def read_records(folder: Path) -> list[Mapping[str, Any]]:
     Raises:
         InputError: as `read_starts`, but for what is inside of the records.
     """
-    record = read(folder / RECORD, _AnyRecord, remedy=_REMEDY)
-    _check_schema(folder, record["schema"])
-    return record["starts"]
-
-
-def _check_schema(folder: Path, schema: int) -> None:
-    if schema != SCHEMA:
+    path = folder / RECORD
+    record = read(path, _AnyRecord, remedy=_REMEDY)
+    if record["schema"] != SCHEMA:
         raise InputError(
-            f"{folder / RECORD} has schema {schema}, and this AutoDIAL reads {SCHEMA}: use the version that wrote it"
+            f"{path} has schema {record['schema']}, and this AutoDIAL reads {SCHEMA}: use the version that wrote it"
         )
+    return record["starts"]
 
 
 def read_log(folder: Path) -> list[Event]:

@@ -90,6 +90,7 @@ def test_what_fits_is_given_back(value: Any) -> None:
         ({"count": 3}, '"count" must be even, not 3'),
         ({"numbers": [1]}, '"numbers" must be an object, not a list'),
         ({"numbers": {"x" * 100: "y" * 100}}, r'"numbers.x{39}\.\.\." must be a number, not "y{39}\.\.\.'),
+        ({"numbers": {"a\x1b[31m\u202e猫": []}}, r'"numbers.a\\x1b\[31m\\u202e猫" must be a number'),
         ({"path": "a\0b"}, '"path" must be a path'),
         ({"path": "\ud800"}, '"path" must be a path'),
     ],

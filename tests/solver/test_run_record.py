@@ -62,7 +62,7 @@ def test_every_type_in_every_field(tmp_path: Path) -> None:
         (None, "the whole must be an object"),
         ([], "the whole must be an object"),
         ({"starts": [START]}, 'must be an object with "schema"'),
-        ({"schema": 2, "starts": [START]}, "has schema 2, and this AutoDIAL reads 1: use the version that wrote it"),
+        ({"schema": 2, "starts": [{}]}, "has schema 2, and this AutoDIAL reads 1: use the version that wrote it"),
         ({"schema": 1, "starts": []}, '"starts" must be a list of one or more'),
         ({"schema": 1, "starts": {}}, '"starts" must be a list'),
         ({"schema": 1, "starts": [START, {**START, "nets": [[]]}]}, r'"starts[1].nets[0]" must be a string, not'),
