@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 _CLASSES_SHOWN = 50
 """Rows of the table."""
 _MOST_EPOCHS = 100_000
+_OPTION_OF_DIALIZE = re.compile(r"(?<![\w-])--(after|batch-size|logits|resize|slice-point|transform)\b")
 _DEFAULT_SCHEDULE = "alexnet"
 """The shipped net whose solver nets without one of their own get."""
 
@@ -172,15 +174,20 @@ def _template(recipe: _Recipe, classes: int, start: Weights | None) -> tuple[Net
         made = dialize(recipe.net, start, classes=classes, base_dir=recipe.path.parent)
     except InputError as error:
         raise InputError(
-            f"{recipe.path}: {error} (`autodial dialize` has options for such nets, and --arch takes the net that it "
-            "writes)"
+            f"{recipe.path}: {_naming_dialize(str(error))} (`autodial dialize` has options for such nets, and --arch "
+            "takes the net that it writes)"
         ) from error
     recipe.notes.append(
         f"{recipe.path} is a plain net: {len(made.report.replaced)} BatchNorm layers became Dial layers, and "
         f"{len(made.report.inserted)} layers got one behind them (`autodial dialize` has choices)."
     )
-    recipe.notes.extend(f"autodial dialize: {note}" for note in made.report.notes)
+    recipe.notes.extend(f"{recipe.path}: {_naming_dialize(note)}" for note in made.report.notes)
     return NetTemplate(made.net, str(recipe.path), recipe.path.parent), made.weights
+
+
+def _naming_dialize(advice: str) -> str:
+    """Advice of `autodial dialize` for those who run `init`, which lacks its options."""
+    return _OPTION_OF_DIALIZE.sub(r"`autodial dialize`'s \g<0>", advice, count=1)
 
 
 def _read_weights(names: str | None) -> Weights | None:

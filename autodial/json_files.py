@@ -13,6 +13,7 @@ from types import UnionType
 from typing import Annotated, Any, TypeVar, Union, cast, get_args, get_origin, get_type_hints, is_typeddict
 
 from autodial.errors import InputError
+from autodial.wording import printable
 
 T = TypeVar("T")
 Check = Callable[[Any], None]
@@ -262,4 +263,5 @@ def _shown(value: Any) -> str:
 
 
 def _short(text: str) -> str:
-    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+    """The beginning of a text, without characters that a terminal would obey."""
+    return printable(text if len(text) <= _SHOWN else f"{text[:_SHOWN]}...")

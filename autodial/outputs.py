@@ -14,8 +14,11 @@ from autodial.errors import InputError
 
 
 def real_path(path: str | Path) -> Path:
-    """`path`, absolute and without links; one that leads to itself stays, where Path.resolve fails."""
-    return Path(os.path.realpath(path))
+    """`path`, absolute and without links; one that leads to itself stays, where Path.resolve fails, as one with NUL."""
+    try:
+        return Path(os.path.realpath(path))
+    except ValueError:
+        return Path(path).absolute()
 
 
 def check_output(output: str | Path, inputs: Iterable[str | Path] = (), *, suffixes: Sequence[str] = ()) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -41,6 +42,14 @@ def report(
     images: Annotated[
         int, typer.Option(min=2, help="Images of each domain to run the net on, evenly spaced over its list.")
     ] = 1000,
+    allow_python: Annotated[
+        bool,
+        typer.Option(
+            "--allow-python",
+            help="Run the code of Python layers, if you trust whoever wrote it; a net that needs them is not evaluated "
+            "otherwise.",
+        ),
+    ] = False,
     device: DeviceOption = "auto",
     workers: WorkersOption = None,
 ) -> None:
@@ -49,6 +58,9 @@ def report(
     The page needs no other file and no network. Curves are those of RUN's log; a run that is still going, or was
     interrupted, is shown as far as it got. Features, predictions and the confusion matrix come from running its newest
     snapshot on images of the lists that it was trained and tested with. Where a part can't be had, its place says why.
+
+    Nothing that a run folder holds is run, and nothing but the page and its figures is written. What its net names is
+    read, wherever it lies, and images of it are shown: look at the page before you pass it on.
     """
     from autodial.devices import choose_device
     from autodial.feed import default_workers
@@ -60,6 +72,7 @@ def report(
     read = Run.read(run)
     chosen_layers = _choose_layers(read, layers)
     page = _check_output(output or run / "report.html", read)
+    _refuse_links(output or run / "report.html")
     chosen = choose_device(device)
     try:
         with _progress() as progress:
@@ -69,6 +82,7 @@ def report(
                 layers=chosen_layers,
                 device=chosen,
                 workers=default_workers() if workers is None else workers,
+                allow_python=allow_python,
                 progress=progress,
             )
             written = write_report(read, evaluation)
@@ -112,6 +126,13 @@ def _check_output(output: Path, run: Run) -> Path:
         for path in files_of(net, beside or Path())
     ]
     return check_output(output, inputs, suffixes=[".html", ".htm"])
+
+
+def _refuse_links(page: Path) -> None:
+    """Refuse to write the page or a figure through a link: a run folder that somebody sent may have any."""
+    for path in (page, *page.parent.glob(f"{glob.escape(page.stem)}-*.png")):
+        if path.is_symlink():
+            raise InputError(f"{path} is a link, and a report does not write to where it leads: remove it")
 
 
 @contextmanager

@@ -1,10 +1,6 @@
-"""The folder of a training run: what was run, and what came of it.
+"""The writer of a training run's folder: what was run, and what came of it.
 
-`run.json` is an object {"schema": 1, "starts": [...]}, one record per start of the run (the first, and each time it was
-resumed). `log.jsonl` has one JSON object per line: "event" is "train" (a displayed iteration), "test", "snapshot",
-"collapse" (an alarm, see autodial.collapse) or "start", "time" is when, in UTC, and NaN and infinite numbers are null.
-A "test" line has, under "not_finite", the blobs of scores that were NaN or infinite: for how many rows, of how many.
-TensorBoard's event files hold the same numbers.
+autodial.run_record says what its files hold, and reads them. TensorBoard's event files hold the same numbers.
 """
 
 from __future__ import annotations
@@ -23,11 +19,10 @@ from autodial.errors import InputError, WorkError
 from autodial.hashing import file_hash
 from autodial.monitor import CollapseRow, Monitor, TestRow, TrainRow, Values
 from autodial.proto.files import replacing
+from autodial.run_record import LOG, RECORD, SCHEMA, holds_run, read_records
 
 if TYPE_CHECKING:
     from autodial.solver import Solver
-
-RECORD, LOG = "run.json", "log.jsonl"
 
 
 class RunLog(Monitor):
@@ -40,7 +35,7 @@ class RunLog(Monitor):
         resumed: whether it goes on with the run that the folder holds, if it holds one.
 
     Raises:
-        InputError: the folder holds a run, and this is not its continuation.
+        InputError: the folder holds a run, and this is not its continuation, or its run.json is damaged.
         WorkError: the folder can't be written to.
     """
 
@@ -52,9 +47,9 @@ class RunLog(Monitor):
             )
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            earlier = read_starts(folder) if holds_run(folder) else []
+            earlier = read_records(folder) if holds_run(folder) else []
             with replacing(folder / RECORD) as file:
-                file.write(json.dumps({"schema": 1, "starts": [*earlier, dict(record)]}, indent=2).encode())
+                file.write(json.dumps({"schema": SCHEMA, "starts": [*earlier, dict(record)]}, indent=2).encode())
             _cut_unfinished_line(folder / LOG)
             self._log = (folder / LOG).open("a", encoding="utf-8", buffering=1)
             self._events = SummaryWriter(str(folder), purge_step=iteration if resumed else None)
@@ -107,62 +102,6 @@ class RunLog(Monitor):
 
     def _scalar(self, tag: str, value: float, iteration: int) -> None:
         self._events.add_scalar(tag, value, iteration)
-
-
-def holds_run(folder: Path) -> bool:
-    """Whether a folder is that of a run."""
-    return (folder / RECORD).exists()
-
-
-def read_starts(folder: Path) -> list[dict[str, Any]]:
-    """The records of a run's starts, the first one first."""
-    starts: list[dict[str, Any]] = json.loads((folder / RECORD).read_text("utf-8"))["starts"]
-    return starts
-
-
-def read_log(folder: Path) -> list[dict[str, Any]]:
-    """The "train" and "test" rows of a run as if it had never been interrupted.
-
-    What was logged beyond the iteration from which the run was resumed is left out: the resumed run logged it anew.
-
-    Raises:
-        InputError: as `read_events`.
-    """
-    return [row for row in read_events(folder) if row["event"] in ("train", "test")]
-
-
-def read_events(folder: Path) -> list[dict[str, Any]]:
-    """Every line of a run's log, without what was logged beyond the iteration from which the run was resumed.
-
-    A last line that is still being written, or was when the run was killed, is left out.
-
-    Raises:
-        InputError: there is no log, or a line of it is damaged; it names the line.
-    """
-    path = folder / LOG
-    try:
-        text = path.read_bytes().decode("utf-8", "replace")
-    except OSError as error:
-        raise InputError(f"the run's log {path} can't be read: {error.strerror}") from None
-    rows: list[dict[str, Any]] = []
-    *lines, _unfinished = text.split("\n")
-    for number, line in enumerate(lines, start=1):
-        try:
-            row = json.loads(line)
-            event, iteration = row["event"], row["iteration"]
-        except (ValueError, TypeError, KeyError):
-            raise InputError(f"{path}:{number}: the line is damaged: take it out to go on without it") from None
-        if event == "start":
-            rows = [earlier for earlier in rows if _stands(earlier, iteration)]
-        rows.append(row)
-    return rows
-
-
-def _stands(row: Mapping[str, Any], iteration: int) -> bool:
-    """Whether a row is still part of a run that is resumed from an iteration, of which it tests and displays anew."""
-    if row["event"] in ("snapshot", "start"):
-        return bool(row["iteration"] <= iteration)
-    return bool(row["iteration"] < iteration)
 
 
 def _cut_unfinished_line(path: Path) -> None:

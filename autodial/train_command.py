@@ -269,7 +269,7 @@ def _heeding_signals(run: Solver) -> Iterator[Collection[int]]:
 
 def _run_folder(prefix: str, *, resumed: bool) -> Path:
     """PREFIX_run, or PREFIX_run2 and so on: the first that holds no run, or the last that does, to go on with it."""
-    from autodial.run_log import holds_run
+    from autodial.run_record import holds_run
 
     folders = (Path(f"{prefix}_run{n if n > 1 else ''}") for n in itertools.count(1))
     last = None
@@ -332,7 +332,7 @@ def _warn_of_zeros(run: Solver) -> None:
 
 def _check_same_run(folder: Path, variants: list[str], precision: str, say: Callable[[str], object]) -> None:
     """Refuse to go on with a run of another variant of the net; tell of one of another precision."""
-    from autodial.run_log import holds_run, read_starts
+    from autodial.run_record import holds_run, read_starts
 
     if not holds_run(folder):
         return

@@ -40,7 +40,7 @@ from demo_seeds import machine
 from autodial import proto
 from autodial.cpus import available_cpus
 from autodial.proto.files import replacing
-from autodial.run_log import read_log
+from autodial.run_record import read_log
 
 VARIANTS = {
     "source-only": "source only",

@@ -13,6 +13,12 @@ from originals import RECORDS
 from autodial.cli import main
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("attack", "tests/attack, which -m attack runs")
+    group.addoption("--attack-rounds", type=int, default=20, help="cases of each kind (20)")
+    group.addoption("--attack-seed", type=int, default=0, help="another number makes other cases (0)")
+
+
 @pytest.fixture
 def autodial(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

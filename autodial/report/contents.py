@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
@@ -17,6 +17,7 @@ from autodial.report.evaluation import Absent, Evaluation, Thumbnail
 from autodial.report.features import Floats
 from autodial.report.figures import (
     CONFUSION_CLASSES,
+    DRAWN_CURVES,
     SHOWN_CLASSES,
     curve_label,
     draw_alphas_by_depth,
@@ -27,10 +28,11 @@ from autodial.report.figures import (
     draw_features,
     shown_confusion,
 )
-from autodial.report.page import Page, data_uri
+from autodial.report.page import Page, ShownImage, data_uri, short_path
 from autodial.report.predictions import Predictions
 from autodial.report.run import Curve, Run
 from autodial.report.style import Picture, figure_style, picture
+from autodial.run_record import Start
 from autodial.wording import counted
 
 _ROWS = 40
@@ -38,6 +40,10 @@ _ROWS = 40
 _OPEN_ROWS = 12
 """Rows of a table that is open from the start."""
 _CONFUSIONS = 10
+_RESUMED = 20
+"""Resumed starts that are listed."""
+_NAMED = 5
+"""Curves that a warning names."""
 _SMALL = 64
 """Images up to this size, in pixels, are shown with hard pixels."""
 
@@ -61,9 +67,9 @@ def write_report(run: Run, evaluation: Evaluation) -> Report:
         writer.class_balance()
         writer.confusion()
         writer.images()
-    record = run.record
+    trained_by = run.record["versions"].get("autodial", "an unknown version")
     return Report(
-        writer.page.html(f"Written by AutoDIAL {__version__}; the run is of {record['versions']['autodial']}."),
+        writer.page.html(f"Written by AutoDIAL {__version__}; the run is of {trained_by}."),
         writer.figures,
     )
 
@@ -133,7 +139,8 @@ class _Writer:
                 )
             )
         if self._resumed:
-            places = ", ".join(f"{iteration:,}" for iteration in self._resumed)
+            places = ", ".join(f"{iteration:,}" for iteration in self._resumed[-_RESUMED:])
+            places += f" (the last of {len(self._resumed):,} times)" if len(self._resumed) > _RESUMED else ""
             notes.append(("note", f"Resumed from iteration {places}; what had been logged beyond that is not shown."))
         if isinstance(snapshot, Absent):
             notes.append(("note", f"Without predictions and features: {snapshot.reason}."))
@@ -145,6 +152,7 @@ class _Writer:
                     + ("." if newest else ", as the files of later ones are gone or changed."),
                 )
             )
+        notes += [("warning", note) for note in self._not_finite()]
         for alarm in run.collapses:
             notes.append(
                 (
@@ -156,6 +164,33 @@ class _Writer:
                 )
             )
         return notes
+
+    def _not_finite(self) -> Iterator[str]:
+        """What was logged or predicted and is no number."""
+        curves = [self.run.loss(), *self.run.outputs()]
+        lost = [iteration for curve in curves for iteration, value in curve.points() if value is None]
+        if lost:
+            names = list(dict.fromkeys(curve_label(curve) for curve in curves if None in curve.values))
+            shown = ", ".join(names[:_NAMED]) + (", ..." if len(names) > _NAMED else "")
+            yield (
+                "Not finite (NaN or infinite), as in a training that diverged: "
+                f"{counted(len(lost), 'logged value')} of {shown}, the first at iteration {min(lost):,}."
+            )
+        if tests := self.run.broken_tests:
+            broken = tests[0]["not_finite"].items()
+            parts = [f"{blob} for {bad:,} of {counted(rows, 'row')}" for blob, (bad, rows) in broken]
+            yield (
+                f"The scores of {counted(len(tests), 'test')} were not finite, first at iteration "
+                f"{tests[0]['iteration']:,}, in blob {' and '.join(parts[:_NAMED])}: accuracies of such a test say "
+                "nothing."
+            )
+        predictions = self.evaluation.predictions
+        if isinstance(predictions, Predictions) and predictions.lost:
+            images = counted(len(predictions.rows) + predictions.lost, "target image")
+            yield (
+                f"The scores of {predictions.lost:,} of {images} are not finite (NaN or infinite): the numbers below "
+                "are those of the others."
+            )
 
     def _facts(self) -> list[tuple[str, str]]:
         run, record, solver = self.run, self.run.record, self.run.solver
@@ -270,6 +305,9 @@ class _Writer:
 
     def _curves(self, name: str, curves: Sequence[Curve], ylabel: str, caption: str, **options: Any) -> None:
         thinned = " Long curves are drawn as means of neighbours." if max(len(c.values) for c in curves) > 300 else ""
+        if len(curves) > DRAWN_CURVES:
+            thinned += f" Of {len(curves):,} curves, the first {DRAWN_CURVES}; the tables have all."
+            curves = curves[:DRAWN_CURVES]
         lost = sum(value is None for curve in curves for value in curve.values)
         crosses = f" Crosses at the top: {counted(lost, 'value')} not finite (NaN or infinite)." if lost else ""
         self._figure(
@@ -427,7 +465,7 @@ class _Writer:
             f"among {self._scope(predictions)}."
         )
 
-    def _shown(self, image: Thumbnail) -> tuple[str, str, Sequence[str], str]:
+    def _shown(self, image: Thumbnail) -> ShownImage:
         row, names = image.row, self.evaluation.classes
         assert isinstance(self.evaluation.predictions, Predictions)
         order = np.argsort(-row.probabilities, kind="stable")
@@ -439,18 +477,19 @@ class _Writer:
             right = row.label == row.predicted
             mark = "\N{CHECK MARK} right" if right else f"\N{BALLOT X} is {names[row.label]}"
             lines.append(mark)
-        alt = f"{row.path}: predicted {', '.join(lines)}"
-        return data_uri(image.data, image.media_type), alt, lines, row.path
+        alt = f"{short_path(row.path)}: predicted {', '.join(lines)}"
+        return ShownImage(data_uri(image.data, image.media_type), alt, lines, row.path)
 
     def _scope(self, predictions: Predictions) -> str:
         """Which images were predicted."""
-        count, total = len(predictions.rows), predictions.total
+        count, total = len(predictions.rows) + predictions.lost, predictions.total
+        lost = f", without {predictions.lost:,} whose scores are not finite" if predictions.lost else ""
         if count == total:
-            return f"all {total:,} images of {predictions.name}"
-        return f"{count:,} of the {total:,} images of {predictions.name}, evenly spaced"
+            return f"all {total:,} images of {predictions.name}{lost}"
+        return f"{count:,} of the {total:,} images of {predictions.name}, evenly spaced{lost}"
 
 
-def _date(record: Mapping[str, Any]) -> str:
+def _date(record: Start) -> str:
     return datetime.fromisoformat(record["started"]).strftime("%Y-%m-%d %H:%M %Z")
 
 

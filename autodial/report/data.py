@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import stat
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,7 @@ from autodial.layers import layer_class
 from autodial.layers.data_sources import SourceLayer
 from autodial.net import Net
 from autodial.net_state import filter_net
+from autodial.outputs import files_of
 from autodial.proto import messages as pb
 from autodial.report.run import Run
 
@@ -104,10 +106,31 @@ def row_reader(layer: Any, base_dir: Path | None) -> tuple[Net, SourceLayer]:
     Raises:
         InputError: a program feeds it, or its files can't be read.
     """
+    refuse_pipes(layer, base_dir)
     data = DataTop(layer, layer.top[0])
     single = without_augmentation(data, data, batch_size=1).layer
     net = Net(pb.NetParameter(layer=[single]), pb.TEST, base_dir=base_dir)
     return net, source_layer(net)
+
+
+def mode_of(path: Path) -> int:
+    """What a path leads to, as `stat` tells; 0 for nothing, and for a path that the system can't have."""
+    try:
+        return path.stat().st_mode
+    except (OSError, ValueError):  # too long a name, or one with NUL
+        return 0
+
+
+def refuse_pipes(layer: Any, base_dir: Path | None) -> None:
+    """Refuse a data layer whose list, database or mean is neither a file nor a folder: reading might never end.
+
+    Raises:
+        InputError: it names the path.
+    """
+    for path in files_of(pb.NetParameter(layer=[layer]), base_dir or Path()):
+        mode = mode_of(path)
+        if mode and not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+            raise InputError(f'layer "{layer.name}": {path} is neither a file nor a folder')
 
 
 def source_layer(net: Net) -> SourceLayer:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import stat
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import cv2
 import numpy as np
@@ -37,6 +39,8 @@ from autodial.report.data import (
     count_rows,
     data_nodes,
     label_top,
+    mode_of,
+    refuse_pipes,
     row_reader,
     source_layer,
     source_shares,
@@ -103,6 +107,7 @@ def evaluate(
     layers: Sequence[str],
     device: torch.device,
     workers: int,
+    allow_python: bool = False,
     progress: Callable[[float], None] = lambda share: None,
 ) -> Evaluation:
     """Run the newest weights of a run, those whose file is as it wrote it.
@@ -110,11 +115,14 @@ def evaluate(
     It is done in the working directory of the training, which the net's relative paths mean, if that is still there.
     The target are the TEST phase's images. They are normalized as that phase says, with the target's stored statistics;
     the source's, for the features, with the source's. What fails for want of files is Absent, and the rest is there.
+    Only the layers that the logits need are built: what else the TEST phase does, such as writing files, is left out.
 
     Args:
         images: of each domain, evenly spaced over its list.
         layers: Dial layers to look at.
         workers: processes that read images.
+        allow_python: run the code of Python layers, which is whatever the run's maker wrote; a net that needs them is
+            not evaluated otherwise.
         progress: is called with the share of the images that is done, in [0, 1].
 
     Raises:
@@ -125,7 +133,7 @@ def evaluate(
         snapshot = _find_snapshot(run)
         if isinstance(snapshot, Absent):
             return Evaluation(snapshot, sizes, (), *[Absent("there are no weights, as said at the top")] * 5)
-        model = _or_absent(lambda: _Model(run, snapshot, device, workers, images, progress))
+        model = _or_absent(lambda: _Model(run, snapshot, device, workers, images, allow_python, progress))
         if isinstance(model, Absent):
             return Evaluation(snapshot, sizes, (), *[model] * 5)
         shares = _or_absent(lambda: source_shares(run, len(model.classes)))
@@ -149,13 +157,22 @@ def _or_absent(make: Callable[[], T]) -> T | Absent:
 
 @contextmanager
 def _working_directory(run: Run) -> Iterator[None]:
-    folder, before = Path(run.record["folder"]), Path.cwd()
-    if folder.is_dir():
+    """Work where the run was trained, if that is still there, and import nothing from there."""
+    folder, before, path = Path(run.record["folder"]), Path.cwd(), list(sys.path)
+    safe = os.environ.get("PYTHONSAFEPATH")
+    if stat.S_ISDIR(mode_of(folder)):
+        sys.path[:] = [place for place in path if Path(place).is_absolute()]
+        os.environ["PYTHONSAFEPATH"] = "1"  # for worker processes that start an interpreter of their own
         os.chdir(folder)
     try:
         yield
     finally:
         os.chdir(before)
+        sys.path[:] = path
+        if safe is None:
+            os.environ.pop("PYTHONSAFEPATH", None)
+        else:
+            os.environ["PYTHONSAFEPATH"] = safe
 
 
 def _find_snapshot(run: Run) -> Snapshot | Absent:
@@ -169,7 +186,7 @@ def _find_snapshot(run: Run) -> Snapshot | Absent:
     folder = run.folder.resolve()
     for snapshot in run.snapshots:
         places = [snapshot.model, folder.parent / snapshot.model.name, folder / snapshot.model.name]
-        for path in filter(Path.is_file, dict.fromkeys(places)):
+        for path in (path for path in dict.fromkeys(places) if stat.S_ISREG(mode_of(path))):
             if file_hash(path) == snapshot.sha256:
                 return Snapshot(snapshot.iteration, path, snapshot.sha256)
             changed.append(path)
@@ -198,23 +215,27 @@ class _Model:
         device: torch.device,
         workers: int,
         images: int,
+        allow_python: bool,
         progress: Callable[[float], None],
     ) -> None:
         self._run, self._device, self._workers, self._images = run, device, workers, images
         self._progress = progress
-        param = filter_net(run.test_net, pb.TEST)
-        graph = Graph(param.layer)
+        graph = Graph(filter_net(run.test_net, pb.TEST).layer)
         nodes = data_nodes(graph)
         if len(nodes) != 1:
             raise InputError(f"the TEST phase has {counted(len(nodes), 'data layer')}, and must have one")
         labelled = label_top(graph)
         self._label_top = None if labelled is None else labelled.layer.top[labelled.top]
+        self._logits = _logits(graph)
+        param = _needed(graph, self._logits)
+        if not allow_python:
+            _refuse_python(param)
         (layer,) = (layer for layer in param.layer if layer.name == nodes[0].param.name)
+        refuse_pipes(layer, run.test_folder)
         self._batch_size: int = file_options(layer).batch_size
         data = DataTop(layer, next(top for top in layer.top if top != self._label_top))
         self._data = without_augmentation(data, data, batch_size=1)
         layer.CopyFrom(self._data.layer)
-        self._logits = _logits(graph)
         self._net = Net(param, pb.TEST, base_dir=run.test_folder).to(device)
         shape = self._net.blob_shapes[self._logits]
         if any(size != 1 for size in shape[2:]):
@@ -241,14 +262,18 @@ class _Model:
         rows: list[Row] = []
         for names, tops in self._batches(self._net, self._reader, positions, part=0):
             scores = self._forward(tops, "target").flatten(1)
-            if not scores.isfinite().all():
-                raise InputError("the net's scores are not finite: the weights are those of a training that diverged")
             labels = (
                 [None] * len(scores) if self._label_top is None else tops[self._label_top].flatten().long().tolist()
             )
             rows += (Row(*row) for row in zip(names, labels, scores.softmax(1).cpu().numpy(), strict=True))
+        # of scores that are NaN or infinite, softmax makes NaN, whose largest is no class
+        whole = [i for i, row in enumerate(rows) if np.isfinite(row.probabilities).all()]
+        if not whole:
+            raise InputError("the net's scores are not finite: the weights are those of a training that diverged")
+        lost = len(rows) - len(whole)
+        rows, positions = [rows[i] for i in whole], [positions[i] for i in whole]
         name = str(file_options(self._data.layer).source)
-        return Predictions(rows, positions, len(self._source), name, why_unlabelled(rows, name))
+        return Predictions(rows, positions, len(self._source), name, why_unlabelled(rows, name), lost)
 
     def features(self) -> list[LayerFeatures]:
         """Those of the watched layers, after `predict`, which the target's are from; the source's images are run."""
@@ -331,6 +356,23 @@ def _shown(source: Source, row: int) -> NDArray[np.uint8]:
     return pixels
 
 
+def _needed(graph: Graph, logits: str) -> Any:
+    """A NetParameter of the layers that the logits depend on, and of the data layers."""
+    value = graph.last(logits)
+    assert value is not None
+    needed = {*graph.ancestors(value), *data_nodes(graph)}
+    return pb.NetParameter(layer=[node.param for node in graph.nodes if node in needed])
+
+
+def _refuse_python(net: Any) -> None:
+    names = [f'"{layer.name}" ({layer.python_param.module})' for layer in net.layer if layer.type == "Python"]
+    if names:
+        raise InputError(
+            f"the net is not evaluated, as it has {counted(len(names), 'Python layer')} ({', '.join(names[:3])}), and "
+            "reports run no code that comes with a run: --allow-python runs it, if you trust whoever wrote it"
+        )
+
+
 def _logits(graph: Graph) -> str:
     value = graph.logits()
     name = str(graph.names[value])
@@ -346,8 +388,9 @@ def _evenly(total: int, limit: int) -> list[int]:
 
 
 def _class_names(folder: Path | None, count: int) -> list[str]:
+    path = (folder or Path()) / "labels.txt"
     try:
-        names = read_labels((folder or Path()) / "labels.txt")
+        names = read_labels(path) if stat.S_ISREG(mode_of(path)) else []  # reading a pipe would wait for a writer
     except InputError:
         names = []
     return list(tell_apart(names)) if len(names) == count else [str(i) for i in range(count)]

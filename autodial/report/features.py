@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from autodial.errors import InputError
 from autodial.layers import DomainAlignment
 
 Floats = NDArray[np.float64]
@@ -54,6 +55,8 @@ class LayerFeatures:
 class Capture:
     """Watches a Dial layer: the values of some channels, and the moments of all, by domain.
 
+    Images of which a value is not finite are left out.
+
     Args:
         dial: the layer, with its stored statistics. The channels are chosen by these: from the one whose stored means
             differ most between source and target to the one in the middle of that order.
@@ -78,15 +81,24 @@ class Capture:
         for blob, behind in ((bottoms[0], False), (top, True)):
             values = blob.reshape(len(blob), self._dial.num_features, -1)
             step = ceil(values.shape[2] / _POSITIONS)
-            values = values[:, :, step // 2 :: step].transpose(0, 1).flatten(1).double().cpu()
+            values = values[:, :, step // 2 :: step]
+            values = values[values.isfinite().flatten(1).all(1)]
+            values = values.transpose(0, 1).flatten(1).double().cpu()
             key = self.domain, behind
             self._values.setdefault(key, []).append(values[self._channels])
             sums = torch.stack([torch.full((len(values),), values.shape[1]), values.sum(1), values.square().sum(1)])
             self._sums[key] = self._sums.get(key, torch.zeros(())) + sums
 
     def features(self, name: str) -> LayerFeatures:
-        """What was seen of both domains at the layer, which is called `name`."""
+        """What was seen of both domains at the layer, which is called `name`.
+
+        Raises:
+            InputError: of one of the domains, no image has finite values alone.
+        """
         values = {key: torch.cat(parts, 1).numpy() for key, parts in self._values.items()}
+        for (domain, _), seen in values.items():
+            if not seen.size:
+                raise InputError(f'layer "{name}": the features of every {domain} image are not finite')
         channels = [
             Channel(
                 channel,

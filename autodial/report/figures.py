@@ -34,6 +34,10 @@ _WIDTH = 7.0
 """Inches."""
 _POINTS = 300
 """Points of a curve that are drawn; more are averaged."""
+_RESUMED = 20
+"""Resumed starts that are marked."""
+DRAWN_CURVES = 24
+"""Curves in a figure; more could not be told apart."""
 _LINES = 8
 """Dial layers that get a line each; more become the rows of a map."""
 _NAMED = 12
@@ -150,7 +154,7 @@ def draw_curves(
     for i, curve in enumerate(curves):
         tested = {"marker": MARKERS[i % len(MARKERS)], "markersize": 4} if curve.kind == "test" else _markers(curve, i)
         axes.plot(*_thinned(curve), **line_style(i), **tested)
-        lost += [iteration for iteration, value in zip(curve.iterations, curve.values, strict=True) if value is None]
+        lost += [iteration for iteration, value in curve.points() if value is None]
         labels.append(EndLabel(curve_label(curve), _last_finite(curve), line_style(i)["color"]))
     if log:
         axes.set_yscale("log")
@@ -159,6 +163,7 @@ def draw_curves(
     if percent:
         axes.yaxis.set_major_formatter(_percent)
     if lost:
+        lost = _spread(lost)
         axes.plot(lost, [0.97] * len(lost), "x", color="black", transform=axes.get_xaxis_transform(), clip_on=False)
         axes.annotate(
             "\N{MULTIPLICATION SIGN} not finite", (1.04, 0.97), xycoords="axes fraction", va="center", fontsize="small"
@@ -363,14 +368,21 @@ def _set_alpha_axis(axes: Axes) -> None:
 def _set_iterations(axes: Axes, curves: Sequence[Curve], resumed_at: Sequence[int]) -> None:
     axes.set_xlabel("iteration")
     axes.xaxis.set_major_locator(MaxNLocator(7, integer=True, min_n_ticks=1))
-    ends = [iteration for curve in curves for iteration in curve.iterations]
+    ends = [iteration for curve in curves for iteration in (curve.iterations[0], curve.iterations[-1])]
     axes.set_xlim(min(ends) - (0.5 if min(ends) == max(ends) else 0), max(ends) + (max(ends) == min(ends)) * 0.5)
-    for iteration in resumed_at:
+    seen = [iteration for iteration in resumed_at if min(ends) <= iteration <= max(ends)]
+    for iteration in _spread(seen, _RESUMED):
         axes.axvline(iteration, color="#777777", linewidth=0.8, linestyle=(0, (1, 2)))
         axes.annotate(
             "resumed", (iteration, 1), xycoords=("data", "axes fraction"), rotation=90, fontsize="x-small",
             ha="right", va="top", color="#555555",
         )  # fmt: skip
+
+
+def _spread(iterations: Sequence[int], most: int = _POINTS) -> list[int]:
+    """Different iterations, ascending; of too many to tell apart in a figure, some that are evenly spaced."""
+    unique = sorted(set(iterations))
+    return unique[:: -(-len(unique) // most)] if unique else []
 
 
 def _label(axes: Axes, labels: Sequence[EndLabel]) -> None:

@@ -7,6 +7,8 @@ import html
 import unicodedata
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
 
 _CSS = """
 :root { color-scheme: light; }
@@ -68,6 +70,28 @@ def _is_hostile(character: str) -> bool:
 def data_uri(data: bytes, media_type: str) -> str:
     """A file as an address that holds it."""
     return f"data:{media_type};base64,{base64.b64encode(data).decode('ascii')}"
+
+
+def short_path(path: str) -> str:
+    """An absolute path's file with the folder that it is in, which often is its class; others as they stand."""
+    parts = Path(path).parts
+    return "/".join(parts[-2:]) if Path(path).is_absolute() and len(parts) > 3 else path
+
+
+class ShownImage(NamedTuple):
+    """An image of a page.
+
+    Attributes:
+        source: a data URI.
+        alt: the text in its place for those who can't see it.
+        lines: to write under it.
+        path: its file's, of which a tooltip has the whole.
+    """
+
+    source: str
+    alt: str
+    lines: Sequence[str]
+    path: str
 
 
 def _wide(content: str) -> str:
@@ -132,12 +156,13 @@ class Page:
         """Text as it stands, folded."""
         self._parts.append(f"<details><summary>{text(caption)}</summary><pre>{text(words)}</pre></details>")
 
-    def images(self, images: Iterable[tuple[str, str, Sequence[str], str]], *, pixels: bool) -> None:
-        """Images as data URI, alternative text, lines to write under it, and path; `pixels` keeps pixels apart."""
+    def images(self, images: Iterable[ShownImage], *, pixels: bool) -> None:
+        """Images side by side; `pixels` keeps pixels apart."""
         items = "\n".join(
-            f'<li><img alt="{text(alt)}" src="{source}">{"".join(f"<div>{text(line)}</div>" for line in lines)}'
-            f'<div class="path">{text(path)}</div></li>'
-            for source, alt, lines, path in images
+            f'<li><img alt="{text(image.alt)}" src="{image.source}">'
+            f"{''.join(f'<div>{text(line)}</div>' for line in image.lines)}"
+            f'<div class="path" title="{text(image.path)}">{text(short_path(image.path))}</div></li>'
+            for image in images
         )
         self._parts.append(f'<ul class="images{" pixels" if pixels else ""}">\n{items}\n</ul>')
 

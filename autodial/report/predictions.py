@@ -18,11 +18,12 @@ class Predictions:
     """The TEST phase's images, and their scores.
 
     Attributes:
-        rows: one per image; labels are None where the net reads none.
+        rows: one per image whose scores are finite; labels are None where the net reads none.
         positions: the rows' places in the list, from 0, ascending.
         total: length of the list.
         name: the list or database, as the net names it.
         unlabelled: why there are no labels to compare with; None where there are.
+        lost: number of images that were run and left out of the rows, as their scores are not finite.
     """
 
     rows: Sequence[Row]
@@ -30,6 +31,7 @@ class Predictions:
     total: int
     name: str
     unlabelled: str | None
+    lost: int = 0
 
     @property
     def probabilities(self) -> NDArray[np.float32]:

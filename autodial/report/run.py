@@ -11,12 +11,9 @@ from typing import Any, Literal
 from autodial import proto
 from autodial.errors import InputError
 from autodial.net_state import filter_net
-from autodial.run_log import LOG, RECORD, read_events, read_starts
+from autodial.run_record import LOG, RECORD, Start, read_events, read_starts
 
 Kind = Literal["train", "test"]
-
-_KEYS = ("command", "device", "folder", "seed", "settings", "started", "variants", "versions")
-"""Of a start's record, beside solver and nets."""
 
 
 @dataclass
@@ -40,6 +37,10 @@ class Curve:
     def add(self, iteration: int, value: float | None) -> None:
         self.iterations.append(iteration)
         self.values.append(value)
+
+    def points(self) -> Iterator[tuple[int, float | None]]:
+        """Iterations with their values."""
+        return zip(self.iterations, self.values, strict=True)
 
     @property
     def last(self) -> float | None:
@@ -70,7 +71,7 @@ class Run:
     """
 
     folder: Path
-    starts: Sequence[Mapping[str, Any]]
+    starts: Sequence[Start]
     events: Sequence[Mapping[str, Any]]
     solver: Any
     train_net: Any
@@ -91,28 +92,26 @@ class Run:
             if not (folder / name).is_file():
                 raise InputError(f"{folder} is no run's folder, as {name} is missing: `autodial train` writes one")
         path = folder / RECORD
-        try:
-            starts = read_starts(folder)
-            last = starts[-1]
-            for key in _KEYS:
-                last[key]
-            nets = [proto.parse_net(text, f"{path}, the net") for text in last["nets"]]
-            folders = [None if name is None else Path(name) for name in last.get("net_folders", [None] * len(nets))]
-            return cls(
-                folder=folder,
-                starts=starts,
-                events=read_events(folder),
-                solver=proto.parse_solver(last["solver"], f"{path}, the solver"),
-                train_net=nets[0],
-                test_net=nets[-1],
-                train_folder=folders[0],
-                test_folder=folders[-1],
-            )
-        except (ValueError, LookupError, TypeError, AttributeError) as error:
-            raise InputError(f"{path} is damaged, or of another program: {error!r}") from error
+        starts = read_starts(folder)
+        last = starts[-1]
+        nets = [proto.parse_net(text, f"{path}, the net") for text in last["nets"]]
+        names = last.get("net_folders", [None] * len(nets))
+        if len(names) != len(nets):
+            raise InputError(f"{path} is damaged: it has {len(nets)} nets and {len(names)} folders of them")
+        folders = [None if name is None else Path(name) for name in names]
+        return cls(
+            folder=folder,
+            starts=starts,
+            events=read_events(folder),
+            solver=proto.parse_solver(last["solver"], f"{path}, the solver"),
+            train_net=nets[0],
+            test_net=nets[-1],
+            train_folder=folders[0],
+            test_folder=folders[-1],
+        )
 
     @property
-    def record(self) -> Mapping[str, Any]:
+    def record(self) -> Start:
         """What run.json says of the last start."""
         return self.starts[-1]
 
@@ -155,6 +154,11 @@ class Run:
     def collapses(self) -> list[Mapping[str, Any]]:
         """The alarms that the target's predictions had collapsed (autodial.collapse)."""
         return [event for event in self.events if event["event"] == "collapse"]
+
+    @property
+    def broken_tests(self) -> list[Mapping[str, Any]]:
+        """The tests in which scores were not finite."""
+        return [row for row in self._rows("test") if row.get("not_finite")]
 
     @property
     def resumed_at(self) -> list[int]:

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from autodial import proto
+from autodial import json_files, proto
 from autodial.data.image_data import ImageData
 from autodial.data.source import Source
 from autodial.data_checks import check_data, label_readers
@@ -317,11 +317,8 @@ def _enter(folder: Path, fingerprint: dict[str, Any]) -> None:
     """
     record = folder / RECORD
     if record.exists():
-        try:
-            known = json.loads(record.read_text("utf-8"))
-            differing = [name for name, value in fingerprint.items() if known[name] != value]
-        except (OSError, ValueError, KeyError) as error:
-            raise InputError(f"{record} can't be read ({error}): name another folder with -o") from error
+        known = json_files.read(record, dict[str, Any], remedy="name another folder with -o")
+        differing = [name for name, value in fingerprint.items() if known.get(name) != value]
         if differing:
             raise InputError(
                 f"{folder} holds a selection in which {' and '.join(differing)} "

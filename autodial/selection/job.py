@@ -4,21 +4,27 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import sys
 import threading
 import time
 from dataclasses import asdict, dataclass
+from dataclasses import fields as dataclass_fields
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, TypedDict
 
+from autodial import json_files
 from autodial.errors import AutodialError, DivergedError, InputError
+from autodial.json_files import FilePath, WrongValueError
 from autodial.options import INTERRUPTED
 from autodial.proto.files import replacing
 from autodial.selection.holdout import Fold
 
 _PREFIX = "net"
+_ITERATION = re.compile(r"_iter_([0-9]{1,10})$")
+"""What the name of a snapshot ends in."""
 _LOOK = 2.0
 """Seconds between two looks at whether the process that started this one is still there."""
 
@@ -79,26 +85,102 @@ class Job:
 
     @classmethod
     def read(cls, path: Path) -> Job:
-        """What `write` wrote."""
-        fields = json.loads(path.read_text("utf-8"))
+        """What `write` wrote.
+
+        Raises:
+            InputError: the file is damaged.
+        """
+        fields: dict[str, Any] = {**json_files.read(path, _JobFile, remedy="run `autodial select` again")}
         for name in ("folder", "solver", "base_dir"):
             fields[name] = Path(fields[name])
         for name in ("settings", "variants", "overrides"):
             fields[name] = tuple(fields[name])
         fields["lists"] = Fold(**{name: Path(list_) for name, list_ in fields["lists"].items()})
-        return cls(**fields)
+        return cls(**{field.name: fields[field.name] for field in dataclass_fields(cls)})
 
 
-def read_result(job: Job) -> dict[str, Any] | None:
-    """What came of a job: "measures", or "error"; None if it is not finished, or lacks the accuracy asked for."""
+def _share(value: float) -> None:
+    if not 0 <= value <= 1:
+        raise WrongValueError("from 0 to 1", value)
+
+
+def _not_negative(value: float) -> None:
+    if value < 0:
+        raise WrongValueError("0 or more", value)
+
+
+_Share = Annotated[float, _share]
+_NotNegative = Annotated[float, _not_negative]
+_Count = Annotated[int, range(1, 2**31)]
+
+
+class _Lists(TypedDict):
+    training: FilePath
+    held_out: FilePath
+    sample: FilePath
+
+
+class _JobFile(TypedDict):
+    """A Job as JSON."""
+
+    folder: FilePath
+    settings: list[str]
+    fold: int
+    lists: _Lists
+    solver: FilePath
+    weights: str | None
+    variants: list[str]
+    overrides: list[str]
+    seed: int
+    max_iter: int
+    base_dir: FilePath
+    device: str
+    target_labels: str
+
+
+class _Measures(TypedDict):
+    """autodial.selection.measures.Measures as JSON."""
+
+    held_out: _Count
+    source_accuracy: _Share
+    weighted_loss: _NotNegative
+    weighted_error: _NotNegative
+    effective: _NotNegative
+    domain_accuracy: _Share
+    domain_samples: _Count
+    entropy: _NotNegative
+    density: _NotNegative
+    diversity: _NotNegative
+    target_accuracy: _Share | None
+
+
+class Result(TypedDict):
+    """What came of a job: measures, or an error."""
+
+    settings: list[str]
+    fold: int
+    seed: int
+    target_labels: str
+    measures: _Measures | None
+    collapsed_at: int | None
+    error: str | None
+    seconds: float
+
+
+def read_result(job: Job) -> Result | None:
+    """What came of a job; None if it is not finished, or lacks the accuracy asked for.
+
+    Raises:
+        InputError: the file is damaged.
+    """
     path = job.folder / "result.json"
     if not path.exists():
         return None
-    try:
-        result: dict[str, Any] = json.loads(path.read_text("utf-8"))
-        known = result["error"] is not None or not job.target_labels or result["target_labels"] == job.target_labels
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise InputError(f"{path} can't be read ({error}): delete it, and the candidate is trained again") from error
+    remedy = "delete it, and the candidate is trained again"
+    result = json_files.read(path, Result, remedy=remedy)
+    if result["measures"] is None and result["error"] is None:
+        raise InputError(f"{path} is damaged, it has neither measures nor an error: {remedy}")
+    known = result["error"] is not None or not job.target_labels or result["target_labels"] == job.target_labels
     return result if known else None
 
 
@@ -140,7 +222,8 @@ def _train(job: Job, workers: int) -> Path:
     from autodial.train_command import train
 
     logs = job.folder / "run"
-    snapshots = sorted(job.folder.glob(f"{_PREFIX}_iter_*.solverstate"), key=_iteration)
+    states = job.folder.glob(f"{_PREFIX}_iter_*.solverstate")
+    snapshots = sorted((state for state in states if _ITERATION.search(state.stem)), key=_iteration)
     if snapshots and _iteration(snapshots[-1]) >= job.max_iter:
         return snapshots[-1].with_suffix(".caffemodel")
     if not snapshots and logs.exists():
@@ -178,14 +261,16 @@ def _measure(job: Job, weights: Path, workers: int) -> dict[str, Any]:
 
 def _collapsed_at(job: Job) -> int | None:
     """The iteration of the last alarm that the target's predictions had collapsed."""
-    from autodial.run_log import read_events
+    from autodial.run_record import read_events
 
-    rows = [row for row in read_events(job.folder / "run") if row["event"] == "collapse"]
-    return rows[-1]["iteration"] if rows else None
+    alarms = [row["iteration"] for row in read_events(job.folder / "run") if row["event"] == "collapse"]
+    return alarms[-1] if alarms else None
 
 
 def _iteration(snapshot: Path) -> int:
-    return int(snapshot.stem.rpartition("_")[2])
+    found = _ITERATION.search(snapshot.stem)
+    assert found is not None
+    return int(found[1])
 
 
 def _stop_with_parent(parent: int) -> None:

@@ -15,7 +15,7 @@ from rich.console import Console
 from autodial.data.image_list import ImageList
 from autodial.demo.command import demo
 from autodial.errors import InputError
-from autodial.run_log import read_log
+from autodial.run_record import read_log
 
 story = pytest.importorskip("autodial.demo.story", reason="needs the packages of autodial[train]")
 images = pytest.importorskip("autodial.demo.images")

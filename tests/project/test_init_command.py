@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import os
+import re
 import shlex
 from pathlib import Path
 from typing import Any
@@ -167,6 +168,46 @@ def test_a_net_of_ones_own(images: Any, capsys: pytest.CaptureFixture[str]) -> N
     arch = ("--arch", "mine/net.prototxt", "--source", "equal", "--target", "other")
     run("init", "again", *arch)
     assert (written("again")[1].max_iter, written("again")[1].lr_policy) == (300, "inv")
+
+
+PLAIN = """
+name: "plain"
+input: "data" input_shape { dim: 1 dim: 3 dim: 8 dim: 8 }
+layer { name: "fc" type: "InnerProduct" bottom: "data" top: "fc" inner_product_param { num_output: 3 } }
+layer { name: "prob" type: "Softmax" bottom: "fc" top: "prob" }
+"""
+OF_ANY_SIZE = (
+    'input: "data" input_shape { dim: 1 dim: 3 dim: 8 dim: 8 }',
+    'layer { name: "data" type: "ImageData" top: "data" top: "label" image_data_param { source: "list" } }',
+)
+
+
+@pytest.mark.parametrize(
+    ("net", "option"),
+    [
+        (PLAIN, "--transform"),
+        (PLAIN.replace(*OF_ANY_SIZE), "--resize"),
+        (PLAIN + 'layer { name: "other" type: "Softmax" bottom: "data" top: "other" }', "--logits"),
+    ],
+)
+def test_advice_names_the_command_whose_option_it_is(
+    images: Any, capsys: pytest.CaptureFixture[str], net: str, option: str
+) -> None:
+    """`init` has no option of that name."""
+    domains(images)
+    Path("plain.prototxt").write_text(net)
+    told = ""
+    try:
+        init("--epochs", "2", arch="plain.prototxt")
+    except InputError as error:
+        told = str(error)
+    told += capsys.readouterr().out
+    assert f"`autodial dialize`'s {option}" in told
+    run("dialize", "--help")
+    of_dialize = set(re.findall(r"--[a-z-]+", capsys.readouterr().out))
+    run("init", "--help")
+    of_init = set(re.findall(r"--[a-z-]+", capsys.readouterr().out))
+    assert option in of_dialize - of_init
 
 
 def test_a_plain_net_is_dialized(images: Any, capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from html.parser import HTMLParser
@@ -67,6 +68,18 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
         train(solver=Path("solver.prototxt"), device="cpu", workers=0, output=Path("run"))
     finally:
         os.chdir(before)
+    return folder
+
+
+@pytest.fixture
+def project(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of the trained project, made the working directory, in which nothing leads to the original."""
+    folder = tmp_path / "project"
+    shutil.copytree(trained, folder)
+    for name in ("run.json", "log.jsonl"):
+        path = folder / "run" / name
+        path.write_text(path.read_text().replace(str(trained), str(folder)))
+    monkeypatch.chdir(folder)
     return folder
 
 

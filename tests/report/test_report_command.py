@@ -33,18 +33,6 @@ SECTIONS = [
 ]
 
 
-@pytest.fixture
-def project(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A copy of the trained project, made the working directory, in which nothing leads to the original."""
-    folder = tmp_path / "project"
-    shutil.copytree(trained, folder)
-    for name in ("run.json", "log.jsonl"):
-        path = folder / "run" / name
-        path.write_text(path.read_text().replace(str(trained), str(folder)))
-    monkeypatch.chdir(folder)
-    return folder
-
-
 def log(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "run/log.jsonl").read_text().splitlines()]
 
@@ -249,7 +237,7 @@ def test_an_alarm_of_training_is_repeated(report: Report, project: Path) -> None
         "in_use": 1.02,
         "in_source": 2.9,
     }
-    edit_log(project, lambda rows: [*rows, alarm])
+    edit_log(project, lambda rows: sorted([*rows, alarm], key=lambda row: row["iteration"]))
     page = report(project)
     assert (
         "At iteration 6, training raised the alarm that the target's predictions had collapsed: in front of layer "

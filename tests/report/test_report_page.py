@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 
 from autodial.errors import InputError
-from autodial.report.page import Page, text
+from autodial.report.contents import write_report
+from autodial.report.evaluation import Absent, Evaluation
+from autodial.report.page import Page, ShownImage, short_path, text
 from autodial.report.run import Run
 from autodial.run_log import RunLog
 
@@ -29,7 +31,7 @@ def test_hostile_names_are_text(tmp_path: Path, read_page: Callable[[Path], Any]
     page.section("second")
     page.table("folded", ["a"], [["b"]], folded=True)
     page.preformatted(HOSTILE, HOSTILE)
-    page.images([("data:image/png;base64,", HOSTILE, [HOSTILE], HOSTILE)], pixels=True)
+    page.images([ShownImage("data:image/png;base64,", HOSTILE, [HOSTILE], HOSTILE)], pixels=True)
     path = tmp_path / "page.html"
     path.write_bytes(page.html(HOSTILE))
     read = read_page(path)
@@ -51,6 +53,16 @@ def test_hostile_names_are_text(tmp_path: Path, read_page: Callable[[Path], Any]
 )
 def test_names_as_html(name: str, shown: str) -> None:
     assert text(name) == shown
+
+
+def test_absolute_paths_are_shown_short(tmp_path: Path) -> None:
+    assert short_path("/home/me/data/webcam/mug/1.jpg") == "mug/1.jpg"
+    assert [short_path(path) for path in ("/1.jpg", "/mug/1.jpg")] == ["/1.jpg", "/mug/1.jpg"]
+    assert short_path("data/webcam/mug/1.jpg") == "data/webcam/mug/1.jpg"
+    page = Page("title")
+    page.images([ShownImage("data:image/png;base64,", "", [], "/home/me/webcam/mug/<1>.jpg")], pixels=True)
+    html = page.html("").decode()
+    assert '<div class="path" title="/home/me/webcam/mug/&lt;1&gt;.jpg">mug/&lt;1&gt;.jpg</div>' in html
 
 
 NET = 'name: "n" layer { name: "a" type: "Accuracy" bottom: "x" bottom: "y" top: "right" include { phase: TEST } }'
@@ -119,3 +131,16 @@ def test_what_run_log_writes_is_read(tmp_path: Path) -> None:
     (tmp_path / "run/log.jsonl").unlink()
     with pytest.raises(InputError, match=r"run is no run's folder, as log\.jsonl is missing"):
         Run.read(tmp_path / "run")
+
+
+def test_a_log_of_many_starts_and_many_outputs_is_drawn(tmp_path: Path) -> None:
+    """A line for each would take matplotlib minutes."""
+    rows: list[dict[str, Any]] = [{"event": "start", "iteration": i} for i in range(10_000)]
+    rows += [train(i, "10:00:00", None, **{f"loss{k}": 1.0 for k in range(2_000)}) for i in range(10_000, 10_010)]
+    write_run(tmp_path / "run", rows)
+    absent = Absent("there is nothing to run")
+    report = write_report(Run.read(tmp_path / "run"), Evaluation(absent, absent, (), *[absent] * 5))
+    page = report.html.decode()
+    assert "Of 2,001 curves, the first 24; the tables have all." in page
+    assert "(the last of 9,999 times)" in page
+    assert len(report.figures["losses"].svg) < 1_000_000

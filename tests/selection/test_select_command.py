@@ -267,6 +267,43 @@ def test_interrupted_training_goes_on_from_its_snapshot(project: Path, selected:
     assert after == before
 
 
+def test_damaged_results_are_named(project: Path) -> None:
+    """A selection goes on from its results; one that is damaged is refused before anything is trained."""
+    result = next(Path("chosen").glob("candidates/*/*/result.json"))
+    whole = json.loads(result.read_text())
+    damaged: dict[str, Any] = {
+        "it is no JSON": "{",
+        "nested too deeply": "[" * 100_000,
+        '"the whole" must be an object, not 3': "3",
+        '"measures.entropy" must be a number, not "low"': {
+            **whole,
+            "measures": {**whole["measures"], "entropy": "low"},
+        },
+        '"measures.source_accuracy" must be from 0 to 1, not -3': {
+            **whole,
+            "measures": {**whole["measures"], "source_accuracy": -3},
+        },
+        '"measures" must be an object, not a list': {**whole, "measures": []},
+        "it has neither measures nor an error": {**whole, "measures": None},
+        "it holds NaN": {**whole, "seconds": float("nan")},
+    }
+    for problem, content in damaged.items():
+        result.write_text(content if isinstance(content, str) else json.dumps(content))
+        message = error("--try", TRY, "-o", "chosen")
+        assert message.startswith(str(result.absolute())) or message.startswith(str(result))
+        assert problem.replace('"the whole"', "the whole") in message
+        assert message.endswith("delete it, and the candidate is trained again")
+    result.write_text(json.dumps(whole))
+    record = Path("chosen/experiment.json")
+    for content in ("[]", "{", "[" * 100_000):
+        record.write_text(content)
+        message = error("--try", TRY, "-o", "chosen")
+        assert message.startswith("chosen/experiment.json is damaged")
+        assert message.endswith("name another folder with -o")
+    record.write_text("{}")
+    assert "holds a selection in which" in error("--try", TRY, "-o", "chosen")
+
+
 def test_folds_are_trained_with_seeds_of_their_own_and_averaged(project: Path) -> None:
     first = record("chosen")["candidates"][0]["measures"]
     result = select("--try", TRY, "-o", "chosen", "--folds", "2")

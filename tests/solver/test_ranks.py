@@ -19,7 +19,7 @@ import torch
 from autodial import proto, ranks
 from autodial.errors import InputError
 from autodial.ranks import LostRankError, Ranks
-from autodial.run_log import read_log
+from autodial.run_record import read_log
 from autodial.solver import Solver
 
 OnRanks = Callable[..., list[tuple[int | None, Any]]]

@@ -14,7 +14,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from autodial.console import Lines, describe_output
 from autodial.errors import InputError, WorkError
 from autodial.monitor import TestRow, TrainRow
-from autodial.run_log import RunLog, read_events, read_log
+from autodial.run_log import RunLog
+from autodial.run_record import read_events, read_log
 
 
 def train_row(iteration: int, loss: float = 0.5) -> TrainRow:

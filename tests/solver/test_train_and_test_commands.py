@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from autodial.net import Net
 from autodial.proto import LayerWeights, Weights, parse_net, read_net, read_weights, write_weights
 from autodial.proto import messages as pb
-from autodial.run_log import read_log
+from autodial.run_record import read_log
 from autodial.solver import Solver
 
 Edit = Callable[[str, str, str], None]

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from autodial.proto import parse_net, read_weights, write_weights
-from autodial.run_log import read_log
+from autodial.run_record import read_log
 from autodial.variants import VARIANTS
 
 Run = Callable[..., tuple[int, str, str]]
