@@ -109,6 +109,7 @@ class Net(nn.Module):
         _check_types(filtered)
         self.param = insert_splits(_with_automatic_tops(filtered))
         self.layer_names: list[str] = [layer.name for layer in self.param.layer]
+        self._namesakes = Counter(self.layer_names)
         self.blob_shapes: dict[str, Shape] = {}
         self.loss_weights: dict[str, float] = {}
         self.params: list[Param] = []
@@ -123,6 +124,8 @@ class Net(nn.Module):
             except LayerError as error:
                 raise InputError(f"{_describe(message)}: {error}") from error
         self._by_name = dict(zip(self.layer_names, self._order, strict=True))
+        # The first of each name; only layers without blobs and data may share one.
+        self._places = {name: i for i, name in reversed(list(enumerate(self.layer_names)))}
         self.inputs: tuple[str, ...] = tuple(top for name in self.data_layers for top in self.tops(name))
         available: set[str] = set()
         for message in self.param.layer:
@@ -144,14 +147,16 @@ class Net(nn.Module):
             raise LayerError("blobs in a prototxt are not read: give weights as a caffemodel")
         _check_count("bottom", len(message.bottom), cls.bottoms)
         _check_count("top", len(message.top), cls.tops)
+        named: set[str] = set()
         for j, top in enumerate(message.top):
             in_place = j < len(message.bottom) and message.bottom[j] == top
             if top in self.blob_shapes and not in_place:
                 raise LayerError(f'top blob "{top}" is already produced by an earlier layer')
             if in_place and not cls.in_place:
                 raise LayerError(f"can't work in place: give its top another name than its bottom's, \"{top}\"")
-            if top in message.top[:j]:
+            if top in named:
                 raise LayerError(f'top blob "{top}" is named twice')
+            named.add(top)
         if message.propagate_down and len(message.propagate_down) != len(message.bottom):
             raise LayerError("propagate_down must be given for no bottom or for each")
         for j in cls.no_gradient:
@@ -197,7 +202,7 @@ class Net(nn.Module):
 
     def _add_params(self, message: Any, layer: Layer) -> None:
         blobs = layer.blobs
-        if (blobs or layer.is_data) and self.layer_names.count(message.name) > 1:
+        if (blobs or layer.is_data) and self._namesakes[message.name] > 1:
             raise LayerError(
                 "another layer has the same name; weights and data are found by name, so give each its own"
             )
@@ -304,7 +309,7 @@ class Net(nn.Module):
 
     def tops(self, layer: str) -> tuple[str, ...]:
         """The blobs that a layer produces."""
-        return tuple(self.param.layer[self.layer_names.index(layer)].top)
+        return tuple(self.param.layer[self._places[layer]].top)
 
     def forward(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Run every layer on `inputs`, which holds a tensor for each of `self.inputs`; the output and loss blobs."""
@@ -365,7 +370,8 @@ class Net(nn.Module):
                     i = layers[0]
                     bottoms = set(self.param.layer[i].bottom)
                     plan.append((layers, sorted((bottoms | between | tops) - needed)))
-                    needed = needed - tops | bottoms
+                    needed.difference_update(tops)
+                    needed.update(bottoms)
             self._plans[wanted, everything] = plan[::-1]
         return self._plans[wanted, everything]
 
@@ -567,6 +573,9 @@ def _attribute(layer: Layer, blob: Tensor) -> str | None:
 def _module_name(name: str, modules: nn.ModuleDict) -> str:
     """A layer's name as torch takes it for a submodule, which allows no dots and no attribute's name."""
     name = name.replace(".", "_") or "_"
+    if hasattr(modules, name):
+        # Layers without blobs may share a name: counting them is faster than trying one "_" after the other.
+        name = f"{name}_{len(modules)}"
     while hasattr(modules, name):
         name += "_"
     return name

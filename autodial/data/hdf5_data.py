@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 from autodial.data.epochs import Epochs, Streams
 from autodial.data.paths import find
 from autodial.data.source import ALL
+from autodial.data.text import read_text
 from autodial.errors import InputError
-from autodial.proto.hdf5_file import Hdf5File, reading
+from autodial.proto.hdf5_file import Hdf5File, import_h5py, reading
 from autodial.wording import counted
 
-_SIGNATURE = b"\x89HDF\r\n\x1a\n"
 _SEARCHED = 2**16
 """Bytes of a file in which heaps are checked whenever it is opened: the root group's, and what lies near it."""
 
@@ -173,14 +173,9 @@ def _opened(path: Path) -> Iterator[Hdf5File]:
 
 def _listed(path: Path) -> list[Path]:
     """The files that a list names, one a line; relative ones are looked for beside the list second."""
-    try:
-        data = path.read_bytes()
-        text = data.decode("utf-8-sig")
-    except OSError as error:
-        raise InputError(f"the list {path} can't be read: {error.strerror}") from None
-    except UnicodeDecodeError:
-        what = "itself an HDF5 file" if data.startswith(_SIGNATURE) else "not text in UTF-8"
-        raise InputError(f"{path} is {what}; hdf5_data_param.source is a text file that lists HDF5 files") from None
+    if import_h5py(path).is_hdf5(path):
+        raise InputError(f"{path} is itself an HDF5 file; hdf5_data_param.source is a text file that lists HDF5 files")
+    text = read_text(path, "a list of HDF5 files")
     files = []
     for number, line in enumerate(text.splitlines(), start=1):
         if line.strip():

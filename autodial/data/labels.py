@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from autodial.data.text import read_text
 from autodial.errors import InputError
 
 
@@ -13,12 +14,7 @@ def read_labels(path: Path) -> list[str]:
     Raises:
         InputError: the file can't be read, has no names, or a blank line between them.
     """
-    try:
-        names = [line.strip() for line in path.read_text("utf-8-sig").rstrip().splitlines()]
-    except OSError as error:
-        raise InputError(f"{path} can't be read: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise InputError(f"{path} is not text in UTF-8") from None
+    names = [line.strip() for line in read_text(path, "a list of class names").rstrip().splitlines()]
     if not names:
         raise InputError(f"{path} names no classes: write one name per line")
     if "" in names:
