@@ -25,6 +25,8 @@ _CHECK_CHUNK = 256
 """Images per task of `check`: enough that handing out the tasks costs nothing."""
 _CHECK_THREADS = 32
 """Many, since on a network drive they wait most of the time."""
+_MOST_PIXELS = 2**30
+"""OpenCV decodes no larger images."""
 _NAMED = 3
 """Bad images that an error of `check` names."""
 
@@ -82,7 +84,11 @@ class ImageData:
             self.transform = Transform.from_caffe(
                 param.transform_param, phase=phase, channels=channels, base_dir=base_dir
             )
-            height, width = self._new_size if any(self._new_size) else self.image(self.rows(0)[0]).shape[:2]
+            height, width = (
+                self._new_size
+                if any(self._new_size)
+                else self.image(self.entries[self._epochs.rows(0, 1)[0]]).shape[:2]
+            )
             self.image_shape = (height, width, channels)
             self.top_shapes = (
                 (self.batch_size, channels, *self.transform.size(height, width)),
@@ -207,3 +213,7 @@ def _refuse(options: Any) -> None:
         raise DataError("image_data_param.batch_size is 0; it must be at least 1")
     if bool(options.new_height) != bool(options.new_width):
         raise DataError("image_data_param states new_height or new_width alone; state both or neither")
+    if options.new_height * options.new_width > _MOST_PIXELS:
+        raise DataError(
+            f"new_height {options.new_height} and new_width {options.new_width} make more than 2^30 pixels an image"
+        )

@@ -45,6 +45,7 @@ _INTEGER_RANGES = {
 }
 _BOOLS = {"true": True, "True": True, "t": True, "false": False, "False": False, "f": False}
 _ROOTS = {"NetParameter": ("net", "SolverParameter"), "SolverParameter": ("solver", "NetParameter")}
+_ROUNDING = (("PoolingParameter", "ceil_mode"), ("PoolingParameter", "round_mode"))
 _LAYER_MESSAGES = ("LayerParameter", "V1LayerParameter", "V0LayerParameter")
 
 
@@ -321,7 +322,15 @@ class Parser:
         kind, other = _ROOTS.get(block.descriptor.name, ("", ""))
         if other and word in block.descriptor.file.message_types_by_name[other].fields_by_name:
             return f"{problem}, {other} has: a {kind} is wanted here"
-        return f"{problem}: correct its name, or remove what only another version of Caffe knows"
+        if (block.descriptor.name, word) in _ROUNDING:
+            return (
+                f"{problem}: in another version of Caffe it says how the size of the top is rounded, which is not "
+                "supported yet; Caffe rounds up, so the net stays the same without it only where it says that"
+            )
+        return (
+            f"{problem}: correct its name; a field that only another version of Caffe knows is not supported, and "
+            "without it the net may be another one"
+        )
 
 
 def _integer(text: str) -> int:
