@@ -71,6 +71,7 @@ def check_slices(net: Net) -> None:
 
 def label_readers(net: Net) -> Iterator[LabelReader]:
     """The losses and accuracies to which labels of a data layer go as they are."""
+    read = sources(net)
     labels: dict[str, tuple[str, int]] = {}
     for message in net.param.layer:
         if message.type in _PARAMETERS and message.bottom[1] in labels:
@@ -84,5 +85,5 @@ def label_readers(net: Net) -> Iterator[LabelReader]:
             labels.pop(top, None)
             if passed_on is not None:
                 labels[top] = passed_on
-            elif message.name in sources(net):
+            elif message.name in read:
                 labels[top] = (message.name, j)

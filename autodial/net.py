@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from math import isfinite, prod
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from autodial.errors import InputError
 from autodial.fusion import fusible, is_watched, run_fused
 from autodial.layers import Layer, LayerContext, LayerError, Shape, layer_class
+from autodial.layers.base import check_size
 from autodial.layers.dial import DomainAlignment
 from autodial.net_state import filter_net, insert_splits
 from autodial.proto import LayerWeights, Weights
@@ -28,8 +29,6 @@ from autodial.wording import alternatives, counted
 _log = logging.getLogger(__name__)
 
 _MULTIPLIERS = ("lr_mult", "decay_mult")
-_LARGEST_BLOB = 2**31 - 1
-"""Elements of a blob; Caffe counts them in an int."""
 
 
 @dataclass(eq=False)
@@ -109,6 +108,7 @@ class Net(nn.Module):
         _check_types(filtered)
         self.param = insert_splits(_with_automatic_tops(filtered))
         self.layer_names: list[str] = [layer.name for layer in self.param.layer]
+        self._namesakes = Counter(self.layer_names)
         self.blob_shapes: dict[str, Shape] = {}
         self.loss_weights: dict[str, float] = {}
         self.params: list[Param] = []
@@ -123,6 +123,8 @@ class Net(nn.Module):
             except LayerError as error:
                 raise InputError(f"{_describe(message)}: {error}") from error
         self._by_name = dict(zip(self.layer_names, self._order, strict=True))
+        # The first of each name; only layers without blobs and data may share one.
+        self._places = {name: i for i, name in reversed(list(enumerate(self.layer_names)))}
         self.inputs: tuple[str, ...] = tuple(top for name in self.data_layers for top in self.tops(name))
         available: set[str] = set()
         for message in self.param.layer:
@@ -142,16 +144,21 @@ class Net(nn.Module):
             _log.warning("%s: %s does nothing in a layer of this type.", _describe(message), option)
         if message.blobs:
             raise LayerError("blobs in a prototxt are not read: give weights as a caffemodel")
+        for field, value in _numbers(message):
+            if not isfinite(value):
+                raise LayerError(f"{field} must be a finite number, and is {value}")
         _check_count("bottom", len(message.bottom), cls.bottoms)
         _check_count("top", len(message.top), cls.tops)
+        named: set[str] = set()
         for j, top in enumerate(message.top):
             in_place = j < len(message.bottom) and message.bottom[j] == top
             if top in self.blob_shapes and not in_place:
                 raise LayerError(f'top blob "{top}" is already produced by an earlier layer')
             if in_place and not cls.in_place:
                 raise LayerError(f"can't work in place: give its top another name than its bottom's, \"{top}\"")
-            if top in message.top[:j]:
+            if top in named:
                 raise LayerError(f'top blob "{top}" is named twice')
+            named.add(top)
         if message.propagate_down and len(message.propagate_down) != len(message.bottom):
             raise LayerError("propagate_down must be given for no bottom or for each")
         for j in cls.no_gradient:
@@ -174,8 +181,7 @@ class Net(nn.Module):
             layer.train(message.phase == pb.TRAIN)
             top_shapes = dict(zip(message.top, layer.top_shapes(shapes), strict=True))
         for top, shape in top_shapes.items():
-            if min(shape, default=0) < 0 or prod(shape) > _LARGEST_BLOB:
-                raise LayerError(f'top blob "{top}" would have the shape {tuple(shape)}')
+            check_size(f'top blob "{top}"', shape)
         self.blob_shapes.update(top_shapes)
         self.layers.add_module(_module_name(message.name, self.layers), layer)
         self._order.append(layer)
@@ -187,8 +193,6 @@ class Net(nn.Module):
             message.loss_weight.extend([1.0] + [0.0] * (len(message.top) - 1))
         if message.loss_weight and len(message.loss_weight) != len(message.top):
             raise LayerError("loss_weight must be given for no top or for each")
-        if not all(map(isfinite, message.loss_weight)):
-            raise LayerError(f"loss_weight must be finite, not {', '.join(map(str, message.loss_weight))}")
         reachable = set(range(len(message.bottom))) - set(layer.no_gradient)
         if any(message.loss_weight) and self.phase == pb.TRAIN and message.bottom and not reachable:
             raise LayerError("loss_weight must be 0, as no gradient comes from this type of layer")
@@ -197,7 +201,7 @@ class Net(nn.Module):
 
     def _add_params(self, message: Any, layer: Layer) -> None:
         blobs = layer.blobs
-        if (blobs or layer.is_data) and self.layer_names.count(message.name) > 1:
+        if (blobs or layer.is_data) and self._namesakes[message.name] > 1:
             raise LayerError(
                 "another layer has the same name; weights and data are found by name, so give each its own"
             )
@@ -213,9 +217,6 @@ class Net(nn.Module):
                     spec.lr_mult = 0
             if message.param[i].lr_mult:
                 raise LayerError(f"param {i} holds statistics, which are not learned; its lr_mult must be 0")
-        for spec in message.param:
-            if not (isfinite(spec.lr_mult) and isfinite(spec.decay_mult)):
-                raise LayerError(f"lr_mult {spec.lr_mult:g} and decay_mult {spec.decay_mult:g} must be finite")
         for i, blob in enumerate(blobs):
             spec = message.param[i] if i < len(message.param) else pb.ParamSpec()
             owner = self._shared.get(spec.name) if spec.name else None
@@ -304,7 +305,7 @@ class Net(nn.Module):
 
     def tops(self, layer: str) -> tuple[str, ...]:
         """The blobs that a layer produces."""
-        return tuple(self.param.layer[self.layer_names.index(layer)].top)
+        return tuple(self.param.layer[self._places[layer]].top)
 
     def forward(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Run every layer on `inputs`, which holds a tensor for each of `self.inputs`; the output and loss blobs."""
@@ -365,7 +366,8 @@ class Net(nn.Module):
                     i = layers[0]
                     bottoms = set(self.param.layer[i].bottom)
                     plan.append((layers, sorted((bottoms | between | tops) - needed)))
-                    needed = needed - tops | bottoms
+                    needed.difference_update(tops)
+                    needed.update(bottoms)
             self._plans[wanted, everything] = plan[::-1]
         return self._plans[wanted, everything]
 
@@ -516,6 +518,16 @@ def _naming_layer(message: Any) -> Iterator[None]:
         raise InputError(f"{_describe(message)}: {error}") from error
 
 
+def _numbers(message: Any) -> Iterator[tuple[str, float]]:
+    """The decimal numbers that a message states, in messages inside of it, too, each with the path of its field."""
+    for field, value in message.ListFields():
+        for item in [value] if field.has_presence else value:
+            if field.message_type is not None:
+                yield from ((f"{field.name}.{inner}", number) for inner, number in _numbers(item))
+            elif isinstance(item, float):
+                yield field.name, item
+
+
 def _is_half(blob: Tensor) -> bool:
     return blob.dtype in (torch.bfloat16, torch.float16)
 
@@ -567,6 +579,9 @@ def _attribute(layer: Layer, blob: Tensor) -> str | None:
 def _module_name(name: str, modules: nn.ModuleDict) -> str:
     """A layer's name as torch takes it for a submodule, which allows no dots and no attribute's name."""
     name = name.replace(".", "_") or "_"
+    if hasattr(modules, name):
+        # Layers without blobs may share a name: counting them is faster than trying one "_" after the other.
+        name = f"{name}_{len(modules)}"
     while hasattr(modules, name):
         name += "_"
     return name

@@ -10,9 +10,13 @@ from typing import Any
 from google.protobuf.descriptor import FieldDescriptor  # type: ignore[import-untyped]
 
 from autodial.errors import InputError
-from autodial.wording import alternatives, counted
+from autodial.wording import alternatives, counted, shortened
 
-_STEP = re.compile(r"(\w+)(?:\[(\d+)\])?")
+_STEP = re.compile(r"(\w+)(?:\[(\d{1,9})\])?")
+_DEEPEST = 8
+"""Steps of a field's path at most, so that not all heads of a long path are tried; Caffe's layers have three."""
+_LONGEST_PATTERN = 1000
+"""Characters; the time that a pattern takes grows with their square."""
 _TRUTH = {"true": True, "1": True, "false": False, "0": False}
 
 
@@ -49,12 +53,12 @@ def apply_to_nets(settings: Sequence[str], nets: Sequence[Any]) -> None:
     for setting in settings:
         path, value = _split(setting)
         if path.startswith("solver."):
-            raise InputError(f"--set {setting}: this reads a net and no solver, whose settings `autodial train` takes")
+            raise _error(setting, "this reads a net and no solver, whose settings `autodial train` takes")
         names = list(dict.fromkeys(layer.name for net in nets for layer in net.layer))
         owners, field = _find_layers(path, names)
         if not owners:
             wanted = path.partition(".")[0]
-            raise InputError(f'--set {setting}: no layer "{wanted}"{alternatives(wanted, names)}')
+            raise _error(setting, f'no layer "{shortened(wanted)}"{alternatives(wanted, names)}')
         for net in nets:
             for layer in net.layer:
                 if layer.name in owners:
@@ -64,17 +68,25 @@ def apply_to_nets(settings: Sequence[str], nets: Sequence[Any]) -> None:
 def _find_layers(path: str, names: Sequence[str]) -> tuple[set[str], str]:
     """The layers that the head of a setting's path names, or else is a pattern of, and the rest of the path."""
     # names hold dots, too, so the longest head that fits is meant
-    heads = [path[: dot.start()] for dot in re.finditer(r"\.", path)][::-1]
-    for head in heads:
-        if owners := {head}.intersection(names) or {name for name in names if fnmatchcase(name, head)}:
-            return owners, path[len(head) + 1 :]
+    dots = [dot.start() for dot in re.finditer(r"\.", path)][::-1]
+    for dot in dots[:_DEEPEST]:
+        head = path[:dot]
+        owners = {head}.intersection(names)
+        if not owners and len(head) <= _LONGEST_PATTERN:
+            owners = {name for name in names if fnmatchcase(name, head)}
+        if owners:
+            return owners, path[dot + 1 :]
     return set(), path
+
+
+def _error(setting: str, problem: str) -> InputError:
+    return InputError(f"--set {shortened(setting)}: {problem}")
 
 
 def _split(setting: str) -> tuple[str, str]:
     path, equals, value = setting.partition("=")
     if not equals or "." not in path:
-        raise InputError(f"--set {setting}: must be LAYER.FIELD=VALUE or solver.FIELD=VALUE")
+        raise _error(setting, "must be LAYER.FIELD=VALUE or solver.FIELD=VALUE")
     return path.strip(), value.strip()
 
 
@@ -88,21 +100,21 @@ def _assign(setting: str, message: Any, owner: str, path: str, value: str) -> No
             where = ".".join(steps[:depth]) or owner
             inside = [name for name in _messages(message) if step in fields[name].message_type.fields_by_name]
             hint = f'; did you mean "{inside[0]}.{step}"?' if inside else alternatives(step, list(fields))
-            raise InputError(f'--set {setting}: {where} has no field "{step}"{hint}')
+            raise _error(setting, f'{where} has no field "{shortened(step)}"{hint}')
         field, index = fields[match[1]], None if match[2] is None else int(match[2])
         repeated = _is_repeated(field)
         if index is not None:
             _check_index(setting, message, field, repeated, index)
         if field.type != FieldDescriptor.TYPE_MESSAGE:
             if depth + 1 < len(steps):
-                raise InputError(f'--set {setting}: {match[1]} holds a value and has no field "{steps[depth + 1]}"')
+                raise _error(setting, f'{match[1]} holds a value and has no field "{steps[depth + 1]}"')
             _assign_value(setting, message, field, repeated, index, value)
             return
         if depth + 1 == len(steps):
             names = ", ".join(field.message_type.fields_by_name)
-            raise InputError(f"--set {setting}: {match[1]} is a message; name one of its fields: {names}")
+            raise _error(setting, f"{match[1]} is a message; name one of its fields: {names}")
         if repeated and index is None:
-            raise InputError(f"--set {setting}: {match[1]} is a list; write {match[1]}[0] for its first element")
+            raise _error(setting, f"{match[1]} is a list; write {match[1]}[0] for its first element")
         child = getattr(message, field.name)
         message = (child.add() if index == len(child) else child[index]) if repeated else child
 
@@ -132,7 +144,7 @@ def _assign_value(setting: str, message: Any, field: Any, repeated: bool, index:
             FieldDescriptor.CPPTYPE_DOUBLE: "a number",
             FieldDescriptor.CPPTYPE_UINT32: "a whole number from 0",
         }.get(field.cpp_type, "a whole number")
-        raise InputError(f'--set {setting}: {field.name} is {kind}, not "{value}"') from None
+        raise _error(setting, f'{field.name} is {kind}, not "{shortened(value)}"') from None
 
 
 def _convert(field: Any, text: str) -> Any:
@@ -155,12 +167,10 @@ def _convert(field: Any, text: str) -> Any:
 
 def _check_index(setting: str, message: Any, field: Any, repeated: bool, index: int) -> None:
     if not repeated:
-        raise InputError(f"--set {setting}: {field.name} is not a list; leave out [{index}]")
+        raise _error(setting, f"{field.name} is not a list; leave out [{index}]")
     count = len(getattr(message, field.name))
     if index > count:
-        raise InputError(
-            f"--set {setting}: {field.name} has {counted(count, 'element')}; the next is {field.name}[{count}]"
-        )
+        raise _error(setting, f"{field.name} has {counted(count, 'element')}; the next is {field.name}[{count}]")
 
 
 def _is_repeated(field: Any) -> bool:

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from autodial.data.text import read_text
 from autodial.errors import InputError
 from autodial.overrides import apply_to_nets
 from autodial.proto import messages as pb
-from autodial.proto.files import read_bytes
 from autodial.proto.text import read_net
 from autodial.proto.weights import LayerWeights, Weights
 from autodial.wording import counted
@@ -173,10 +173,7 @@ def _as_batch_norm(layer: LayerWeights, source: str) -> LayerWeights:
 
 
 def _with_settings(net: Any, path: Path) -> Any:
-    try:
-        lines = read_bytes(path, "settings").decode().splitlines()
-    except UnicodeDecodeError as error:
-        raise InputError(f"{path} is not UTF-8 text: save it as UTF-8") from error
+    lines = read_text(path, "a list of settings").splitlines()
     changed = _copy(net)
     for number, line in enumerate(map(str.strip, lines), 1):
         if not line or line.startswith("#"):

@@ -8,6 +8,8 @@ from difflib import get_close_matches
 
 _LISTED = 12
 """Names that a message lists at most."""
+_LONGEST = 100
+"""Characters of a file's own words that a message repeats at most."""
 
 _UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 """What terminals obey, ends of lines, what turns the direction of text, and what is no text: halves of pairs."""
@@ -35,6 +37,11 @@ def printable(text: str, *, but: str = "") -> str:
 def counted(number: int, noun: str, plural: str | None = None) -> str:
     """A number and what it counts: `1 image`, `2 images`; `plural` is given where it is not the noun with an s."""
     return f"{number} {noun if number == 1 else plural or f'{noun}s'}"
+
+
+def shortened(text: str) -> str:
+    """A file's own words as a message repeats them: whole, or the first hundred characters and three dots."""
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
 
 
 def alternatives(wanted: str, names: Sequence[str]) -> str:

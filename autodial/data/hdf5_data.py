@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 from autodial.data.epochs import Epochs, Streams
 from autodial.data.paths import find
 from autodial.data.source import ALL
+from autodial.data.text import read_text
 from autodial.errors import InputError
-from autodial.proto.hdf5 import check_shape, reading
+from autodial.proto.hdf5_file import Hdf5File, import_h5py, reading
 from autodial.wording import counted
 
-_SIGNATURE = b"\x89HDF\r\n\x1a\n"
 _SEARCHED = 2**16
 """Bytes of a file in which heaps are checked whenever it is opened: the root group's, and what lies near it."""
 
@@ -117,7 +117,7 @@ class HDF5Data:
         if np.prod(self.top_shapes[top][1:]) == 1:
             for path in self.files:
                 with _opened(path) as file:
-                    labels = np.ravel(file[self._datasets[top]][()])
+                    labels = np.ravel(file.dataset(self._datasets[top])[()])
                 for row, label in enumerate(labels):
                     yield f'{path}: dataset "{self._datasets[top]}", row {row}', label
 
@@ -126,21 +126,17 @@ class HDF5Data:
 
     def _shapes(self, path: Path) -> list[tuple[int, ...]]:
         """The shapes of a file's datasets; an InputError if one is missing or can't be a top."""
-        import h5py  # type: ignore[import-untyped]
-
         shapes: list[tuple[int, ...]] = []
         with _opened(path) as file:
             for name in self._datasets:
-                # not get(), for which a dataset that can't be opened is one that isn't there
-                dataset = file[name] if name in file else None  # noqa: SIM401
-                if not isinstance(dataset, h5py.Dataset):
-                    held = ", ".join(file) or "nothing"
+                dataset = file.dataset(name)
+                if dataset is None:
+                    held = ", ".join(file.names()) or "nothing"
                     raise InputError(f'{path} has no dataset "{name}", as a top is named; it holds {held}')
                 if dataset.dtype.kind not in "fiu":
                     raise InputError(f'{path}: dataset "{name}" holds {dataset.dtype}, neither floats nor integers')
                 if not dataset.shape:
                     raise InputError(f'{path}: dataset "{name}" has no axes; its first must count the rows')
-                check_shape(dataset)
                 if shapes and dataset.shape[0] != shapes[0][0]:
                     raise InputError(
                         f'{path}: dataset "{name}" has {counted(dataset.shape[0], "row")} and '
@@ -158,10 +154,10 @@ class HDF5Data:
         """Rows of a file's datasets."""
         if not self._shuffle:
             with _opened(self.files[file]) as opened:
-                return [opened[name][start:stop] for name in self._datasets]
+                return [opened.dataset(name)[start:stop] for name in self._datasets]
         if self._loaded[0] != file:
             with _opened(self.files[file]) as opened:
-                self._loaded = (file, [opened[name].astype(np.float32)[()] for name in self._datasets])
+                self._loaded = (file, [opened.dataset(name).astype(np.float32)[()] for name in self._datasets])
         return [values[start:stop] for values in self._loaded[1]]
 
     def __getstate__(self) -> dict[str, Any]:
@@ -169,7 +165,7 @@ class HDF5Data:
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[Any]:
+def _opened(path: Path) -> Iterator[Hdf5File]:
     """An HDF5 file, for reading, for a moment: open ones must not be carried into another process."""
     with reading(path, "HDF5", searched=_SEARCHED) as file:
         yield file
@@ -177,14 +173,9 @@ def _opened(path: Path) -> Iterator[Any]:
 
 def _listed(path: Path) -> list[Path]:
     """The files that a list names, one a line; relative ones are looked for beside the list second."""
-    try:
-        data = path.read_bytes()
-        text = data.decode("utf-8-sig")
-    except OSError as error:
-        raise InputError(f"the list {path} can't be read: {error.strerror}") from None
-    except UnicodeDecodeError:
-        what = "itself an HDF5 file" if data.startswith(_SIGNATURE) else "not text in UTF-8"
-        raise InputError(f"{path} is {what}; hdf5_data_param.source is a text file that lists HDF5 files") from None
+    if import_h5py(path).is_hdf5(path):
+        raise InputError(f"{path} is itself an HDF5 file; hdf5_data_param.source is a text file that lists HDF5 files")
+    text = read_text(path, "a list of HDF5 files")
     files = []
     for number, line in enumerate(text.splitlines(), start=1):
         if line.strip():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
@@ -24,6 +25,8 @@ _CHECK_CHUNK = 256
 """Images per task of `check`: enough that handing out the tasks costs nothing."""
 _CHECK_THREADS = 32
 """Many, since on a network drive they wait most of the time."""
+_MOST_PIXELS = 2**30
+"""OpenCV decodes no larger images."""
 _NAMED = 3
 """Bad images that an error of `check` names."""
 
@@ -81,7 +84,11 @@ class ImageData:
             self.transform = Transform.from_caffe(
                 param.transform_param, phase=phase, channels=channels, base_dir=base_dir
             )
-            height, width = self._new_size if any(self._new_size) else self.image(self.rows(0)[0]).shape[:2]
+            height, width = (
+                self._new_size
+                if any(self._new_size)
+                else self.image(self.entries[self._epochs.rows(0, 1)[0]]).shape[:2]
+            )
             self.image_shape = (height, width, channels)
             self.top_shapes = (
                 (self.batch_size, channels, *self.transform.size(height, width)),
@@ -153,29 +160,32 @@ class ImageData:
         Raises:
             InputError: how many images can't be used, the first of them with line and reason.
         """
-        chunks = [self.entries[i : i + _CHECK_CHUNK] for i in range(0, len(self.entries), _CHECK_CHUNK)]
+        once = list({entry.path: entry for entry in self.entries}.values())
+        chunks = [once[i : i + _CHECK_CHUNK] for i in range(0, len(once), _CHECK_CHUNK)]
         with ThreadPoolExecutor(_CHECK_THREADS) as pool:
-            problems = list(chain.from_iterable(pool.map(self._problems, chunks)))
+            problems = dict(chain.from_iterable(pool.map(self._problems, chunks)))
         if problems:
-            named = "; ".join(problems[:_NAMED])
-            more = f"; and {len(problems) - _NAMED} more" if len(problems) > _NAMED else ""
+            bad = [entry for entry in self.entries if entry.path in problems]
+            named = "; ".join(str(self._at(entry, problems[entry.path])) for entry in bad[:_NAMED])
+            more = f"; and {len(bad) - _NAMED} more" if len(bad) > _NAMED else ""
             raise InputError(
-                f'layer "{self.name}" (ImageData): {len(problems)} of {counted(len(self.entries), "image")} '
+                f'layer "{self.name}" (ImageData): {len(bad)} of {counted(len(self.entries), "image")} '
                 f"can't be used: {named}{more}"
             )
 
-    def _problems(self, entries: Sequence[Entry]) -> list[str]:
-        """What `check` finds wrong, one sentence per bad image."""
+    def _problems(self, entries: Sequence[Entry]) -> list[tuple[str, InputError]]:
+        """What `check` finds wrong: path and reason of each bad image."""
         problems = []
         for entry in entries:
-            try:
-                path = self.path(entry)
-                # Where OpenCV sees no image, decoding says why - or succeeds after all, on Windows, where
-                # haveImageReader opens no path outside the system's code page.
-                if not cv2.haveImageReader(str(path)):
-                    decode(path, self._color)
-            except InputError as error:
-                problems.append(str(self._at(entry, error)))
+            # As `find` has it, in half the time. Where OpenCV sees no image, decoding says why - or succeeds after all,
+            # on Windows, where haveImageReader opens no path outside the system's code page.
+            path = self._root + entry.path
+            path = path if os.path.exists(path) else os.path.join(self._image_dir, path)  # noqa: PTH110, PTH118
+            if not cv2.haveImageReader(path):
+                try:
+                    decode(self.path(entry), self._color)
+                except InputError as error:
+                    problems.append((entry.path, error))
         return problems
 
     def path(self, entry: Entry) -> Path:
@@ -203,3 +213,7 @@ def _refuse(options: Any) -> None:
         raise DataError("image_data_param.batch_size is 0; it must be at least 1")
     if bool(options.new_height) != bool(options.new_width):
         raise DataError("image_data_param states new_height or new_width alone; state both or neither")
+    if options.new_height * options.new_width > _MOST_PIXELS:
+        raise DataError(
+            f"new_height {options.new_height} and new_width {options.new_width} make more than 2^30 pixels an image"
+        )

@@ -9,7 +9,9 @@ from os import PathLike
 from pathlib import Path
 from typing import NamedTuple
 
+from autodial.data.text import read_text
 from autodial.errors import InputError
+from autodial.wording import shortened
 
 _LABEL = re.compile(r"[+-]?[0-9]{1,9}")
 _INTEGER = re.compile(r"[+-]?[0-9]+")
@@ -51,16 +53,21 @@ class ImageList:
         """
         path = Path(path)
         entries = []
-        for number, line in enumerate(_text(path).split("\n"), start=1):
+        labels: dict[str, int] = {}  # those seen so far: a list has few, and each need be looked at once
+        for number, line in enumerate(read_text(path, "an image list").split("\n"), start=1):
             line = line.rstrip(" \t\r")
             if not line:
                 continue
-            name, _, label = line.rpartition(" ")
+            name, _, text = line.rpartition(" ")
             if not name:
-                raise InputError(f'{path}:{number}: "{line}" lacks a path or a label: {_FORM}')
-            if not _LABEL.fullmatch(label) or abs(int(label)) > _LABEL_LIMIT:
-                raise InputError(f'{path}:{number}: the label "{label}" is not an integer within 2^24: {_FORM}')
-            entries.append(Entry(name, int(label), number))
+                raise InputError(f'{path}:{number}: "{shortened(line)}" lacks a path or a label: {_FORM}')
+            if (label := labels.get(text)) is None:
+                if not _LABEL.fullmatch(text) or abs(int(text)) > _LABEL_LIMIT:
+                    raise InputError(
+                        f'{path}:{number}: the label "{shortened(text)}" is not an integer within 2^24: {_FORM}'
+                    )
+                label = labels[text] = int(text)
+            entries.append(Entry(name, label, number))
         if not entries:
             raise InputError(f"{path} lists no images: {_FORM}")
         return cls(path, tuple(entries))
@@ -100,18 +107,3 @@ def paths_of(file: Iterable[bytes], name: str) -> Iterator[str]:
 def _without_label(line: str) -> str:
     name, _, last = line.rpartition(" ")
     return name if name and _INTEGER.fullmatch(last) else line
-
-
-def _text(path: Path) -> str:
-    """The text of a list file; raises InputError."""
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise InputError(f"the image list {path} can't be read: {error.strerror}") from None
-    if b"\0" in data:
-        raise InputError(f"{path} is not an image list: it is binary, or text in UTF-16; save it as text in UTF-8")
-    try:
-        return data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
-        raise InputError(f"{path}:{line}: the list is not in UTF-8; save it as text in UTF-8") from None

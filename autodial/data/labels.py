@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
+from autodial.data.text import read_text
 from autodial.errors import InputError
 
 
@@ -17,13 +18,9 @@ def read_labels(path: Path) -> list[str]:
         InputError: the file can't be read, has no names, a blank line between them, or a name with a character that
             names don't have (see `check_class_names`).
     """
-    try:
-        text = path.read_text("utf-8-sig").rstrip()
-    except OSError as error:
-        raise InputError(f"{path} can't be read: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise InputError(f"{path} is not text in UTF-8") from None
-    names = [line.strip() for line in text.split("\n")]
+    text = read_text(path, "a list of class names").rstrip()
+    names = [line.strip() for line in text.split("
+")]
     if not text:
         raise InputError(f"{path} names no classes: write one name per line")
     if "" in names:

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from autodial.data.lmdb_pages import check_tree
 from autodial.errors import InputError
 
 if TYPE_CHECKING:
@@ -17,8 +18,11 @@ if TYPE_CHECKING:
 _PAGE_HEADER = 16
 _PAGE_SIZES = [2**k for k in range(8, 17)]
 _MAGIC, _VERSION = 0xBEEFC0DE, 1
-_META = struct.Struct("<II16x I92x QQ")
+_META = struct.Struct("<II16x I H42x 4xH2x24xQQ QQ")
 """MDB_meta of mdb.c, on 64-bit little-endian machines: the fields that `_Meta` names."""
+
+_FIXED_MAP = 1
+"""The flag of a file that wants to be mapped at an address that it states."""
 
 _STRIDE = 64
 """Entries from one key that is kept to the next, at most as many as are passed to find one again."""
@@ -30,6 +34,11 @@ class _Meta(NamedTuple):
     magic: int
     version: int
     page_size: int
+    flags: int
+    """Of the database of free pages, and of the file."""
+    main_flags: int
+    entries: int
+    root: int
     last_page: int
     transaction: int
 
@@ -42,8 +51,8 @@ class Lmdb:
     meanwhile. An LMDB has no positions: reading on from where the last read ended costs one step per entry, what was
     passed before is found at once, and to go far ahead for the first time takes a pass over what lies between.
 
-    The file's size is compared with its meta pages before the library maps it. The library trusts the other pages: of
-    damage to them, most is reported or read as other bytes, and some crashes the process.
+    The file's size is compared with its meta pages before the library maps it, and the pages of its tree are looked at
+    once (see lmdb_pages), as the library trusts them. Damage to keys and values is read as other bytes.
 
     Args:
         folder: the one that holds data.mdb.
@@ -53,7 +62,7 @@ class Lmdb:
         size: its bytes.
 
     Raises:
-        InputError: the folder holds no LMDB, or one that is cut short.
+        InputError: the folder holds no LMDB, or one that is cut short or damaged.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -63,6 +72,8 @@ class Lmdb:
         self.path = (folder / "data.mdb").absolute()
         self._keys: list[bytes] = []  # of entries 0, _STRIDE, 2 * _STRIDE, ..., as far as they were passed
         self._last = (-1, b"")  # position and key of the entry read last
+        meta = _check(self.path)
+        check_tree(self.path, meta.page_size, meta.last_page, meta.root, meta.entries)
         with self._opened() as transaction:
             self._count: int = transaction.stat()["entries"]
         self.size = self.path.stat().st_size
@@ -123,24 +134,25 @@ class Lmdb:
                 raise InputError(f"{self.path} is damaged: {error}; copy it again") from None
 
 
-def _check(path: Path) -> None:
-    """Compare the size of a database with its meta pages; InputError if it is no LMDB, or not a whole one."""
+def _check(path: Path) -> _Meta:
+    """The latest meta page of a database, held against its size; InputError if it is no LMDB, or not a whole one."""
     try:
         with path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
             first = _read_meta(path, file.read(_PAGE_HEADER + _META.size), size)
-            if first.page_size not in _PAGE_SIZES:
-                raise InputError(f"{path} is damaged: it says that its pages have {first.page_size} bytes")
             file.seek(first.page_size)
             second = _read_meta(path, file.read(_PAGE_HEADER + _META.size), size)
     except FileNotFoundError:
         raise InputError(f"{path.parent} is not an LMDB: it holds no data.mdb") from None
     except OSError as error:
         raise InputError(f"{path} can't be read: {error.strerror}") from None
-    last_page = max(first, second, key=lambda meta: meta.transaction).last_page
-    wanted = (last_page + 1) * first.page_size
+    if second.page_size != first.page_size:
+        raise InputError(f"{path} is damaged: its two meta pages state pages of different sizes; copy it again")
+    latest = max(first, second, key=lambda meta: meta.transaction)
+    wanted = (latest.last_page + 1) * latest.page_size
     if size < wanted:
         raise InputError(f"{path} is cut short: it has {size} of its {wanted} bytes; copy it again")
+    return latest
 
 
 def _read_meta(path: Path, page: bytes, size: int) -> _Meta:
@@ -152,4 +164,8 @@ def _read_meta(path: Path, page: bytes, size: int) -> _Meta:
         raise InputError(f"{path} is no LMDB, or not one of a 64-bit little-endian machine")
     if meta.version != _VERSION:
         raise InputError(f"{path} is an LMDB of data version {meta.version}; only {_VERSION} can be read")
+    if meta.page_size not in _PAGE_SIZES:
+        raise InputError(f"{path} is damaged: it says that its pages have {meta.page_size} bytes")
+    if meta.flags & _FIXED_MAP or meta.main_flags:
+        raise InputError(f"{path} is damaged, or an LMDB of another kind than Caffe's: its flags are not 0")
     return meta

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
@@ -17,6 +19,10 @@ TRAIN, TEST = 0, 1
 """Values of caffe.Phase."""
 
 Shape = tuple[int, ...]
+
+
+LARGEST_BLOB = 2**31 - 1
+"""Elements of a blob; Caffe counts them in an int."""
 
 
 class LayerError(ValueError):
@@ -142,6 +148,31 @@ def register(name: str) -> Callable[[L], L]:
         return cls
 
     return add
+
+
+def check_size(what: str, shape: Shape) -> Shape:
+    """`shape`, or a LayerError, before anything is allocated, if no blob of float32 can have it on this machine.
+
+    Args:
+        what: the tensor's name, for the message.
+    """
+    count = prod(shape)
+    if min(shape, default=0) < 0 or count > LARGEST_BLOB or (_MEMORY and 4 * count > _MEMORY):
+        limit = "a blob has 2^31 - 1 values at most" if count > LARGEST_BLOB else "this machine has less memory"
+        size = f" and need {4 * count / 1e9:,.0f} GB, and {limit}" if count > 0 else ""
+        raise LayerError(f"{what} would have the shape {tuple(shape)}{size}")
+    return shape
+
+
+def _physical_memory() -> int:
+    """Bytes of the machine's memory; 0 where the system does not say."""
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):  # Windows
+        return 0
+
+
+_MEMORY = _physical_memory()
 
 
 def canonical_axis(axis: int, num_axes: int) -> int:

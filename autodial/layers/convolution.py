@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from autodial.layers.base import Layer, LayerContext, LayerError, Shape, register
+from autodial.layers.base import Layer, LayerContext, LayerError, Shape, check_size, register
 from autodial.layers.fillers import fill
 from autodial.wording import counted
 
@@ -58,7 +58,7 @@ class BaseConvolution(Layer):
                 raise LayerError(f"{name} {channels} is not a multiple of group {group}")
         self.in_channels, self.num_output = in_channels, num_output
         self.kernel_size, self.stride, self.pad, self.dilation, self.group = kernel_size, stride, pad, dilation, group
-        self.weight = nn.Parameter(torch.zeros(self._weight_channels() + kernel_size))
+        self.weight = nn.Parameter(torch.zeros(check_size("the weight", self._weight_channels() + kernel_size)))
         self.bias = nn.Parameter(torch.zeros(num_output)) if bias else None
 
     @classmethod

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from autodial.layers.base import Layer, LayerContext, LayerError, Shape, register
+from autodial.layers.base import Layer, LayerContext, LayerError, Shape, check_size, register
 from autodial.layers.fillers import fill
 from autodial.proto import messages as pb
 from autodial.wording import counted
@@ -61,7 +61,7 @@ class DummyData(Layer):
         # The fillers run on the CPU, so that a seed gives the same data on every device.
         self._generator = torch.Generator()
         for i, (shape, filler) in enumerate(zip(shapes, self.fillers, strict=True)):
-            data = torch.empty(shape)
+            data = torch.empty(check_size(f"top {i}", shape))
             fill(data, filler, self._generator)
             self.register_buffer(f"data_{i}", data, persistent=False)
 

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from autodial.layers.base import Layer, LayerContext, LayerError, Shape, register
+from autodial.layers.base import Layer, LayerContext, LayerError, Shape, check_size, register
 from autodial.layers.fillers import fill
 from autodial.layers.labels import check_indices
 
@@ -34,7 +34,7 @@ class Embed(Layer):
             if value < 1:
                 raise LayerError(f"{name} must be positive, not {value}")
         self.input_dim, self.num_output = input_dim, num_output
-        self.weight = nn.Parameter(torch.zeros(input_dim, num_output))
+        self.weight = nn.Parameter(torch.zeros(check_size("the weight", (input_dim, num_output))))
         self.bias = nn.Parameter(torch.zeros(num_output)) if bias else None
 
     @classmethod

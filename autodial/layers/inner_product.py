@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from autodial.layers.base import Layer, LayerContext, LayerError, Shape, canonical_axis, register
+from autodial.layers.base import Layer, LayerContext, LayerError, Shape, canonical_axis, check_size, register
 from autodial.layers.fillers import fill
 from autodial.wording import counted
 
@@ -36,7 +36,7 @@ class InnerProduct(Layer):
             raise LayerError(f"num_output must be positive, not {num_output}")
         self.in_features, self.num_output, self.axis, self.transpose = in_features, num_output, axis, transpose
         shape = (in_features, num_output) if transpose else (num_output, in_features)
-        self.weight = nn.Parameter(torch.zeros(shape))
+        self.weight = nn.Parameter(torch.zeros(check_size("the weight", shape)))
         self.bias = nn.Parameter(torch.zeros(num_output)) if bias else None
 
     @classmethod

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from autodial.layers.base import Layer, LayerContext, LayerError, Shape, register
+from autodial.layers.base import Layer, LayerContext, LayerError, Shape, check_size, register
 from autodial.proto import messages as pb
 
 
@@ -61,6 +61,8 @@ class LRN(Layer):
         shape = _image_shape(bottom_shapes[0])
         if shape[1] != self.window.shape[0]:
             raise LayerError(f"bottom {shape} has {shape[1]} channels, the layer expects {self.window.shape[0]}")
+        if self.within_channel:
+            check_size("the bottom with its margins", (*shape[:2], *(n + self.local_size for n in shape[2:])))
         return [shape]
 
     def forward(self, bottom: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from autodial.layers.base import Layer, LayerContext, LayerError, Shape, register
+from autodial.layers.base import Layer, LayerContext, LayerError, Shape, check_size, register
 
 
 @register("Parameter")
@@ -24,7 +24,7 @@ class ParameterLayer(Layer):
         super().__init__()
         if min(shape, default=1) < 1:
             raise LayerError(f"parameter_param.shape must be positive, not {shape}")
-        self.value = nn.Parameter(torch.zeros(shape))
+        self.value = nn.Parameter(torch.zeros(check_size("the blob", shape)))
 
     @classmethod
     def from_caffe(cls, context: LayerContext) -> ParameterLayer:

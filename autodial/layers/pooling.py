@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from autodial.layers.base import Layer, LayerContext, LayerError, Shape, register
+from autodial.layers.base import Layer, LayerContext, LayerError, Shape, check_size, register
 from autodial.proto import messages as pb
 
 Pair = tuple[int, int]
@@ -87,18 +87,22 @@ class Pooling(Layer):
             raise LayerError(f"pooling needs a bottom of 4 axes (N, C, H, W), not {shape}")
         out = self._out_size(shape[2:])
         if min(out) < 1:
-            raise LayerError(f"kernel_size {self.kernel_size} does not fit bottom {shape}")
+            raise LayerError(
+                f"kernel_size {self.kernel_size} does not fit bottom {shape}: feed larger images, or pool all of "
+                "whatever comes with global_pooling: true in place of kernel_size and stride"
+            )
+        after = self._margin(shape[2:])
+        check_size(
+            "the bottom with what its windows cover beyond it",
+            (*shape[:2], *(length + pad + more for length, pad, more in zip(shape[2:], self.pad, after, strict=True))),
+        )
         return [(*shape[:2], *out)] * (1 + self.mask)
 
     def forward(self, bottom: Tensor) -> Tensor | tuple[Tensor, Tensor]:
         size = (bottom.shape[2], bottom.shape[3])
         kernel = self.kernel_size or size
         out = self._out_size(size)
-        # How far the last window reaches beyond the image, to the right and below.
-        after = [
-            max((count - 1) * stride + extent - pad - length, 0)
-            for count, stride, extent, pad, length in zip(out, self.stride, kernel, self.pad, size, strict=True)
-        ]
+        after = self._margin(size)
         margins = (self.pad[1], after[1], self.pad[0], after[0])
         if self.method == "MAX":
             if any(margins):
@@ -120,6 +124,15 @@ class Pooling(Layer):
             for count, stride, extent, pad, length in zip(out, self.stride, kernel, self.pad, size, strict=True)
         )
         return top * (kernel[0] * kernel[1]) / torch.outer(bottom.new_tensor(rows), bottom.new_tensor(columns))
+
+    def _margin(self, size: Sequence[int]) -> list[int]:
+        """How far the last window reaches beyond the image, below and to the right."""
+        return [
+            max((count - 1) * stride + extent - pad - length, 0)
+            for count, stride, extent, pad, length in zip(
+                self._out_size(size), self.stride, self.kernel_size or size, self.pad, size, strict=True
+            )
+        ]
 
     def _out_size(self, size: Sequence[int]) -> Pair:
         kernel = self.kernel_size or size

@@ -28,6 +28,7 @@ _ORDINARY = vars(messages)
 _WIRE = schema.load(packed_as_bytes=True)
 _LIMIT = 2**31 - 1  # bytes in the longest message that protobuf reads or writes
 _BEYOND_LIMIT = "protobuf ends at 2 GiB, and Caffe's format for more is HDF5, in files that end in .h5"
+_MOST_AXES, _LONGEST_AXIS = 32, 2**31 - 1  # of a blob: kMaxBlobAxes, INT_MAX
 _LEGACY = ("num", "channels", "height", "width")
 
 T = TypeVar("T")
@@ -201,6 +202,11 @@ def _array(blob: Any, what: str) -> NDArray[np.float32]:
         flat = np.frombuffer(b"".join(values), dtype) if type(blob) is _WIRE["BlobProto"] else np.array(values, dtype)
     except ValueError as error:
         raise _ContentError(f"{what} ends within a value, so the file is probably damaged") from error
+    if len(shape) > _MOST_AXES or max(shape, default=0) > _LONGEST_AXIS:
+        raise _ContentError(
+            f"{what} has {len(shape)} axes, the longest of {max(shape)}, and Caffe's have {_MOST_AXES} of "
+            f"{_LONGEST_AXIS} at most, so the file is probably damaged"
+        )
     if min(shape, default=0) < 0 or math.prod(shape) != flat.size:
         raise _ContentError(f"{what} has the shape {shape} and {flat.size} values, so the file is probably damaged")
     with np.errstate(over="ignore", invalid="ignore"):  # A double beyond float32's range becomes infinite, as in C.

@@ -9,12 +9,8 @@ current_step, and a group "history" with the datasets "0", "1", ...
 from __future__ import annotations
 
 import os
-import re
-import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
-from mmap import ACCESS_READ, mmap
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,15 +19,10 @@ from numpy.typing import NDArray
 from autodial.errors import InputError, WorkError
 
 from . import messages
-from .files import existing_file, replacing
+from .files import replacing
+from .hdf5_file import import_h5py, reading
 from .weights import LayerWeights, State, Weights
 
-# What HDF5's C library and h5py raise for damage, and what comes of a group or type where a dataset should be, or of an
-# end where there should be more.
-_DAMAGE = (
-    OSError, RuntimeError, LookupError, ValueError, TypeError, AttributeError, OverflowError, MemoryError, struct.error
-)  # fmt: skip
-_MOST_COMPRESSED = 1032  # bytes that one byte of deflated data can stand for, at most
 _AXES = {
     ("Convolution", 0): 4,
     ("Convolution", 1): 1,
@@ -49,22 +40,21 @@ def read_weights(path: str | os.PathLike[str]) -> Weights:
     InputError if the file is cut short, damaged or something else, or if h5py is missing.
     """
     with reading(path, "caffemodel") as file:
-        if "data" not in file:
-            problem = " is a solverstate: name a caffemodel" if "history" in file else ': it has no group "data"'
+        datasets = file.datasets("data")
+        if datasets is None:
+            problem = (
+                " is a solverstate: name a caffemodel" if "history" in file.names() else ': it has no group "data"'
+            )
             raise InputError(f"{path}{problem}")
         layers: dict[str, dict[int, NDArray[np.float32]]] = {}
-
-        def visit(name: str, item: Any) -> None:
-            if hasattr(item, "keys"):  # a group, and a layer without blobs if it is empty
-                if not len(item):
-                    layers[name] = {}
-                return
+        for name, dataset in datasets:
+            if dataset is None:  # a layer without blobs
+                layers[name] = {}
+                continue
             layer, _, index = name.rpartition("/")
             if not layer or not index.isdecimal() or len(index) > 3:
                 raise InputError(f'{path}: the dataset "data/{name}" is no blob of a layer')
-            layers.setdefault(layer, {})[int(index)] = _blob(item)
-
-        file["data"].visititems(visit)
+            layers.setdefault(layer, {})[int(index)] = _blob(dataset)
         return Weights("", [_layer(name, blobs) for name, blobs in layers.items()])
 
 
@@ -99,13 +89,23 @@ def write_weights(weights: Weights, path: str | os.PathLike[str]) -> None:
 def read_state(path: str | os.PathLike[str]) -> State:
     """The state in an HDF5 solverstate; InputError as in read_weights."""
     with reading(path, "solverstate") as file:
-        if "history" not in file:
-            problem = " is a caffemodel: name a solverstate" if "data" in file else ': it has no group "history"'
+        datasets = file.datasets("history")
+        if datasets is None:
+            problem = (
+                " is a caffemodel: name a solverstate" if "data" in file.names() else ': it has no group "history"'
+            )
             raise InputError(f"{path}{problem}")
-        iteration, current_step = (int(_values(file[name]).reshape(-1)[0]) for name in ("iter", "current_step"))
-        learned_net = _values(file["learned_net"]).item().decode() if "learned_net" in file else ""
-        history = [_blob(file["history"][str(index)]) for index in range(len(file["history"]))]
-        return State(iteration, current_step, learned_net, history)
+        iteration, current_step = (
+            int(_values(file.dataset(name), "iu").reshape(-1)[0]) for name in ("iter", "current_step")
+        )
+        learned_net = file.dataset("learned_net")
+        history = {name: _blob(dataset) for name, dataset in datasets}
+        return State(
+            iteration,
+            current_step,
+            "" if learned_net is None else _values(learned_net, "SO").item().decode(),
+            [history[str(index)] for index in range(len(history))],
+        )
 
 
 def write_state(state: State, path: str | os.PathLike[str]) -> None:
@@ -121,60 +121,10 @@ def write_state(state: State, path: str | os.PathLike[str]) -> None:
             history.create_dataset(str(index), data=np.asarray(array, np.float32))
 
 
-def _h5py(path: str | os.PathLike[str]) -> Any:
-    try:
-        import h5py  # type: ignore[import-untyped]
-    except ImportError as error:
-        raise InputError(
-            f"{path}: HDF5 needs the package h5py: pip install '.[train]' in AutoDIAL's checkout brings it"
-        ) from error
-    return h5py
-
-
-@contextmanager
-def reading(path: str | os.PathLike[str], kind: str, *, searched: int | None = None) -> Iterator[Any]:
-    """An h5py.File, open for reading until the block ends.
-
-    Args:
-        kind: what the file should be, for messages.
-        searched: bytes from the file's start in which heaps are looked for and checked; None for all. The heap of the
-            root group lies within the first few hundred.
-
-    Raises:
-        InputError: h5py is missing, or the file can't be read; what damage makes go wrong inside of the block, too.
-    """
-    h5py = _h5py(path)
-    path = existing_file(path, kind)
-    try:
-        _check_heaps(path, searched)
-        with h5py.File(path, "r") as file:
-            yield file
-    except _DAMAGE as error:
-        problem = "is cut short or damaged, or something else than its name says: copy or download it again"
-        raise InputError(f"{path} {problem}") from error
-
-
-def _check_heaps(path: Path, searched: int | None) -> None:
-    """ValueError if a heap's list of free blocks is a ring, along which the HDF5 library would fill all memory.
-
-    Caffe's files hold the names in a group in such heaps, and no checksum.
-    """
-    with path.open("rb") as file, mmap(file.fileno(), 0, access=ACCESS_READ) as data:
-        for match in re.compile(rb"HEAP\0").finditer(data, 0, len(data) if searched is None else searched):
-            size, block, start = struct.unpack_from("<QQQ", data, match.start() + 8)
-            if start + size > len(data):
-                continue  # no heap, or one that the library refuses
-            most = size // 16  # each begins with the next one's place and its own length, 8 bytes each
-            while block != 1 and block + 16 <= size:
-                if (most := most - 1) < 0:
-                    raise ValueError(f"the free blocks of the heap at {match.start()} form a ring")
-                (block,) = struct.unpack_from("<Q", data, start + block)
-
-
 @contextmanager
 def _writing(path: str | os.PathLike[str]) -> Iterator[Any]:
     """An h5py.File that takes the place of `path` when the block ends, as in `replacing`."""
-    h5py = _h5py(path)
+    h5py = import_h5py(path)
     with replacing(path) as aside:
         try:
             # The format of HDF5 1.8: every Caffe reads it, and damage to its structures does not go unnoticed.
@@ -184,24 +134,15 @@ def _writing(path: str | os.PathLike[str]) -> Iterator[Any]:
             raise WorkError(f"{path} can't be written: {error}") from error
 
 
-def check_shape(dataset: Any) -> None:
-    """ValueError if a dataset's shape can't be true, which is so found out before memory is taken."""
-    stored = dataset.id.get_storage_size()
-    if dataset.nbytes > stored * (1 if dataset.chunks is None else _MOST_COMPRESSED):
-        raise ValueError(f"{dataset.name} has the shape {dataset.shape} and {stored} bytes")
-
-
-def _values(dataset: Any) -> NDArray[Any]:
-    """What is in a dataset; ValueError as check_shape."""
-    check_shape(dataset)
+def _values(dataset: Any, kinds: str) -> NDArray[Any]:
+    """What is in a dataset; ValueError if its values are of none of NumPy's `kinds`."""
+    if dataset.dtype.kind not in kinds:
+        raise ValueError(f"{dataset.name} has values of type {dataset.dtype}")
     return np.asarray(dataset[()])
 
 
 def _blob(dataset: Any) -> NDArray[np.float32]:
-    values = _values(dataset)
-    if values.dtype.kind not in "fiu":
-        raise ValueError(f"{dataset.name} has values of type {values.dtype}")
-    return values.astype(np.float32, copy=False)
+    return _values(dataset, "fiu").astype(np.float32, copy=False)
 
 
 def _layer(name: str, blobs: dict[int, NDArray[np.float32]]) -> LayerWeights:

@@ -15,14 +15,17 @@ from typing import Any, NamedTuple, NoReturn
 from google.protobuf.descriptor import FieldDescriptor  # type: ignore[import-untyped]
 
 from autodial.errors import InputError
+from autodial.wording import shortened
 
 # C++ isspace; other Unicode spaces are errors outside of strings. A number takes in what directly follows it, so that
-# "3px" or "1.2.3" is one bad number rather than two tokens.
+# "3px" or "1.2.3" is one bad number rather than two tokens. A string that is never closed takes in the rest of its
+# line: looking for the end of a string from each quote in it would take time that grows as the line's square.
 _TOKEN = re.compile(
     r"""(?P<space>(?:[ \t\r\n\v\f]|\#[^\n]*)+)
     |(?P<identifier>[A-Za-z_][A-Za-z0-9_]*)
     |(?P<number>\.?[0-9](?:[eE][+-]|[A-Za-z0-9_.])*)
-    |(?P<string>"(?:[^"\\\n]|\\.)*"|'(?:[^'\\\n]|\\.)*')
+    |(?P<string>"[^"\\\n]*(?:\\.[^"\\\n]*)*"|'[^'\\\n]*(?:\\.[^'\\\n]*)*')
+    |(?P<unclosed>["'][^\n]*)
     |(?P<symbol>.)""",
     re.VERBOSE,
 )
@@ -42,11 +45,12 @@ _INTEGER_RANGES = {
 }
 _BOOLS = {"true": True, "True": True, "t": True, "false": False, "False": False, "f": False}
 _ROOTS = {"NetParameter": ("net", "SolverParameter"), "SolverParameter": ("solver", "NetParameter")}
+_ROUNDING = (("PoolingParameter", "ceil_mode"), ("PoolingParameter", "round_mode"))
 _LAYER_MESSAGES = ("LayerParameter", "V1LayerParameter", "V0LayerParameter")
 
 
 class _Token(NamedTuple):
-    kind: str  # identifier, number, string, symbol or end
+    kind: str  # identifier, number, string, unclosed (string), symbol or end
     text: str
     start: int  # index of its first character
 
@@ -266,7 +270,7 @@ class Parser:
         found = self._describe(token)
         if token.kind == "symbol" and token.text in "+-":
             following = self._tokens[self._index + 1]
-            found = f"{token.text}{following.text}" if following.kind in ("number", "identifier") else found
+            found = f"{token.text}{shortened(following.text)}" if following.kind in ("number", "identifier") else found
         self._fail(token, f"{field.name} must be {wanted}, not {found}")
 
     def _fail(self, token: _Token, what: str) -> NoReturn:
@@ -291,17 +295,17 @@ class Parser:
             if depth < 0:
                 break
             if depth == 0 and (token.text, following.text, value.kind) == ("name", ":", "string"):
-                return f'layer "{value.text[1:-1]}": '
+                return f'layer "{shortened(value.text[1:-1])}": '
         return f"layer {layers[-1].number}, which has no name: "
 
     @staticmethod
     def _describe(token: _Token) -> str:
         if token.kind == "end":
             return "the end of the file"
+        if token.kind == "unclosed":
+            return f"a string whose closing {token.text[0]} is missing on this line"
         if token.kind != "symbol":
-            return token.text
-        if token.text in ("'", '"'):
-            return f"a string whose closing {token.text} is missing on this line"
+            return shortened(token.text)
         if token.text == "\ufeff":
             return "a byte order mark: save the file without it"
         if not (token.text.isascii() and token.text.isprintable()):
@@ -310,7 +314,7 @@ class Parser:
 
     def _unknown_field(self, word: str) -> str:
         *outer, block = self._blocks
-        problem = f'{block.descriptor.name} has no field "{word}"'
+        problem = f'{block.descriptor.name} has no field "{shortened(word)}"'
         if any(word in around.descriptor.fields_by_name for around in outer):
             return f'{problem}: remove it, or close the block before it with "}}"'
         if match := get_close_matches(word, block.descriptor.fields_by_name, n=1, cutoff=0.8):
@@ -318,7 +322,15 @@ class Parser:
         kind, other = _ROOTS.get(block.descriptor.name, ("", ""))
         if other and word in block.descriptor.file.message_types_by_name[other].fields_by_name:
             return f"{problem}, {other} has: a {kind} is wanted here"
-        return f"{problem}: correct its name, or remove what only another version of Caffe knows"
+        if (block.descriptor.name, word) in _ROUNDING:
+            return (
+                f"{problem}: in another version of Caffe it says how the size of the top is rounded, which is not "
+                "supported yet; Caffe rounds up, so the net stays the same without it only where it says that"
+            )
+        return (
+            f"{problem}: correct its name; a field that only another version of Caffe knows is not supported, and "
+            "without it the net may be another one"
+        )
 
 
 def _integer(text: str) -> int:

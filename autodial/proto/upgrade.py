@@ -265,6 +265,10 @@ def _upgrade_inputs(net: Any) -> list[str]:
     names, dims = list(net.input), list(net.input_dim)
     if not names:
         raise _Problem(f"{given[0]} gives a shape for no input: give the blob's name with input")
+    made = {top for layer in net.layer for top in layer.top}
+    if given == ["input"] and made.issuperset(names):
+        net.ClearField("input")  # as in Caffe, which makes an Input layer where there are shapes
+        return ["inputs without a shape"]
     if dims and net.input_shape:
         raise _Problem("input_dim and input_shape are both given: keep one of them")
     shapes = [list(shape.dim) for shape in net.input_shape] or [dims[i : i + 4] for i in range(0, len(dims), 4)]

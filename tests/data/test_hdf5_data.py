@@ -164,6 +164,38 @@ def test_a_file_that_does_not_fit_is_named(files: Path, datasets: dict[str, Any]
     assert reason in str(error.value)
 
 
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [
+        (h5py.ExternalLink("0.h5", "/label"), '"label" is a link to "/label" in the file "0.h5"'),
+        (h5py.SoftLink("/data"), '"label" is a link to "/data"'),
+    ],
+)
+def test_links_are_refused_by_name(files: Path, value: Any, reason: str) -> None:
+    write(files / "1.h5", data=np.zeros((1, 2, 3)), label=value)
+    with pytest.raises(InputError) as error:
+        layer(files)
+    assert f"{files / '1.h5'}: {reason}" in str(error.value)
+
+
+@pytest.mark.parametrize("at_first", [True, False])
+def test_values_in_other_files_are_refused_whenever_they_come(files: Path, at_first: bool) -> None:
+    source = None if at_first else layer(write_whole(files))
+    with h5py.File(files / "1.h5", "w") as file:
+        file["data"] = np.zeros((1, 2, 3))
+        file.create_dataset("label", (1, 1), "u1", external=[("list.txt", 0, 1)])
+    with pytest.raises(InputError, match=r'dataset "label" has its values in another file, "list\.txt"'):
+        _ = layer(files) if source is None else source.batch(1)
+
+
+def test_what_was_never_written_is_refused(files: Path) -> None:
+    with h5py.File(files / "1.h5", "w") as file:
+        file["data"] = np.zeros((1, 2, 3))
+        file.create_dataset("label", (1, 1), "u1")
+    with pytest.raises(InputError, match=r'dataset "label" has the shape \(1, 1\) and no values'):
+        layer(files)
+
+
 def test_files_without_rows_are_refused(files: Path) -> None:
     for i in range(3):
         write(files / f"{i}.h5", data=np.zeros((0, 2)), label=np.zeros(0))

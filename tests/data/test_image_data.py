@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import subprocess
 import sys
+import time
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
@@ -298,6 +299,14 @@ def test_check_counts_every_bad_image_and_names_the_first(numbered: Path) -> Non
         assert part in message
     assert "list.txt:6" not in message
     assert "\n" not in message
+
+
+def test_check_looks_at_each_file_once(numbered: Path) -> None:
+    (numbered / "list.txt").write_text("1.png 1\n" * 300_000 + "missing.png 2\n" * 5)
+    begun = time.process_time()
+    with pytest.raises(InputError, match=r"5 of 300005 images can't be used: .*:300001: .*; and 2 more$"):
+        image_data(numbered, 'source: "list.txt"').check()
+    assert time.process_time() - begun < 5  # 10 microseconds for each line's file would not do
 
 
 def test_check_looks_beyond_the_first_chunk(numbered: Path) -> None:

@@ -168,11 +168,11 @@ def read_in_a_child(folder: Path) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
-def test_flipped_bits_give_an_error_other_bytes_or_a_crash_of_the_library(tmp_path: Path) -> None:
+def test_flipped_bits_give_an_error_or_other_bytes(tmp_path: Path) -> None:
     data = bytearray((write(tmp_path, numbered(300, 20), numbered(40, 3000)) / "data.mdb").read_bytes())
     rng = np.random.default_rng(0)
     # where the format's own fields are, the heads of all pages, and anywhere
-    positions = [page + int(i) for page in range(0, len(data), 4096) for i in rng.integers(0, 160, 1)]
+    positions = [page + int(i) for page in range(0, len(data), 4096) for i in rng.integers(0, 160, 2)]
     positions += [int(i) for i in rng.integers(0, len(data), 20)]
     ends = []
     for position in positions:
@@ -181,9 +181,7 @@ def test_flipped_bits_give_an_error_other_bytes_or_a_crash_of_the_library(tmp_pa
         (tmp_path / "data.mdb").write_bytes(data)
         ends.append(read_in_a_child(tmp_path))
         data[position] ^= bit
-    crashes = {-signal.SIGBUS, -signal.SIGSEGV, -signal.SIGABRT}
-    assert set(ends) <= {0, 2, *crashes}, ends
-    assert sum(end in crashes for end in ends) < 0.1 * len(ends)
+    assert set(ends) == {0, 2}, ends  # and none by a signal, as the library ends when it follows them
 
 
 def test_damage_that_the_library_notices_is_one_sentence(tmp_path: Path) -> None:
@@ -191,10 +189,12 @@ def test_damage_that_the_library_notices_is_one_sentence(tmp_path: Path) -> None
     data = bytearray(file.read_bytes())
     root = int.from_bytes(data[4096 + 128 : 4096 + 136], "little")  # in the second meta page
     data[root * 4096 + 10] = 0x04  # says that it is an overflow page
-    file.write_bytes(data)
     database = Lmdb(tmp_path)
+    file.write_bytes(data)
     with pytest.raises(InputError, match=r"data\.mdb is damaged: .*MDB_CORRUPTED.*; copy it again$"):
         database.read([0])
+    with pytest.raises(InputError, match=rf"data\.mdb is damaged: the header of page {root} is no page's of its tree"):
+        Lmdb(tmp_path)
 
 
 def test_fewer_entries_than_the_meta_page_says(tmp_path: Path) -> None:
@@ -203,10 +203,55 @@ def test_fewer_entries_than_the_meta_page_says(tmp_path: Path) -> None:
     assert data[4096 + 120] == 2  # in the second meta page
     data[4096 + 120] = 3
     file.write_bytes(data)
-    database = Lmdb(tmp_path)
-    assert len(database) == 3
+    with pytest.raises(InputError, match=r"data\.mdb is damaged: its tree has 2 entries where 3 should be"):
+        Lmdb(tmp_path)
+
+
+def test_a_database_that_has_shrunk_since(tmp_path: Path) -> None:
+    database = Lmdb(write(tmp_path, {b"a": b"1", b"b": b"2", b"c": b"3"}))
+    (tmp_path / "data.mdb").unlink()
+    write(tmp_path, {b"a": b"1", b"b": b"2"})
     with pytest.raises(InputError, match=r"data\.mdb is damaged: it has fewer than its 3 entries; copy it again"):
         database.read([2])
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "message"),
+    [
+        (10, b"\x04\0", "the header of page {0}"),  # mp_flags: an overflow page
+        (12, b"\x12\0", "the header of page {0}"),  # mp_lower: one key, where a branch has two
+        (14, b"\xff\xff", "the header of page {0}"),  # mp_upper
+        (16, b"\xfe\x0f", "page {0} has an entry outside of itself"),  # the place of the first entry
+    ],
+)
+def test_pages_that_would_end_the_process_are_refused_at_the_door(
+    place: int, value: bytes, message: str, tmp_path: Path
+) -> None:
+    file = write(tmp_path, numbered(300, 20)) / "data.mdb"
+    data = bytearray(file.read_bytes())
+    root = int.from_bytes(data[4096 + 128 : 4096 + 136], "little")
+    assert data[root * 4096 + 10] == 0x01  # a branch
+    data[root * 4096 + place : root * 4096 + place + 2] = value
+    file.write_bytes(data)
+    with pytest.raises(InputError, match=message.format(root)):
+        Lmdb(tmp_path)
+
+
+@pytest.mark.parametrize(("entries", "size"), [(0, 0), (1, 1), (1, 10_000), (5000, 1), (3000, 2000), (200, 30_000)])
+def test_whole_databases_pass(entries: int, size: int, tmp_path: Path) -> None:
+    database = Lmdb(write(tmp_path, numbered(entries, size)))
+    assert len(database) == entries
+
+
+def test_a_tree_that_leads_in_a_ring_is_refused(tmp_path: Path) -> None:
+    file = write(tmp_path, numbered(300, 20)) / "data.mdb"
+    data = bytearray(file.read_bytes())
+    root = int.from_bytes(data[4096 + 128 : 4096 + 136], "little")
+    node = root * 4096 + int.from_bytes(data[root * 4096 + 16 : root * 4096 + 18], "little")
+    data[node : node + 2] = root.to_bytes(2, "little")
+    file.write_bytes(data)
+    with pytest.raises(InputError, match=r"leads to a page twice|no page's of its tree"):
+        Lmdb(tmp_path)
 
 
 def test_what_is_no_lmdb_is_refused(tmp_path: Path) -> None:

@@ -122,12 +122,15 @@ def test_fields(build, fields: str, shape: tuple[int, ...]) -> None:
         ("kernel_size: 2 pad_h: 1", "pad_h and pad_w together"),
         ("kernel_size: 2 global_pooling: true", "global_pooling takes no kernel_size"),
         ("global_pooling: true stride: 2", "global_pooling takes neither"),
-        ("kernel_size: 12 stride: 2", r"does not fit bottom \(2, 3, 9, 9\)"),
+        ("kernel_size: 12 stride: 2", r"does not fit bottom \(2, 3, 9, 9\): .*global_pooling: true"),
+        ("kernel_size: 2 stride: 1000000000", r"would have the shape \(2, 3, 1000000002, 1000000002\) and need"),
+        ("pool: AVE kernel_size: 2 stride_h: 1000000000 stride_w: 1", r"\(2, 3, 1000000002, 9\) and need 216 GB"),
+        ("kernel_size: 1000000 pad: 999999", r"\(2, 3, 2000007, 2000007\) and need 96,001 GB"),
     ],
 )
 def test_refused(build, fields: str, message: str) -> None:
     with pytest.raises(LayerError, match=message):
-        build(f'type: "Pooling" pooling_param {{ {fields} }}', (2, 3, 9, 9))
+        build(f'type: "Pooling" pooling_param {{ {fields} }}', (2, 3, 9, 9)).top_shapes([(2, 3, 9, 9)])
 
 
 def test_needs_images(build) -> None:

@@ -126,9 +126,9 @@ def test_options_of_another_layer_type_are_named(caplog: pytest.LogCaptureFixtur
 @pytest.mark.parametrize(
     ("field", "message"),
     [
-        ("param { lr_mult: nan }", r'layer "b" .*lr_mult nan and decay_mult 1 must be finite'),
-        ("param { decay_mult: inf }", "decay_mult inf must be finite"),
-        ("loss_weight: nan", "loss_weight must be finite, not nan"),
+        ("param { lr_mult: nan }", r'layer "b" .*param\.lr_mult must be a finite number, and is nan'),
+        ("param { decay_mult: inf }", r"param\.decay_mult must be a finite number, and is inf"),
+        ("loss_weight: nan", "loss_weight must be a finite number, and is nan"),
         ("propagate_down: true propagate_down: true", 'propagate_down is true for bottom "label"'),
         ("blobs { }", r'layer "b" .*blobs in a prototxt are not read: give weights as a caffemodel'),
     ],

@@ -159,6 +159,12 @@ def test_what_is_refused(text: str, name: str, message: str) -> None:
 # --- variants beside the net
 
 
+def test_settings_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
+    (tmp_path / "x.settings").write_bytes(b"\xef\xbb\xbfa.param[0].lr_mult=7\r\n")
+    net = apply_variants(parse_net('layer { name: "a" type: "Scale" }'), ["x"], tmp_path)
+    assert net.layer[0].param[0].lr_mult == 7
+
+
 def test_settings_beside_the_net_are_variants(tmp_path: Path) -> None:
     (tmp_path / "deep.settings").write_text("# a comment\n\n  a.param[0].lr_mult=7\nb.type=Embed\n")
     net = apply_variants(parse_net(ALIGNED), ["deep", "source-only"], tmp_path)
@@ -173,7 +179,9 @@ def test_settings_beside_the_net_are_variants(tmp_path: Path) -> None:
     [
         (b"a.type=ReLU\n\nno-layer.type=ReLU\n", r'x\.settings:3: --set no-layer\.type=ReLU: no layer "no-layer"'),
         (b"solver.base_lr=1\n", r"x\.settings:1: .*a variant changes a net"),
-        (b"\xff\xfe\n", r"x\.settings is not UTF-8 text"),
+        (b"\xff\xfe\n", r"x\.settings is not a list of settings: it is binary, or text in UTF-16"),
+        (b"a.type=ReLU\n\xe4.type=ReLU\n", r"x\.settings:2: a list of settings must be text in UTF-8"),
+        (b".a" * 500_000 + b"=1\n", r'x\.settings:1: --set [a.]{100}\.\.\.: no layer ""'),
     ],
 )
 def test_settings_that_can_not_be_applied(tmp_path: Path, content: bytes, message: str) -> None:

@@ -7,7 +7,9 @@ import random
 import struct
 import subprocess
 import sys
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -364,3 +366,34 @@ def test_missing_file_and_folder(tmp_path: Path) -> None:
         read_weights(tmp_path / "w.caffemodel")
     with pytest.raises(InputError, match="is a folder: name the solverstate file itself"):
         read_state(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("dims", "reason"),
+    [
+        ([0, 2**62], "has 2 axes, the longest of 4611686018427387904"),
+        ([1] * 65, "has 65 axes, the longest of 1"),
+        ([0] * 33, "has 33 axes, the longest of 0"),
+        ([2**62, 4], "has 2 axes"),
+    ],
+)
+def test_shapes_that_no_blob_of_caffe_has(dims: list[int], reason: str, tmp_path: Path) -> None:
+    blob = messages.BlobProto(shape={"dim": dims}, data=[1.0] if dims == [1] * 65 else [])
+    net = messages.NetParameter(layer=[messages.LayerParameter(name="fc", blobs=[blob])])
+    for name, message in (("x.caffemodel", net), ("x.solverstate", messages.SolverState(iter=1, history=[blob]))):
+        (tmp_path / name).write_bytes(message.SerializeToString())
+        with pytest.raises(InputError) as error:
+            read_weights(tmp_path / name) if message is net else read_state(tmp_path / name)
+        assert reason in str(error.value)
+    with pytest.raises(InputError, match=reason):
+        array_from_blob(blob)
+
+
+@pytest.mark.parametrize("unit", [b"\xa2\x06\0", b"\xa2\x06\x03\x0a\x01a", b"\x12\0", b"\x0b", b"\xff", b"\0"])
+def test_reading_takes_no_longer_than_the_file_is_long(unit: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "x.caffemodel"
+    path.write_bytes(b"\xa2\x06\x03\x0a\x01a" + unit * (100_000 // len(unit)))
+    begun = time.process_time()
+    with suppress(InputError):
+        read_weights(path)
+    assert time.process_time() - begun < 10

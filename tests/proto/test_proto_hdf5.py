@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import struct
 import subprocess
 import sys
 from collections.abc import Callable
@@ -234,7 +235,7 @@ def write_h5(path: Path, **datasets: Any) -> Path:
         (read_weights, {"data__fc__weight": [1.0]}, ': the dataset "data/fc/weight" is no blob of a layer'),
         (read_weights, {"data__fc__1000": [1.0]}, ': the dataset "data/fc/1000" is no blob of a layer'),
         (read_weights, {"data__0": [1.0]}, ': the dataset "data/0" is no blob of a layer'),
-        (read_weights, {"data": [1.0]}, " is cut short or damaged"),
+        (read_weights, {"data": [1.0]}, ': it has no group "data"'),
         (read_weights, {"data__fc__0": b"text"}, " is cut short or damaged"),
         (read_state, {"iter": [1], "history__0": [1.0]}, " is cut short or damaged"),
         (read_state, {"iter": [1], "current_step": [0], "history__1": [1.0]}, " is cut short or damaged"),
@@ -256,13 +257,126 @@ def test_files_that_only_their_name_makes_hdf5(content: bytes, tmp_path: Path) -
         read_weights(tmp_path / "w.h5")
 
 
-@pytest.mark.parametrize("chunks", [None, (1024, 1024)])
-def test_claimed_sizes_take_no_memory(chunks: tuple[int, int] | None, tmp_path: Path) -> None:
+@pytest.mark.parametrize("options", [{}, {"chunks": (1024, 1024)}, {"chunks": (1024, 1024), "compression": "gzip"}])
+def test_claimed_sizes_take_no_memory(options: dict[str, Any], tmp_path: Path) -> None:
     with h5py.File(tmp_path / "w.h5", "w") as file:
-        file.create_dataset("data/fc/0", (2**20, 2**20), np.float32, chunks=chunks)
+        file.create_dataset("data/fc/0", (2**20, 2**20), np.float32, **options)
     assert (tmp_path / "w.h5").stat().st_size < 10_000
+    with pytest.raises(InputError, match=r'"data/fc/0" has the shape \(1048576, 1048576\) and no values'):
+        read_weights(tmp_path / "w.h5")
+    if options:  # now with one chunk of the million
+        with h5py.File(tmp_path / "w.h5", "a") as file:
+            file["data/fc/0"][0, :2] = 1
+        with pytest.raises(InputError, match="is cut short or damaged"):
+            read_weights(tmp_path / "w.h5")
+
+
+def test_a_row_of_a_gigantic_chunk_takes_no_memory(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "w.h5", "w") as file:
+        file.create_dataset("data/fc/0", (1, 8), np.float32, maxshape=(None, 8), chunks=(2**14, 8), compression="gzip")
+        file["data/fc/0"][0] = 1
+    assert len(read_weights(tmp_path / "w.h5").layers) == 1
+    content = (tmp_path / "w.h5").read_bytes()
+    (tmp_path / "w.h5").write_bytes(content.replace((2**14).to_bytes(4, "little"), (2**26).to_bytes(4, "little")))
     with pytest.raises(InputError, match="is cut short or damaged"):
         read_weights(tmp_path / "w.h5")
+
+
+def test_datasets_that_lie_in_the_same_bytes_take_no_memory(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "w.h5", "w", libver=("earliest", "v108")) as file:
+        file["data/fc0/0"] = np.full(10_000, 1, np.float32)
+        for i in range(1, 9):
+            file[f"data/fc{i}/0"] = np.full(11, i + 1, np.float32)
+    content = (tmp_path / "w.h5").read_bytes()
+    first, *others = (content.index(np.full(4, i + 1, np.float32).tobytes()) for i in range(9))
+    for place in others:
+        content = content.replace(struct.pack("<QQ", place, 44), struct.pack("<QQ", first, 40_000))
+    (tmp_path / "w.h5").write_bytes(content.replace(struct.pack("<Q", 11), struct.pack("<Q", 10_000)))
+    assert [values[0] for values in contents(tmp_path / "w.h5").values() if values is not None] == [1] * 9
+    with pytest.raises(InputError, match="is cut short or damaged"):
+        read_weights(tmp_path / "w.h5")
+
+
+def borrow_link(file: Any, name: str, secret: Path) -> None:
+    file[name] = h5py.ExternalLink(str(secret), "/data/fc/0")
+
+
+def borrow_values(file: Any, name: str, secret: Path) -> None:
+    file.create_dataset(name, (4,), "u1", external=[(str(secret), 0, 4)])
+
+
+def borrow_virtually(file: Any, name: str, secret: Path) -> None:
+    layout = h5py.VirtualLayout((4,), np.float32)
+    layout[:] = h5py.VirtualSource(str(secret), "data/fc/0", (4,))
+    file.create_virtual_dataset(name, layout)
+
+
+def borrow_softly(file: Any, name: str, secret: Path) -> None:
+    file["values"] = ramp(4)
+    file[name] = h5py.SoftLink("/values")
+
+
+def borrow_a_name(file: Any, name: str, secret: Path) -> None:
+    file[f"{name.rpartition('/')[0]}/9"] = ramp(4)
+    file[name] = file[f"{name.rpartition('/')[0]}/9"]
+
+
+def borrow_a_group(file: Any, name: str, secret: Path) -> None:
+    file[name.partition("/")[0] + "/loop"] = file.require_group(name.partition("/")[0])
+
+
+BORROWED = {
+    borrow_link: 'is a link to "/data/fc/0" in the file "',
+    borrow_values: 'has its values in another file, "',
+    borrow_virtually: "is a virtual one",
+    borrow_softly: 'is a link to "/values"',
+    borrow_a_name: "is another name",
+    borrow_a_group: "is another name",
+}
+
+
+@pytest.mark.parametrize("borrow", BORROWED)
+@pytest.mark.parametrize("kind", ["weights", "state"])
+def test_what_lies_elsewhere_is_refused_by_name(kind: str, borrow: Any, tmp_path: Path) -> None:
+    secret = write_h5(tmp_path / "secret.h5", data__fc__0=ramp(4))
+    name, read = ("data/fc/0", read_weights) if kind == "weights" else ("history/0", read_state)
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        file["iter"] = file["current_step"] = np.array([3], np.int32)
+        borrow(file, name, secret)
+    with pytest.raises(InputError) as caught:
+        read(tmp_path / "x.h5")
+    assert f'"{"history/" if kind == "state" else "data/"}' in str(caught.value)
+    assert BORROWED[borrow] in str(caught.value)
+
+
+def test_a_link_in_place_of_the_weights_themselves_is_refused(tmp_path: Path) -> None:
+    secret = write_h5(tmp_path / "secret.h5", data__fc__0=ramp(4))
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        file["data"] = h5py.ExternalLink(str(secret), "/data")
+    with pytest.raises(InputError, match=r'"data" is a link to "/data" in the file ".*secret\.h5"'):
+        read_weights(tmp_path / "x.h5")
+
+
+def test_unknown_filters_are_refused_by_name(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        properties = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+        properties.set_chunk((4,))
+        properties.set_filter(32015, h5py.h5z.FLAG_OPTIONAL)
+        group = file.create_group("data/fc")
+        dataset = h5py.h5d.create(group.id, b"0", h5py.h5t.IEEE_F32LE, h5py.h5s.create_simple((4,)), properties)
+        dataset.write(h5py.h5s.ALL, h5py.h5s.ALL, ramp(4))
+    with pytest.raises(InputError, match=r'"data/fc/0" is stored with the filter (number 32015|")'):
+        read_weights(tmp_path / "x.h5")
+
+
+def test_upgrade_lets_no_other_file_into_a_caffemodel(tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("root:x:0:0")
+    with h5py.File(tmp_path / "x.caffemodel.h5", "w") as file:
+        file.create_dataset("data/fc/0", (10,), "u1", external=[(str(tmp_path / "secret"), 0, 10)])
+    command = ["upgrade", str(tmp_path / "x.caffemodel.h5"), str(tmp_path / "y.caffemodel")]
+    done = subprocess.run([sys.executable, "-m", "autodial", *command], capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and not (tmp_path / "y.caffemodel").exists()
+    assert 'dataset "data/fc/0" has its values in another file' in " ".join(done.stderr.split())
 
 
 @pytest.mark.parametrize("libver", ["earliest", "v108"])

@@ -299,6 +299,16 @@ def test_padding_goes_to_all_that_read_it() -> None:
 # --- errors
 
 
+def test_an_input_without_a_shape_is_left_out_where_a_layer_makes_it() -> None:
+    # As UpgradeNetInput does, whatever the layer is; public AlexNets have one.
+    layers = "layer { name: 'data' type: 'Input' top: 'data' input_param { shape { dim: [1, 3, 227, 227] } } }"
+    assert parse_net(f"name: 'AlexNet' input: 'data' {layers}") == as_stated(f"name: 'AlexNet' {layers}")
+    net = as_stated(f"input: 'data' {layers}")
+    assert upgrade_net(net, "n") == ["inputs without a shape"] and upgrade_net(net, "n") == []
+    with pytest.raises(InputError, match="2 input and 0 input_shape don't fit"):
+        parse_net(f"input: ['data', 'label'] {layers}")
+
+
 @pytest.mark.parametrize(
     ("text", "error"),
     [

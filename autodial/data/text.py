@@ -1,0 +1,31 @@
+"""Small text files that people write: lists, class names, settings."""
+
+from __future__ import annotations
+
+import codecs
+from os import PathLike
+from pathlib import Path
+
+from autodial.errors import InputError
+
+
+def read_text(path: str | PathLike[str], what: str) -> str:
+    """The text of a file in UTF-8, with or without a byte order mark.
+
+    Args:
+        what: what the file should be, with its article, for messages: "an image list".
+
+    Raises:
+        InputError: the file can't be read, is binary, or is text in another encoding.
+    """
+    try:
+        data = Path(path).read_bytes()
+    except OSError as error:
+        raise InputError(f"{path} can't be read: {error.strerror}") from None
+    if b"\0" in data or data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        raise InputError(f"{path} is not {what}: it is binary, or text in UTF-16; save it as text in UTF-8")
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise InputError(f"{path}:{line}: {what} must be text in UTF-8, and this is not: save it as UTF-8") from None
