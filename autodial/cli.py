@@ -10,6 +10,7 @@ import typer
 
 from autodial.converters.command import export
 from autodial.converters.dialize_command import dialize
+from autodial.data.decoder_messages import watch_decoders
 from autodial.demo.command import demo
 from autodial.deploy.command import predict
 from autodial.doctor_command import doctor
@@ -35,11 +36,12 @@ app = typer.Typer(
 
 
 @app.callback()
-def set_up() -> None:
+def set_up(context: typer.Context) -> None:
     # OpenCV reports what it can't decode without the file's name: the commands do it better.
     os.environ.setdefault("OPENCV_LOG_LEVEL", "SILENT")
     # A small file may claim any size. The largest cameras make 200 million pixels.
     os.environ.setdefault("OPENCV_IO_MAX_IMAGE_PIXELS", str(2**28))
+    context.with_resource(watch_decoders())
 
 
 for command in (demo, init, dialize, train, test, time, select, recalibrate, report, export, predict, doctor, upgrade):

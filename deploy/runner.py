@@ -81,6 +81,8 @@ class Summary:
     frequent first."""
     drift: Drift | None = None
     """How the images compare with the model's training list, where that was asked for."""
+    damaged: int = 0
+    """Rows of damaged images, with labels or without."""
 
     @property
     def images_per_second(self) -> float:
@@ -100,6 +102,7 @@ def predict_folder(
     device: str = "auto",
     workers: int | None = None,
     max_failures: int | None = None,
+    label_damaged: bool = True,
     sort_into: str | Path | None = None,
     copy: bool = False,
     shard: tuple[int, int] = WHOLE,
@@ -111,7 +114,8 @@ def predict_folder(
 
     The table has a row per image in the order of `autodial.deploy.inputs.expand`: path, status, label_1,
     probability_1, ..., label_K, probability_K, error (see `autodial.deploy.rows`). An image that can't be read is a row
-    with status "error" and the reason.
+    with status "error" and the reason; one that is damaged, and can be decoded all the same, has status "damaged", its
+    labels, and what the decoder says. Damage is seen as `autodial.data.transforms.read_image` says.
 
     A run that is cut short, even killed, leaves its rows in `output`.partial; one with `resume` and the same arguments
     goes on from there and, on the CPU, ends with the same table byte for byte. Batches are the same, too: rows from
@@ -129,7 +133,8 @@ def predict_folder(
         device: "auto", "cpu", "cuda" or "cuda:N".
         workers: threads that decode images; None for one per CPU that this process may use. The table is the same for
             any number.
-        max_failures: the number of unreadable images up to which the run goes on; None for any number.
+        max_failures: the number of images without labels up to which the run goes on; None for any number.
+        label_damaged: label damaged images; if false, they are rows without labels.
         sort_into: a folder that gets a folder per label, with links to the images that got it (see `Sorter`).
         copy: copies in there, not links.
         shard: (i, n), 1 <= i <= n: only every n-th image, starting with the i-th; the table's name gets "-i-of-n" in
@@ -191,6 +196,7 @@ def predict_folder(
                 "logits": logits,
                 "entropy": entropy,
                 "batch_size": batch_size,
+                "label_damaged": label_damaged,
                 "shard": list(shard),
                 "sort_into": None if sort_into is None else os.path.abspath(sort_into),  # noqa: PTH100
                 "copy": copy,
@@ -206,7 +212,11 @@ def predict_folder(
         table.skip_done(images)
         run = _Run(predictor, columns, table, sorter, shard, max_failures, progress)
         started = time.perf_counter()
-        run.do(read_batches(predictor, images, batch_size, workers, figures=figures is not None))
+        run.do(
+            read_batches(
+                *(predictor, images, batch_size, workers), figures=figures is not None, label_damaged=label_damaged
+            )
+        )
         seconds = time.perf_counter() - started
         compared = None
         if figures is not None and drift is not None:
@@ -232,6 +242,7 @@ def predict_folder(
         stages=sorted(stages, key=lambda stage: stage.images_per_second),
         passed_over=dict(passed_over.kinds.most_common()),
         drift=compared,
+        damaged=tally.damaged,
     )
 
 
@@ -265,7 +276,9 @@ class _Run:
                 logits, probabilities = self._run(batch)
                 if written is not None:
                     self._wait(written)
-                written = writer.submit(self._write, batch.images, batch.errors, logits, probabilities, batch.figures)
+                # Not the batch itself, whose buffer is the next one's by then.
+                what = batch.images, batch.errors, batch.damage, logits, probabilities, batch.figures
+                written = writer.submit(self._write, *what)
             if written is not None:
                 self._wait(written)
 
@@ -290,6 +303,7 @@ class _Run:
         self,
         images: Sequence[Image],
         errors: Sequence[str | None],
+        damages: Sequence[str],
         logits: Scores,
         probabilities: Scores,
         image_figures: Values | None,
@@ -301,6 +315,8 @@ class _Run:
             next(scored) if error is None else Row(image.path, error)
             for image, error in zip(images, errors, strict=True)
         ]
+        if any(damages):
+            rows = [row._replace(damage=damage) for row, damage in zip(rows, damages, strict=True)]
         if self._sorter is not None:
             rows = [self._sorted(i, image, row) for i, (image, row) in enumerate(zip(images, rows, strict=True))]
         self._check_failures(rows)

@@ -34,6 +34,8 @@ class Tally:
     rows: int = 0
     errors: int = 0
     """Rows without labels."""
+    damaged: int = 0
+    """Rows of damaged images, with labels or without."""
     counts: Counter[int] = field(default_factory=Counter)
     """Rows by their first class."""
     paths: Any = field(default_factory=hashlib.sha256)
@@ -46,6 +48,7 @@ class Tally:
         self.rows += len(rows)
         self.paths.update(b"".join(os.fsencode(row.path) + b"\0" for row in rows))
         for row in rows:
+            self.damaged += row.damage != ""
             if row.error is not None:
                 self.errors += 1
             else:
@@ -93,7 +96,7 @@ class _ResumableTable(Table):
     ) -> None:
         tally = Tally(figures=figures)
         if kept is not None:
-            tally.rows, tally.errors = kept["rows"], kept["errors"]
+            tally.rows, tally.errors, tally.damaged = kept["rows"], kept["errors"], kept["damaged"]
             tally.counts.update({int(index): count for index, count in kept["counts"].items()})
             if figures is not None:
                 figures.restore(kept["figures"])
@@ -137,6 +140,7 @@ class _ResumableTable(Table):
             "rows": tally.rows,
             "bytes": self._size,
             "errors": tally.errors,
+            "damaged": tally.damaged,
             "counts": tally.counts,
             "figures": None if tally.figures is None else tally.figures.state(),
             "paths_sha256": self._unskipped or tally.paths.hexdigest(),

@@ -10,6 +10,8 @@ import pytest
 
 from autodial.cli import main
 
+sys.path.append(str(Path(__file__).parent))  # for damaged, which pytest's importlib mode would not find
+
 
 @pytest.fixture
 def autodial(
