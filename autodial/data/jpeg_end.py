@@ -21,9 +21,9 @@ def _filling(number: int) -> bytes:
     Their first differs from filling to filling: libjpeg takes one that is one or two ahead for a sign that others were
     lost, and waits no more (`jpeg_resync_to_restart`).
     """
-    first, *others = _NOISE[number]
-    markers = [bytes([0xFF, 0xD0 + (3 * number + i) % 8]) for i in range(len(others))]
-    return first.tobytes() + b"".join(marker + other.tobytes() for marker, other in zip(markers, others, strict=True))
+    parts: list[bytes] = [part.tobytes() for part in _NOISE[number]]
+    markers = [bytes([0xFF, 0xD0 + (3 * number + i) % 8]) for i in range(8)]
+    return b"".join(part + marker for part, marker in zip(parts, [*markers, b""], strict=True))
 
 
 def with_end(data: NDArray[np.uint8]) -> list[NDArray[np.uint8]]:

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autodial.data.alpha import may_have_alpha, over_white
+from autodial.data.avif import is_avif, turned
 from autodial.data.decoder_messages import listen, note_damage
 from autodial.data.jpeg_end import with_end
 from autodial.data.paths import find
@@ -50,7 +51,8 @@ class Decoded(NamedTuple):
 def read_image(path: str | PathLike[str], color: bool) -> Decoded:
     """Read an image file as cv2.imread does: turned as its EXIF orientation says, 16 bits cut to 8, the first frame.
 
-    The pixels are those of cv2.imread, with three differences: transparent pixels are laid over white (imread drops
+    The pixels are those of cv2.imread, with four differences: an AVIF is turned by its own properties, as its format
+    has it (`autodial.data.avif`), transparent pixels are laid over white (imread drops
     the alpha channel, and shows whatever colour lies below), a file that is cut short is an error (imread paints the
     missing part of a JPEG grey), and a path in any alphabet opens on Windows too.
 
@@ -138,7 +140,7 @@ def read_bytes(data: NDArray[np.uint8], color: bool | None) -> Decoded:
     Args:
         data: uint8 (bytes,), at least one.
         color: three channels if true, one if false. None keeps the file's channels, alpha included, and ignores its
-            EXIF orientation (cv2.IMREAD_UNCHANGED).
+            orientation (cv2.IMREAD_UNCHANGED).
 
     Raises:
         DataError: these are no whole image, or with `color` None not one of 8 bits; the subject is left out.
@@ -148,6 +150,9 @@ def read_bytes(data: NDArray[np.uint8], color: bool | None) -> Decoded:
 
 def _from_bytes(data: NDArray[np.uint8], color: bool | None) -> Decoded:
     flags = cv2.IMREAD_UNCHANGED if color is None else cv2.IMREAD_COLOR if color else cv2.IMREAD_GRAYSCALE
+    turns = color is not None and is_avif(data)
+    if turns:
+        flags |= cv2.IMREAD_IGNORE_ORIENTATION  # EXIF's, which OpenCV would go by
     damage = ""
     try:
         # From OpenCV 4.11 on, decoding from memory refuses a JPEG that ends early; before, it left rows unset.
@@ -163,13 +168,14 @@ def _from_bytes(data: NDArray[np.uint8], color: bool | None) -> Decoded:
         raise DataError("is not an image that OpenCV can read, or it is damaged or cut short")
     if image.dtype != np.uint8:
         raise DataError(f"has pixels of {image.dtype}; write it with 8 bits per channel")
-    return Decoded(image if image.ndim == 3 else image[:, :, np.newaxis], damage)  # type: ignore[arg-type]
+    image = image if image.ndim == 3 else image[:, :, np.newaxis]
+    return Decoded(turned(image, data) if turns else image, damage)
 
 
 def _same_from_all(files: Sequence[NDArray[np.uint8]], flags: int) -> Any:
     """The image that OpenCV decodes from each of some files; None if it isn't the same."""
     image = cv2.imdecode(files[0], flags)
-    same = image is not None and all(np.array_equal(image, cv2.imdecode(other, flags)) for other in files[1:])
+    same = image is not None and all(np.array_equal(image, np.asarray(cv2.imdecode(f, flags))) for f in files[1:])
     return image if same else None
 
 
