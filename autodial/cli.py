@@ -12,6 +12,7 @@ import typer
 
 from autodial.converters.command import export
 from autodial.converters.dialize_command import dialize
+from autodial.data.decoder_messages import watch_decoders
 from autodial.demo.command import demo
 from autodial.deploy.command import predict
 from autodial.doctor_command import doctor
@@ -51,6 +52,7 @@ def _say_version(wanted: bool) -> None:
 
 @app.callback()
 def set_up(
+    context: typer.Context,
     version: Annotated[
         bool, typer.Option("--version", is_eager=True, callback=_say_version, help="Say the version and exit.")
     ] = False,
@@ -59,6 +61,7 @@ def set_up(
     os.environ.setdefault("OPENCV_LOG_LEVEL", "SILENT")
     # A small file may claim any size. The largest cameras make 200 million pixels.
     os.environ.setdefault("OPENCV_IO_MAX_IMAGE_PIXELS", str(2**28))
+    context.with_resource(watch_decoders())
 
 
 for command in (demo, init, dialize, train, test, time, select, recalibrate, report, export, predict, doctor, upgrade):

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,6 +22,7 @@ from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from autodial.allocator import keep_freed_memory
 from autodial.cpus import available_cpus
+from autodial.data.decoder_messages import collecting_damage, note_damage
 from autodial.data.image_data import init_worker
 from autodial.data.source import ALL, Source
 from autodial.errors import AutodialError, InputError, WorkError
@@ -115,7 +116,9 @@ class Feed(Iterator[dict[str, Tensor]]):
             batch = next(self._batches)
         if isinstance(batch, _Failure):
             raise batch.kind(batch.message)
-        tensors = (self._to_device(tensor) for tensor in batch)
+        for text in batch.damage:
+            note_damage(text)
+        tensors = (self._to_device(tensor) for tensor in batch.tensors)
         return dict(zip(self._tops, tensors, strict=True))
 
     def _to_device(self, tensor: Tensor) -> Tensor:
@@ -158,22 +161,33 @@ class _Failure:
     message: str
 
 
-class _Batches(Dataset[list[Tensor] | _Failure]):
+class _Batch(NamedTuple):
+    """A batch on its way from a worker."""
+
+    tensors: list[Tensor]
+    damage: list[str]
+    """Sentences for `note_damage`, of the images that the worker found damaged."""
+
+
+class _Batches(Dataset[_Batch | _Failure]):
     """Batch `index` of several readers, the rows wanted of each, as one item."""
 
     def __init__(self, readers: list[tuple[Source, slice]]) -> None:
         self._readers = readers
 
-    def __getitem__(self, index: int) -> list[Tensor] | _Failure:
+    def __getitem__(self, index: int) -> _Batch | _Failure:
         try:
-            batch = [torch.from_numpy(array) for reader, rows in self._readers for array in reader.batch(index, rows)]
+            with collecting_damage() as damage:
+                batch = [
+                    torch.from_numpy(array) for reader, rows in self._readers for array in reader.batch(index, rows)
+                ]
         except AutodialError as error:
             return _Failure(type(error), str(error))
         if get_worker_info() is None:
-            return batch
+            return _Batch(batch, damage)
         try:
             # here and not when torch hands the batch over, in a thread whose errors nobody would hear of
-            return [tensor.share_memory_() for tensor in batch]  # type: ignore[no-untyped-call]
+            return _Batch([tensor.share_memory_() for tensor in batch], damage)  # type: ignore[no-untyped-call]
         except RuntimeError as error:
             reason = str(error).partition("\n")[0]
             return _Failure(WorkError, f"a batch can't be put into shared memory ({reason}): try --workers 0")

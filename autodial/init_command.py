@@ -216,6 +216,9 @@ def _look_at(classes: Sequence[str], source: Domain, others: Sequence[Domain], *
     for look in looks.values():
         if look.problem:
             typer.echo(f"Left out: {look.problem}", err=True)
+    for path, look in looks.items():
+        if look.damage:
+            typer.echo(f"Warning: {path} is damaged, and used as far as it could be decoded: {look.damage}", err=True)
     tested = rest[0] if rest else target
     usable = {path: look for path, look in looks.items() if not look.problem}
     data = Data(classes, source, target, tested if tested.labelled else None, usable)

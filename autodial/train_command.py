@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from autodial.data.decoder_messages import real_stderr
 from autodial.errors import AutodialError, InputError
 from autodial.options import INTERRUPTED, TERMINATED, SeedOption, SolverDeviceOption, VariantOption, WorkersOption
 from autodial.wording import counted
@@ -212,7 +213,7 @@ def _echo(text: str) -> None:
             reason = f"standard output can't be written ({error.strerror})"
             typer.echo(f"Warning: {reason}; training goes on, and the run's folder has its logs", err=True)
         except OSError:
-            _discard(2)
+            _discard(real_stderr())
 
 
 def _discard(*outputs: int) -> None:
@@ -233,7 +234,8 @@ def _heeding_signals(run: Solver) -> Iterator[Collection[int]]:
     Yields:
         the signals that came.
     """
-    terminals = [number for number in (1, 2) if os.isatty(number)]
+    stderr = real_stderr()
+    terminals = [number for number in {1, 2, stderr} if os.isatty(number)]
     heeded: set[int] = set()
 
     def on_interrupt(number: int, frame: object) -> None:
@@ -244,7 +246,7 @@ def _heeding_signals(run: Solver) -> Iterator[Collection[int]]:
             again = b"; press Ctrl-C again to stop at once" if number == signal.SIGINT else b", as SIGTERM asks"
             with suppress(OSError):  # it is gone
                 # not print, which the signal may have come in the middle of
-                os.write(2, b"\nStopping after this iteration" + again + b".\n")
+                os.write(stderr, b"\nStopping after this iteration" + again + b".\n")
 
     def on_end(number: int, frame: object) -> None:
         assert run.ranks is not None

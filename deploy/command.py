@@ -29,6 +29,13 @@ class OnError(str, Enum):
     fail = "fail"
 
 
+class OnDamage(str, Enum):
+    """What becomes of a damaged image that can be decoded."""
+
+    label = "label"
+    skip = "skip"
+
+
 def predict(
     model: Annotated[Path, typer.Argument(metavar="MODEL", help="The .onnx file that `autodial export` wrote.")],
     inputs: Annotated[
@@ -73,9 +80,16 @@ def predict(
     max_failures: Annotated[
         int | None,
         typer.Option(
-            min=0, metavar="N", help="End the run at more than N unreadable images.", show_default="any number"
+            min=0, metavar="N", help="End the run at more than N images without labels.", show_default="any number"
         ),
     ] = None,
+    on_damage: Annotated[
+        OnDamage,
+        typer.Option(
+            help="What becomes of a damaged image that can be decoded: label gives it labels, skip leaves it a row "
+            "without labels, which is a failure. Its status is damaged either way."
+        ),
+    ] = OnDamage.label,
     resume: Annotated[
         bool,
         typer.Option(
@@ -124,7 +138,8 @@ def predict(
 
     The columns are path, status, label_1, probability_1, ..., label_K,
     probability_K, error. An image that can't be read is a row with status
-    "error", and the rest goes on.
+    "error", and the rest goes on. One with status "damaged" has its labels,
+    and the column error says what the decoder complained of.
 
     The exit status is 0 if an image got its labels, or a shard has none to
     label; 1 if no image did or the work failed, 2 if something given can't
@@ -166,6 +181,7 @@ def predict(
                 workers=workers,
                 threads=threads,
                 max_failures=max_failures,
+                label_damaged=on_damage is OnDamage.label,
                 sort_into=sort_into,
                 copy=copy,
                 shard=_shard(shard),
@@ -212,7 +228,9 @@ def describe(summary: Summary) -> str:
     if rates:
         lines.append(f"Slowest: {'; then '.join([rates[0], ', '.join(rates[1:])]) if rates[1:] else rates[0]}")
     if summary.errors:
-        lines.append(f"{summary.errors} without labels: their rows have status error and the reason")
+        lines.append(f"{summary.errors} without labels: the column error says why")
+    if summary.damaged:
+        lines.append(f"{summary.damaged} damaged: their rows have that status, and what the decoder said")
     if summary.passed_over:
         from autodial.deploy.inputs import describe_kinds
 

@@ -94,6 +94,9 @@ class Predictor:
             image: a file in a format that OpenCV reads, or an array as `cv2.imread` returns it: uint8,
                 (height, width, 3) in BGR order for a colour model, (height, width[, 1]) for a grey one.
 
+        A damaged file that can be decoded all the same is a warning in Python's log (see
+        `autodial.data.transforms.read_image` for what is noticed, and for a way to get it as a value).
+
         Raises:
             ValueError: the file can't be decoded, or the array has another dtype or shape.
             TypeError: it is neither a file's name nor an array.

@@ -13,6 +13,7 @@ from itertools import islice
 import cv2
 import numpy as np
 
+from autodial.data.transforms import read_image
 from autodial.deploy.binding import Pixels
 from autodial.deploy.inputs import FileState, Image
 from autodial.deploy.predictor import Predictor
@@ -29,9 +30,11 @@ class Batch:
 
     images: Sequence[Image]
     errors: Sequence[str | None]
-    """Per image: why it can't be read, or None."""
+    """Per image: why it is to have no labels, or None."""
+    damage: Sequence[str]
+    """Per image: what shows that its file is damaged; empty where nothing does."""
     buffer: Pixels
-    """uint8 (batch size, height, width, channels): those that can be read come first, in order."""
+    """uint8 (batch size, height, width, channels): those without an error come first, in order."""
     readable: int
     """How many those are; what lies behind them is some other image's."""
     figures: Values | None
@@ -43,13 +46,20 @@ class Batch:
 
 
 def read_batches(
-    predictor: Predictor, images: Iterator[Image], batch_size: int, workers: int, *, figures: bool = False
+    predictor: Predictor,
+    images: Iterator[Image],
+    batch_size: int,
+    workers: int,
+    *,
+    figures: bool = False,
+    label_damaged: bool = True,
 ) -> Generator[Batch, None, None]:
     """Yield all `images`, prepared for `predictor`, in batches of `batch_size` (the last may be smaller), in order.
 
     One thread lists and `workers` threads decode; they are kept busy while the consumer works on a batch, and no more
     than the batches that takes are in memory. What a batch holds doesn't depend on `workers`. OpenCV's own threads are
-    switched off meanwhile. With `figures` the threads measure the images, too.
+    switched off meanwhile. With `figures` the threads measure the images, too. Without `label_damaged`, damage is an
+    error.
     """
     # One batch to hand out next, and enough beyond it that no thread waits for work.
     ahead = 1 + math.ceil(workers / batch_size)
@@ -66,7 +76,7 @@ def read_batches(
     def submit(part: list[Image]) -> _Pending:
         buffer = free.pop() if free else np.zeros((batch_size, *predictor.info.image_shape), np.uint8)
         cuts = [slice(start, start + share) for start in range(0, len(part), share)]
-        tasks = [pool.submit(_decode_into, buffer[cut], predictor, part[cut], figures) for cut in cuts]
+        tasks = [pool.submit(_decode_into, buffer[cut], predictor, part[cut], figures, label_damaged) for cut in cuts]
         return _Pending(part, buffer, tasks)
 
     own_threads = cv2.getNumThreads()
@@ -94,6 +104,7 @@ def read_batches(
             yield Batch(
                 images=batch.images,
                 errors=errors,
+                damage=[damage for task in decoded for damage in task.damage],
                 buffer=batch.buffer,
                 readable=count,
                 figures=np.array(measured) if measured else None,
@@ -118,27 +129,37 @@ class _Pending:
 @dataclass(frozen=True)
 class _Decoded:
     errors: list[str | None]
+    damage: list[str]
     figures: list[list[float]]
     states: list[FileState]
     seconds: float
 
 
-def _decode_into(slots: Pixels, predictor: Predictor, images: Sequence[Image], figures: bool) -> _Decoded:
+def _decode_into(
+    slots: Pixels, predictor: Predictor, images: Sequence[Image], figures: bool, label_damaged: bool
+) -> _Decoded:
     """Decode `images` into their places in a batch, or say why that can't be done; measure them with `figures`."""
     started = time.perf_counter()
     states = [image.state() for image in images]
-    errors = [_read_into(slot, predictor, image) for slot, image in zip(slots, images, strict=False)]
+    errors: list[str | None] = []
+    damages: list[str] = []
+    for slot, image in zip(slots, images, strict=False):
+        error, damage = _read_into(slot, predictor, image)
+        errors.append(error if label_damaged else error or damage or None)
+        damages.append(damage)
     measured = [image_figures(slot) for slot, error in zip(slots, errors, strict=False) if figures and error is None]
-    return _Decoded(errors, measured, states, time.perf_counter() - started)
+    return _Decoded(errors, damages, measured, states, time.perf_counter() - started)
 
 
-def _read_into(slot: Pixels, predictor: Predictor, image: Image) -> str | None:
+def _read_into(slot: Pixels, predictor: Predictor, image: Image) -> tuple[str | None, str]:
+    """Decode an image into its place; why that can't be done, or what shows that its file is damaged."""
     if image.error is not None:
-        return image.error
+        return image.error, ""
     try:
-        slot[...] = predictor.prepare(image.file())
+        pixels, damage = read_image(image.file(), predictor.info.color)
+        slot[...] = predictor.prepare(pixels)
     except (InputError, ValueError, OSError) as error:
-        return " ".join(str(error).split())
+        return " ".join(str(error).split()), ""
     except MemoryError:
-        return "there is not enough memory to decode it"
-    return None
+        return "there is not enough memory to decode it", ""
+    return None, damage

@@ -40,6 +40,18 @@ class Row(NamedTuple):
     """Of all classes, in their order."""
     figures: Sequence[float] = ()
     """Those of `autodial.drift`, which are no part of the table."""
+    damage: str = ""
+    """What shows that the image's file is damaged; empty where nothing does. It has labels if there is no error."""
+
+    @property
+    def status(self) -> str:
+        """ "ok", "error" (no labels), or "damaged": with labels, unless those weren't wanted."""
+        return "damaged" if self.damage else "ok" if self.error is None else "error"
+
+    @property
+    def remark(self) -> str | None:
+        """What the column `error` says."""
+        return self.error or self.damage or None
 
 
 @dataclass(frozen=True)
@@ -106,9 +118,9 @@ class Format(ABC):
 class Csv(Format):
     """Comma-separated, in UTF-8 with line feeds; a name that isn't UTF-8 keeps its bytes.
 
-    Columns: path, status (ok or error), label_1, probability_1, ..., then entropy and logit_CLASS if asked for, error.
-    A field with a comma, a quote or the end of a line in it is quoted. With `spreadsheet_safe`, ' is put in front of a
-    path, a label or an error that begins with what begins a formula.
+    Columns: path, status (ok, error or damaged), label_1, probability_1, ..., then entropy and logit_CLASS if asked
+    for, error. A field with a comma, a quote or the end of a line in it is quoted. With `spreadsheet_safe`, ' is put in
+    front of a path, a label or an error that begins with what begins a formula.
     """
 
     def __init__(self, columns: Columns) -> None:
@@ -129,14 +141,14 @@ class Csv(Format):
         names, width = self._names, 2 * self.columns.top_k + self.columns.entropy
         if row.error is not None:
             blank = [""] * (width + self.columns.logits * len(names))
-            return [self._text(row.path), "error", *blank, self._text(row.error)]
-        fields = [self._text(row.path), "ok"]
+            return [self._text(row.path), row.status, *blank, self._text(row.error)]
+        fields = [self._text(row.path), row.status]
         for index, probability in zip(row.classes, row.probabilities, strict=True):
             fields += (names[index], f"{probability:.6g}")
         if row.entropy is not None:
             fields.append(f"{row.entropy:.6g}")
         fields += [f"{logit:.9g}" for logit in row.logits]
-        fields.append("")
+        fields.append(row.remark or "")
         return fields
 
     @staticmethod
@@ -170,7 +182,7 @@ class JsonLines(Format):
 
     def _object(self, row: Row) -> dict[str, Any]:
         ok = row.error is None
-        record: dict[str, Any] = {"path": row.path, "status": "ok" if ok else "error"}
+        record: dict[str, Any] = {"path": row.path, "status": row.status}
         for rank in self._ranks():
             record[f"label_{rank}"] = self.columns.classes[row.classes[rank - 1]] if ok else None
             record[f"probability_{rank}"] = float(f"{row.probabilities[rank - 1]:.6g}") if ok else None
@@ -178,7 +190,7 @@ class JsonLines(Format):
             record["entropy"] = None if row.entropy is None else float(f"{row.entropy:.6g}")
         if self.columns.logits:
             record["logits"] = [float(f"{logit:.9g}") for logit in row.logits] if ok else None
-        return record | {"error": row.error}
+        return record | {"error": row.remark}
 
 
 class Parquet(Format):
@@ -211,7 +223,7 @@ class Parquet(Format):
 
     def encode(self, rows: Sequence[Row]) -> bytes:
         ok = [row.error is None for row in rows]
-        arrays: list[list[Any]] = [[_utf8(row.path) for row in rows], ["ok" if good else "error" for good in ok]]
+        arrays: list[list[Any]] = [[_utf8(row.path) for row in rows], [row.status for row in rows]]
         for i in range(self.columns.top_k):
             arrays.append(
                 [self.columns.classes[row.classes[i]] if good else None for row, good in zip(rows, ok, strict=True)]
@@ -221,7 +233,7 @@ class Parquet(Format):
             arrays.append([row.entropy for row in rows])
         if self.columns.logits:
             arrays.append([row.logits if good else None for row, good in zip(rows, ok, strict=True)])
-        arrays.append([None if row.error is None else _utf8(row.error) for row in rows])
+        arrays.append([None if row.remark is None else _utf8(row.remark) for row in rows])
         columns = [self._arrow.array(values, field.type) for values, field in zip(arrays, self._schema, strict=True)]
         return bytes(self._arrow.RecordBatch.from_arrays(columns, schema=self._schema).serialize())
 

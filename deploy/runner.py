@@ -84,6 +84,8 @@ class Summary:
     frequent first."""
     drift: Drift | None = None
     """How the images compare with the model's training list, where that was asked for."""
+    damaged: int = 0
+    """Rows of damaged images, with labels or without."""
 
     @property
     def images_per_second(self) -> float:
@@ -127,6 +129,7 @@ def predict_folder(
     workers: int | None = None,
     threads: int | None = None,
     max_failures: int | None = None,
+    label_damaged: bool = True,
     sort_into: str | Path | None = None,
     copy: bool = False,
     shard: tuple[int, int] = WHOLE,
@@ -138,7 +141,8 @@ def predict_folder(
 
     The table has a row per image in the order of `autodial.deploy.inputs.expand`: path, status, label_1,
     probability_1, ..., label_K, probability_K, error (see `autodial.deploy.rows`). An image that can't be read is a row
-    with status "error" and the reason.
+    with status "error" and the reason; one that is damaged, and can be decoded all the same, has status "damaged", its
+    labels, and what the decoder says. Damage is seen as `autodial.data.transforms.read_image` says.
 
     A run that is cut short, even killed, leaves its rows in `output`.partial; one with `resume` and the same arguments
     goes on from there and, on the CPU, ends with the same table byte for byte. Batches are the same, too: rows from
@@ -159,7 +163,8 @@ def predict_folder(
         workers: threads that decode images; None for one per CPU that this process may use. The table is the same for
             any number.
         threads: CPUs that a run of the model on the CPU keeps busy; None for all that this process may use.
-        max_failures: the number of unreadable images up to which the run goes on; None for any number.
+        max_failures: the number of images without labels up to which the run goes on; None for any number.
+        label_damaged: label damaged images; if false, they are rows without labels.
         sort_into: a folder that gets a folder per label, with links to the images that got it (see `Sorter`).
         copy: copies in there, not links.
         shard: (i, n), 1 <= i <= n: only every n-th image, starting with the i-th; the table's name gets "-i-of-n" in
@@ -226,6 +231,7 @@ def predict_folder(
                 "entropy": entropy,
                 "spreadsheet_safe": spreadsheet_safe,
                 "batch_size": batch_size,
+                "label_damaged": label_damaged,
                 "shard": list(shard),
                 "sort_into": None if sort_into is None else os.path.abspath(sort_into),  # noqa: PTH100
                 "copy": copy,
@@ -240,7 +246,11 @@ def predict_folder(
         run = _Run(predictor, columns, table, sorter, shard, max_failures, progress)
         run.skip(table.skip_done(images))
         started = time.perf_counter()
-        run.do(read_batches(predictor, images, batch_size, workers, figures=figures is not None))
+        run.do(
+            read_batches(
+                *(predictor, images, batch_size, workers), figures=figures is not None, label_damaged=label_damaged
+            )
+        )
         seconds = time.perf_counter() - started
         compared = None
         if figures is not None and drift is not None:
@@ -267,6 +277,7 @@ def predict_folder(
         stages=sorted(stages, key=lambda stage: stage.images_per_second),
         passed_over=dict(passed_over.kinds.most_common()),
         drift=compared,
+        damaged=tally.damaged,
     )
 
 
@@ -329,13 +340,15 @@ class _Run:
 
     def _write(self, batch: Batch, logits: Scores, probabilities: Scores) -> None:
         started = time.perf_counter()
-        images, errors = batch.images, batch.errors
+        images, errors, damages = batch.images, batch.errors, batch.damage
         readable = [image.path for image, error in zip(images, errors, strict=True) if error is None]
         scored = iter(score(readable, logits, probabilities, self._columns, batch.figures))
         rows = [
             next(scored) if error is None else Row(image.path, error)
             for image, error in zip(images, errors, strict=True)
         ]
+        if any(damages):
+            rows = [row._replace(damage=damage) for row, damage in zip(rows, damages, strict=True)]
         if self._sorter is not None:
             rows = [self._sorted(i, image, row) for i, (image, row) in enumerate(zip(images, rows, strict=True))]
         self._check_failures(rows)

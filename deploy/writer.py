@@ -36,6 +36,8 @@ class Tally:
     rows: int = 0
     errors: int = 0
     """Rows without labels."""
+    damaged: int = 0
+    """Rows of damaged images, with labels or without."""
     counts: Counter[int] = field(default_factory=Counter)
     """Rows by their first class."""
     figures: Counts | None = None
@@ -45,6 +47,7 @@ class Tally:
         """Count `rows`, which come next."""
         self.rows += len(rows)
         for row in rows:
+            self.damaged += row.damage != ""
             if row.error is not None:
                 self.errors += 1
             else:
@@ -94,7 +97,7 @@ class _ResumableTable(Table):
     ) -> None:
         tally = Tally(figures=figures)
         if kept is not None:
-            tally.rows, tally.errors = kept["rows"], kept["errors"]
+            tally.rows, tally.errors, tally.damaged = kept["rows"], kept["errors"], kept["damaged"]
             tally.counts.update({int(index): count for index, count in kept["counts"].items()})
             if figures is not None and kept["figures"] is not None:
                 figures.restore(kept["figures"])
@@ -130,6 +133,7 @@ class _ResumableTable(Table):
             "rows": tally.rows,
             "bytes": self._size,
             "errors": tally.errors,
+            "damaged": tally.damaged,
             "counts": tally.counts,
             "figures": None if tally.figures is None else tally.figures.state(),
         }

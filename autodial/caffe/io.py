@@ -20,7 +20,6 @@ Image = NDArray[np.float32]
 _LUMA = np.array([0.2125, 0.7154, 0.0721], np.float32)
 """Weights of R, G and B in the grey value of scikit-image, which pycaffe uses."""
 _AS_STORED = cv2.IMREAD_COLOR | cv2.IMREAD_ANYDEPTH | cv2.IMREAD_IGNORE_ORIENTATION
-_INTERPOLATIONS = {0: cv2.INTER_NEAREST_EXACT, 1: cv2.INTER_LINEAR, 3: cv2.INTER_CUBIC}
 
 
 # --- messages
@@ -125,26 +124,51 @@ def load_image(filename: str | os.PathLike[str], color: bool = True) -> Image:
 
 
 def resize_image(im: Array, new_dims: Iterable[int], interp_order: int = 1) -> Image:
-    """Resize an image, without antialiasing.
+    """Resize an image as pycaffe does, without antialiasing.
+
+    Images with 1 or 3 channels are resized as by scikit-image, pixels being areas: what lies beyond the border is the
+    image's least value, so that enlarged images are darker at their borders. All others are resized as by
+    `scipy.ndimage.zoom`, pixels being points: the corners stay where they are, and integers are rounded.
 
     Args:
         im: (H, W, K).
         new_dims: (height, width).
-        interp_order: 0 nearest, 1 bilinear, 3 cubic.
+        interp_order: 0 nearest, 1 bilinear; for K other than 1 and 3 also 2 to 5, splines of this order.
 
     Returns:
         float32 (height, width, K).
 
     Raises:
-        ValueError: another interp_order.
+        ValueError: another interp_order, also one that depends on the version of scikit-image.
     """
-    if interp_order not in _INTERPOLATIONS:
-        raise ValueError(f"interp_order must be one of {', '.join(map(str, _INTERPOLATIONS))}, not {interp_order}")
+    if interp_order not in range(6):
+        raise ValueError(f"interp_order must be one of 0 to 5, not {interp_order}")
     height, width = (int(length) for length in new_dims)
-    image = np.ascontiguousarray(im, np.float32)
-    # OpenCV drops the axis of a single channel.
-    resized = cv2.resize(image, (width, height), interpolation=_INTERPOLATIONS[interp_order])
-    return np.reshape(resized, (height, width, image.shape[2]))
+    image = np.asarray(im)
+    if image.shape[2] not in (1, 3):
+        return _zoomed(image, height, width, interp_order)
+    if interp_order > 1:
+        raise ValueError(
+            f"interp_order {interp_order} of an image with 1 or 3 channels gives other values from one version of "
+            "scikit-image to the next: use 0 or 1, or call skimage.transform.resize yourself"
+        )
+    image = image.astype(np.float32)
+    if interp_order == 1 and height <= image.shape[0] and width <= image.shape[1]:
+        # Never beyond the border, and much faster. OpenCV drops the axis of a single channel.
+        resized = cv2.resize(image, (width, height), interpolation=cv2.INTER_LINEAR)
+        return np.reshape(resized, (height, width, image.shape[2]))
+    # The least value becomes 0, which is what zoom takes for all that lies beyond the border.
+    least = image.min()
+    enlarged: Image = _zoomed(image - least, height, width, interp_order, mode="grid-constant", grid_mode=True) + least
+    return enlarged
+
+
+def _zoomed(image: Array, height: int, width: int, order: int, **options: Any) -> Image:
+    from scipy.ndimage import zoom  # type: ignore[import-untyped]
+
+    factors = (height / image.shape[0], width / image.shape[1], 1)
+    zoomed: Image = zoom(image, factors, order=order, **options).astype(np.float32)
+    return zoomed
 
 
 def oversample(images: Iterable[Array], crop_dims: Iterable[int]) -> Image:

@@ -9,6 +9,8 @@ import cv2
 import numpy as np
 from numpy.typing import NDArray
 
+from autodial.data.avif import is_avif, turned
+
 _TIFF = (b"II", b"MM")
 _ORIENTATION = 0x0112
 # What EXIF's orientations 2 to 8 ask for: a transposition or not, and then cv2.flip's code, if any.
@@ -29,7 +31,7 @@ def may_have_alpha(data: NDArray[np.uint8]) -> bool:
 
 
 def over_white(data: NDArray[np.uint8], color: bool) -> NDArray[np.uint8] | None:
-    """The image file `data`, uint8 (bytes,), laid over white, and turned as its EXIF orientation says.
+    """The image file `data`, uint8 (bytes,), laid over white, and turned as `autodial.data.transforms.read_image` says.
 
     Returns:
         uint8 (height, width, 3) in the order BGR or, if not `color`, (height, width, 1); None if it can be decoded as
@@ -54,9 +56,12 @@ def over_white(data: NDArray[np.uint8], color: bool) -> NDArray[np.uint8] | None
         result = cv2.add(result, 255 - alpha)
     elif not color:
         return None  # some decoders have their own way to grey, a level off
-    transpose, flip = _TURNS.get(_orientation(data.tobytes()), (False, None))
-    result = cv2.transpose(result) if transpose else result
-    result = result if flip is None else cv2.flip(result, flip)
+    if is_avif(data):
+        result = turned(np.asarray(result, np.uint8), data)
+    else:
+        transpose, flip = _TURNS.get(_orientation(data.tobytes()), (False, None))
+        result = cv2.transpose(result) if transpose else result
+        result = result if flip is None else cv2.flip(result, flip)
     # Contiguous, as cv2.imdecode's own results are.
     return np.ascontiguousarray(
         result if color else cv2.cvtColor(result, cv2.COLOR_BGR2GRAY)[:, :, np.newaxis], np.uint8

@@ -10,11 +10,12 @@ import numpy as np
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from numpy.typing import NDArray
 
+from autodial.data.decoder_messages import note_damage
 from autodial.data.epochs import Epochs, Purpose, Streams
 from autodial.data.lmdb import Lmdb
 from autodial.data.paths import find
 from autodial.data.source import ALL
-from autodial.data.transforms import DRAWS, DataError, Transform, decode_bytes
+from autodial.data.transforms import DRAWS, DataError, Transform, read_bytes
 from autodial.errors import InputError
 from autodial.proto import messages as pb
 
@@ -147,9 +148,12 @@ class DatumData:
             try:
                 if not data.size:
                     raise DataError("is empty")
-                return decode_bytes(data, self._color)
+                pixels, damage = read_bytes(data, self._color)
             except DataError as error:
                 raise self._at(key, f"the encoded image {error}") from None
+            if damage:
+                note_damage(f'layer "{self.name}" (Data): {self._at(key, f"the encoded image is damaged: {damage}")}')
+            return pixels
         values: NDArray[Any] = data if data.size else np.array(datum.float_data, dtype=np.float32)
         if min(shape) < 1 or values.size != shape[0] * shape[1] * shape[2]:
             raise self._at(key, "{} values for {} x {} x {} (channels, height, width)".format(values.size, *shape))

@@ -14,7 +14,7 @@ from autodial.errors import InputError
 
 # fmt: off
 IMAGE_SUFFIXES = (
-    ".avif", ".bmp", ".dib", ".gif", ".jp2", ".jpe", ".jpeg", ".jpg", ".pam", ".pbm",
+    ".avif", ".bmp", ".dib", ".gif", ".jfif", ".jp2", ".jpe", ".jpeg", ".jpg", ".pam", ".pbm",
     ".pgm", ".png", ".pnm", ".ppm", ".ras", ".sr", ".tif", ".tiff", ".webp",
 )
 # fmt: on

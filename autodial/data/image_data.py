@@ -13,11 +13,12 @@ import cv2
 import numpy as np
 from numpy.typing import NDArray
 
+from autodial.data.decoder_messages import note_damage, watch_worker
 from autodial.data.epochs import Epochs, Purpose, Streams
 from autodial.data.image_list import Entry, ImageList
 from autodial.data.paths import find
 from autodial.data.source import ALL
-from autodial.data.transforms import DRAWS, DataError, Transform, decode, resize
+from autodial.data.transforms import DRAWS, DataError, Transform, decode, read_image, resize
 from autodial.errors import InputError
 from autodial.wording import counted
 
@@ -143,13 +144,19 @@ class ImageData:
     def image(self, entry: Entry) -> NDArray[np.uint8]:
         """An image of the list, decoded and resized: uint8 (height, width, channels), BGR or grey.
 
+        A damaged one that can be decoded is warned of once.
+
         Raises:
             InputError: the image is missing or damaged; it names the list and the line.
         """
         try:
-            image = decode(self.path(entry), self._color)
+            path = self.path(entry)
+            image, damage = read_image(path, self._color)
         except InputError as error:
             raise self._at(entry, error) from None
+        if damage:
+            where = self._at(entry, f"{path} is damaged, and used as far as it could be decoded: {damage}")
+            note_damage(f'layer "{self.name}" (ImageData): {where}')
         return resize(image, *self._new_size) if any(self._new_size) else image
 
     def check(self) -> None:
@@ -193,13 +200,14 @@ class ImageData:
         # Caffe puts root_folder before the path as it stands, without a separator.
         return find(self._root + entry.path, self._image_dir)
 
-    def _at(self, entry: Entry, error: InputError) -> InputError:
+    def _at(self, entry: Entry, error: InputError | str) -> InputError:
         return InputError(f"{self.list_path}:{entry.line}: {error}")
 
 
 def init_worker(worker_id: int = 0) -> None:
     """Set up a process that computes batches beside others (a DataLoader's worker_init_fn): one OpenCV thread each."""
     cv2.setNumThreads(0)
+    watch_worker()
 
 
 def _refuse(options: Any) -> None:

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import cv2
 import numpy as np
 from numpy.typing import NDArray
 
 from autodial.data.alpha import may_have_alpha, over_white
+from autodial.data.avif import is_avif, turned
+from autodial.data.decoder_messages import listen, note_damage
+from autodial.data.jpeg_end import with_end
 from autodial.data.paths import find
 from autodial.errors import InputError
 from autodial.wording import counted
@@ -32,19 +36,32 @@ class DataError(InputError, ValueError):
     """An image or a transform that can't be used. Whoever knows the layer or the list's line adds it."""
 
 
-def decode(path: str | PathLike[str], color: bool) -> NDArray[np.uint8]:
+class Decoded(NamedTuple):
+    """An image that could be decoded.
+
+    Attributes:
+        pixels: uint8 (height, width, 3) in the order BGR, or (height, width, 1).
+        damage: what shows that the file is damaged, so that some pixels may be wrong; empty where nothing does.
+    """
+
+    pixels: NDArray[np.uint8]
+    damage: str = ""
+
+
+def read_image(path: str | PathLike[str], color: bool) -> Decoded:
     """Read an image file as cv2.imread does: turned as its EXIF orientation says, 16 bits cut to 8, the first frame.
 
-    The pixels are those of cv2.imread, with three differences: transparent pixels are laid over white (imread drops
-    the alpha channel, and shows whatever colour lies below), a truncated or damaged file is an error (imread paints
-    the missing part of a JPEG grey), and a path in any alphabet opens on Windows too.
+    The pixels are those of cv2.imread, with four differences: an AVIF is turned by its own properties, as its format
+    has it (`autodial.data.avif`), transparent pixels are laid over white (imread drops
+    the alpha channel, and shows whatever colour lies below), a file that is cut short is an error (imread paints the
+    missing part of a JPEG grey), and a path in any alphabet opens on Windows too.
+
+    Damage that the decoder goes on behind is told in the result, as far as the decoder notices it, while the process is
+    watched (`autodial.data.decoder_messages`). A JPEG that lacks its end marker alone is told always.
 
     Args:
         path: an image file of any format that OpenCV reads.
         color: three channels in the order BGR if true, one grey channel if false, whatever the file holds.
-
-    Returns:
-        uint8 (height, width, 3) or (height, width, 1).
 
     Raises:
         DataError: the file can't be read, is empty, or is not a whole image; it names the path.
@@ -55,14 +72,42 @@ def decode(path: str | PathLike[str], color: bool) -> NDArray[np.uint8]:
         raise DataError(f"{path} can't be read: {error.strerror}") from None
     if not data.size:
         raise DataError(f"{path} is empty")
-    if may_have_alpha(data):
-        image = over_white(data, color)
-        if image is not None:
-            return image
     try:
-        return decode_bytes(data, color)
+        return _listening(lambda: _decoded(data, color))
     except DataError as error:
         raise DataError(f"{path} {error}") from None
+
+
+def decode(path: str | PathLike[str], color: bool) -> NDArray[np.uint8]:
+    """The pixels that `read_image` gives; the first time that a damaged image is met, a warning names it.
+
+    Raises:
+        DataError: as there.
+    """
+    pixels, damage = read_image(path, color)
+    if damage:
+        note_damage(f"{path} is damaged: {damage}")
+    return pixels
+
+
+def _decoded(data: NDArray[np.uint8], color: bool) -> Decoded:
+    image = over_white(data, color) if may_have_alpha(data) else None
+    return _from_bytes(data, color) if image is None else Decoded(image)
+
+
+def _listening(decoding: Callable[[], Decoded]) -> Decoded:
+    """What `decoding` gives, with what the decoder says about it; raises the DataError that it raises."""
+
+    def outcome() -> Decoded | DataError:
+        try:
+            return decoding()
+        except DataError as error:
+            return error
+
+    result, words = listen(outcome)
+    if isinstance(result, DataError):
+        raise result
+    return result if result.damage or not words else Decoded(result.pixels, words)
 
 
 def _read(path: str | PathLike[str]) -> bytes:
@@ -87,26 +132,34 @@ def _read(path: str | PathLike[str]) -> bytes:
         os.close(file)
 
 
-def decode_bytes(data: NDArray[np.uint8], color: bool | None) -> NDArray[np.uint8]:
+def read_bytes(data: NDArray[np.uint8], color: bool | None) -> Decoded:
     """Decode an image file that lies in memory, as cv2.imdecode, and Caffe for an encoded datum, do.
 
-    A damaged file is an error as in `decode`; an alpha channel is dropped, and not laid over white.
+    A damaged file is treated as by `read_image`; an alpha channel is dropped, and not laid over white.
 
     Args:
         data: uint8 (bytes,), at least one.
         color: three channels if true, one if false. None keeps the file's channels, alpha included, and ignores its
-            EXIF orientation (cv2.IMREAD_UNCHANGED).
-
-    Returns:
-        uint8 (height, width, channels).
+            orientation (cv2.IMREAD_UNCHANGED).
 
     Raises:
         DataError: these are no whole image, or with `color` None not one of 8 bits; the subject is left out.
     """
+    return _listening(lambda: _from_bytes(data, color))
+
+
+def _from_bytes(data: NDArray[np.uint8], color: bool | None) -> Decoded:
     flags = cv2.IMREAD_UNCHANGED if color is None else cv2.IMREAD_COLOR if color else cv2.IMREAD_GRAYSCALE
+    turns = color is not None and is_avif(data)
+    if turns:
+        flags |= cv2.IMREAD_IGNORE_ORIENTATION  # EXIF's, which OpenCV would go by
+    damage = ""
     try:
         # From OpenCV 4.11 on, decoding from memory refuses a JPEG that ends early; before, it left rows unset.
-        image = cv2.imdecode(data, flags)
+        image: Any = cv2.imdecode(data, flags)
+        if image is None and (ended := with_end(data)):
+            image = _same_from_all(ended, flags)
+            damage = "the end marker of the JPEG is missing"
     except cv2.error as error:
         if "IO_MAX_IMAGE_PIXELS" in error.err:
             raise DataError("has more pixels than OpenCV allows (OPENCV_IO_MAX_IMAGE_PIXELS)") from None
@@ -115,7 +168,15 @@ def decode_bytes(data: NDArray[np.uint8], color: bool | None) -> NDArray[np.uint
         raise DataError("is not an image that OpenCV can read, or it is damaged or cut short")
     if image.dtype != np.uint8:
         raise DataError(f"has pixels of {image.dtype}; write it with 8 bits per channel")
-    return image if image.ndim == 3 else image[:, :, np.newaxis]  # type: ignore[return-value]
+    image = image if image.ndim == 3 else image[:, :, np.newaxis]
+    return Decoded(turned(image, data) if turns else image, damage)
+
+
+def _same_from_all(files: Sequence[NDArray[np.uint8]], flags: int) -> Any:
+    """The image that OpenCV decodes from each of some files; None if it isn't the same."""
+    image = cv2.imdecode(files[0], flags)
+    same = image is not None and all(np.array_equal(image, np.asarray(cv2.imdecode(f, flags))) for f in files[1:])
+    return image if same else None
 
 
 def size_before_crop(crop: int) -> tuple[int, int]:

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from autodial.data.transforms import DataError, decode
+from autodial.data.transforms import DataError, read_image
 
 
 @dataclass(frozen=True)
@@ -22,6 +22,7 @@ class Look:
 
     Attributes:
         problem: why it can't be used, in words that name it; empty where it can, and then the rest is filled in.
+        damage: what shows that it is damaged, although it can be decoded; empty where nothing does.
         size: bytes.
         height, width: pixels, turned as EXIF says.
         grey: whether its colours are all greys.
@@ -32,6 +33,7 @@ class Look:
     height: int = 0
     width: int = 0
     grey: bool = False
+    damage: str = ""
 
 
 def look_at(paths: Iterable[str], looked: Callable[[], None] = lambda: None) -> dict[str, Look]:
@@ -69,12 +71,12 @@ def _look(path: str) -> Look:
         status = os.stat(path)  # noqa: PTH116 - a str
         if not stat.S_ISREG(status.st_mode):  # opening a pipe would wait for a writer
             return Look(f"{path} is not a regular file")
-        image = decode(path, color=True)
+        image, damage = read_image(path, color=True)
     except DataError as error:
         return Look(str(error))
     except OSError as error:
         return Look(f"{path} can't be read: {error.strerror}")
-    return Look("", status.st_size, image.shape[0], image.shape[1], _is_grey(image))
+    return Look("", status.st_size, image.shape[0], image.shape[1], _is_grey(image), damage)
 
 
 def _is_grey(image: NDArray[np.uint8]) -> bool:

@@ -236,3 +236,11 @@ def test_memory_does_not_grow_with_the_number_of_files(tmp_path: Path) -> None:
         assert tracemalloc.get_traced_memory()[1] < 100_000
     finally:
         tracemalloc.stop()
+
+
+@pytest.mark.parametrize("suffix", [".jfif", ".JFIF", ".jpe", ".avif"])
+def test_every_name_of_a_format_is_an_image(suffix: str, tmp_path: Path) -> None:
+    folder = tmp_path / "one"
+    folder.mkdir()
+    (folder / f"a{suffix}").touch()
+    assert [image.path for image in expand([folder])] == [str(folder / f"a{suffix}")]

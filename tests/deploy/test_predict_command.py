@@ -134,7 +134,7 @@ def test_summary_in_words() -> None:
         "200 more rows from the interrupted run",
         "The GPU was not used: no cuDNN.",
         "Slowest: run (250 images/s); then decode (400 images/s), write (1600 images/s)",
-        "3 without labels: their rows have status error and the reason",
+        "3 without labels: the column error says why",
         "Passed over, as hidden or no image by the name: 42 files: .0 (9), .1 (8), .2 (7), .3 (6), .4 (5), ...",
         "       20  class 0",
     ]

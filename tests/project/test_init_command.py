@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from damaged import damaged_jpeg, said_of
 
 from autodial import proto
 from autodial.cli import app
@@ -322,3 +323,15 @@ def test_a_folder_without_leave_to_write(images: Any) -> None:
     Path("closed").mkdir(0o500)
     with pytest.raises(InputError, match=r"closed/project: can't write to the folder .*closed "):
         init(folder="closed/project")
+
+
+def test_a_damaged_image_is_named_and_used(images: Any, capfd: pytest.CaptureFixture[str]) -> None:
+    domains(images)
+    path = Path("source", NAMES[0], "3.jpg").absolute()
+    path.write_bytes(damaged_jpeg())
+    words = said_of(path, capfd)
+    init()
+    err = capfd.readouterr().err
+    assert f"{path} is damaged, and used as far as it could be decoded: {words}" in " ".join(err.split())
+    assert err.count("Corrupt") == 1
+    assert str(path) in Path("project", "source.txt").read_text()

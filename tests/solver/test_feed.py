@@ -9,10 +9,13 @@ from collections import namedtuple
 from collections.abc import Callable
 from pathlib import Path
 
+import cv2
 import pytest
 import torch
+from damaged import damaged_jpeg, said_of
 
 from autodial import feed as feed_module
+from autodial.data.decoder_messages import watch_decoders
 from autodial.data_checks import check_data, label_readers
 from autodial.errors import InputError
 from autodial.feed import Feed, image_format, sources
@@ -165,3 +168,21 @@ next(Feed(net, range(4), device=torch.device("cpu"), workers=1))
 """
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert "WorkError: a batch can't be put into shared memory" in result.stderr
+
+
+@pytest.mark.parametrize("workers", [0, 1, 2])
+def test_a_damaged_image_is_named_once_and_trained_on(
+    project: Path, workers: int, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """In the process that trains, whichever read it; the decoder's own line, without a name, reaches no one."""
+    path = project / sources(train_net())["source"].names(0)[0]
+    path.write_bytes(damaged_jpeg(side=cv2.imread(str(path)).shape[0]))
+    words = said_of(path, capfd)
+    with watch_decoders():
+        feed = Feed(train_net(), range(30), device=CPU, workers=workers)
+        batches = list(feed)
+        feed.close()
+    assert len(batches) == 30
+    assert [message for message in caplog.messages if "damaged" in message] == [caplog.messages[0]]
+    assert "source.txt:" in caplog.messages[0] and path.name in caplog.messages[0] and words in caplog.messages[0]
+    assert "Corrupt" not in capfd.readouterr().err
