@@ -29,8 +29,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils import _pytree as pytree
 
 from autodial.errors import InputError
-from autodial.layers import DomainAlignment, LayerError
-from autodial.wording import counted
+from autodial.layers import DomainAlignment, pairs
+from autodial.layers.pairs import Pair
 
 _FORWARDS = (_BatchNorm.forward, nn.SyncBatchNorm.forward)
 _SAME_FOR_BOTH = (type(None), bool, int, float, str)
@@ -55,7 +55,7 @@ class AlignedBatchNorm(DomainAlignment):
     State: DomainAlignment's, and `weight` and `bias` (C,), None if not `affine`.
 
     Raises:
-        LayerError: as DomainAlignment, or a training batch of another size than `batch_size`, where that is set.
+        LayerError: as DomainAlignment.
     """
 
     weight: nn.Parameter | None
@@ -75,8 +75,6 @@ class AlignedBatchNorm(DomainAlignment):
             num_features, slice_point=slice_point, eps=eps, moving_average_fraction=moving_average_fraction
         )
         self.track_running_stats = track_running_stats
-        self.batch_size: int | None = None
-        """Samples of both domains in a training batch; None: any number."""
         self.weight = nn.Parameter(torch.ones(num_features)) if affine else None
         self.bias = nn.Parameter(torch.zeros(num_features)) if affine else None
 
@@ -113,12 +111,6 @@ class AlignedBatchNorm(DomainAlignment):
             return F.batch_norm(x, None, None, self.weight, self.bias, training=True, eps=self.eps)
         if self.uses_stored:
             return self.scaled(x, self.weight, self.bias)
-        if self.batch_size not in (None, len(x)):
-            raise LayerError(
-                f"an AlignedBatchNorm of {counted(self.num_features, 'channel')} gets a batch of {len(x)} where source "
-                f"and target together are {self.batch_size}: the samples must stay along the first axis, unmerged "
-                "with any other, for the two domains to be told apart"
-            )
         # With a scale alignment keeps its input for the backward pass, not its output, which a ReLU(inplace=True)
         # behind would spoil.
         scale = torch.ones_like(self.mean[0]) if self.weight is None else self.weight
@@ -204,6 +196,10 @@ class AutoDIAL(nn.Module):
     any depth, with samples along the first axis. So is the output; a number, a tensor without axes or None in it goes
     to both. The samples must stay along the first axis at every DomainAlignment layer.
 
+    A pass keeps its pair's sizes to itself, so that several pairs, of other sizes too, may come before one backward
+    pass, in several threads, with `torch.utils.checkpoint` inside (reentrant checkpoints not inside of others) and with
+    torch.compile. Where activations are recomputed, a pass's statistics count once more, as in torch's BatchNorm.
+
     Wrap this in DistributedDataParallel or DataParallel, not the module inside, so that each replica gets a pair, and
     has statistics of its own. The module is `net.module`, to save and to export.
 
@@ -229,22 +225,24 @@ class AutoDIAL(nn.Module):
             return self.module(source)
         if target is None:
             raise InputError("in training mode the source needs the target beside it: net(source, target)")
-        batch, sizes = _join(source, target)
+        batch, pair = _join(source, target)
         for layer in self.module.modules():
             if isinstance(layer, DomainAlignment):
-                layer.slice_point = sizes[0]
-            if isinstance(layer, AlignedBatchNorm):
-                layer.batch_size = sum(sizes)
-        return _part(self.module(batch), sizes)
+                layer.paired = True
+                layer.clip_alpha()
+        with pairs.running(pair):
+            output = self.module(batch)
+        pairs.leave(pair, _tensors(output), _tensors(batch))
+        return _part(output, pair)
 
 
-def _join(source: Any, target: Any) -> tuple[Any, tuple[int, int]]:
+def _join(source: Any, target: Any) -> tuple[Any, Pair]:
     """One tree of the two domains' tensors, the source's samples first, and how many samples each has."""
     leaves, structure = pytree.tree_flatten(source)
     others, other_structure = pytree.tree_flatten(target)
     if structure != other_structure:
         raise InputError(f"source and target are not of the same structure: {structure} and {other_structure}")
-    sizes = _batch_size("source", leaves), _batch_size("target", others)
+    sizes = Pair(_batch_size("source", leaves), _batch_size("target", others))
     joined = []
     for leaf, other in zip(leaves, others, strict=True):
         if isinstance(leaf, Tensor) and isinstance(other, Tensor):
@@ -266,6 +264,10 @@ def _join(source: Any, target: Any) -> tuple[Any, tuple[int, int]]:
     return pytree.tree_unflatten(joined, structure), sizes
 
 
+def _tensors(tree: Any) -> list[Tensor]:
+    return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, Tensor)]
+
+
 def _batch_size(domain: str, leaves: list[Any]) -> int:
     """Number of samples of a domain's tensors."""
     sizes = {len(leaf) if leaf.dim() else None for leaf in leaves if isinstance(leaf, Tensor)}
@@ -278,7 +280,7 @@ def _batch_size(domain: str, leaves: list[Any]) -> int:
     return size
 
 
-def _part(output: Any, sizes: tuple[int, int]) -> tuple[Any, Any]:
+def _part(output: Any, sizes: Pair) -> tuple[Any, Any]:
     """A tree of tensors with both domains' samples as one tree for each."""
     leaves, structure = pytree.tree_flatten(output)
     halves: list[tuple[Any, Any]] = []
