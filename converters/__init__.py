@@ -13,13 +13,22 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from autodial.converters.onnx_file import ExportReport
     from autodial.converters.torch_export import export_module
-    from autodial.converters.torch_modules import AlignedBatchNorm, AutoDIAL, convert_batchnorm
+    from autodial.converters.torch_modules import AlignedBatchNorm, AlignedBatchNormAct, AutoDIAL, convert_batchnorm
     from autodial.converters.triton import TritonModel
 
-__all__ = ["AlignedBatchNorm", "AutoDIAL", "ExportReport", "TritonModel", "convert_batchnorm", "export_module"]
+__all__ = [
+    "AlignedBatchNorm",
+    "AlignedBatchNormAct",
+    "AutoDIAL",
+    "ExportReport",
+    "TritonModel",
+    "convert_batchnorm",
+    "export_module",
+]
 
 _HOME = {
     "AlignedBatchNorm": "torch_modules",
+    "AlignedBatchNormAct": "torch_modules",
     "AutoDIAL": "torch_modules",
     "ExportReport": "onnx_file",
     "TritonModel": "triton",

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, fx, nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.instancenorm import _InstanceNorm
 
 from autodial.converters.fold import Domain
 from autodial.converters.image_input import ImageInput
@@ -202,8 +203,10 @@ def _statistics(module: nn.Module) -> str | None:
                 )
             domains.add(layer.test_stats)
             mean, variance = layer.stored()
-        elif isinstance(layer, _BatchNorm):
+        elif isinstance(layer, (_BatchNorm, _InstanceNorm)):
             if layer.running_mean is None or layer.running_var is None:
+                if isinstance(layer, _InstanceNorm):  # by each image's own statistics
+                    continue
                 raise batch_statistics_error(name)
             mean, variance = layer.running_mean, layer.running_var
         else:

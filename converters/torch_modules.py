@@ -19,18 +19,22 @@ Caffe's nets give alpha no weight decay; with an optimizer that has one, put the
 
 from __future__ import annotations
 
+import copy
 from itertools import chain
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from torch.utils import _pytree as pytree
 
 from autodial.errors import InputError
 from autodial.layers import DomainAlignment, pairs
 from autodial.layers.pairs import Pair
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 _FORWARDS = (_BatchNorm.forward, nn.SyncBatchNorm.forward)
 _SAME_FOR_BOTH = (type(None), bool, int, float, str)
@@ -79,7 +83,7 @@ class AlignedBatchNorm(DomainAlignment):
         self.bias = nn.Parameter(torch.zeros(num_features)) if affine else None
 
     @classmethod
-    def from_batch_norm(cls, norm: _BatchNorm, slice_point: int | None = None) -> AlignedBatchNorm:
+    def from_batch_norm(cls, norm: _BatchNorm, slice_point: int | None = None) -> Self:
         """The layer that takes over from a torch BatchNorm, with its weight and bias themselves and its statistics."""
         layer = cls(
             norm.num_features,
@@ -117,6 +121,29 @@ class AlignedBatchNorm(DomainAlignment):
         return self.scaled(x, scale, self.bias)
 
 
+class AlignedBatchNormAct(AlignedBatchNorm):
+    """An AlignedBatchNorm, a dropout and an activation in one layer, as timm's BatchNormAct2d has them.
+
+    Input, output, arguments, state and errors: AlignedBatchNorm's, and `drop` and `act`, any modules, Identity until
+    they are set.
+    """
+
+    def __init__(self, num_features: int, **options: Any) -> None:
+        super().__init__(num_features, **options)
+        self.drop: nn.Module = nn.Identity()
+        self.act: nn.Module = nn.Identity()
+
+    @classmethod
+    def from_batch_norm(cls, norm: _BatchNorm, slice_point: int | None = None) -> Self:
+        layer = super().from_batch_norm(norm, slice_point)
+        layer.drop, layer.act = norm.get_submodule("drop"), norm.get_submodule("act")
+        return layer
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.act(self.drop(super().forward(x)))
+        return y
+
+
 def convert_batchnorm(module: nn.Module, *, slice_point: int | None = None) -> nn.Module:
     """Put an AlignedBatchNorm in the place of every BatchNorm1d, 2d, 3d and SyncBatchNorm of a module, in place.
 
@@ -127,6 +154,10 @@ def convert_batchnorm(module: nn.Module, *, slice_point: int | None = None) -> n
     and its momentum None, an average over all batches, is a fraction of 1. A BatchNorm's `running_var` is of unbiased
     variances, a factor of m / (m - 1) for batches of m values per channel; new ones get it, too, with m the values of
     both domains together. SyncBatchNorm's exchange between processes is not kept: each has statistics of its own.
+
+    A BatchNorm with a dropout `drop` and an activation `act` of its own, such as timm's BatchNormAct2d, becomes an
+    AlignedBatchNormAct with both. A trial on random numbers shows first whether `drop` and `act`, in this order, are
+    all that it does besides. Normalization with fixed statistics, such as torchvision's FrozenBatchNorm2d, stays.
 
     In state dicts, `weight` and `bias` keep their names; `alpha`, `mean`, `variance` and `normalizer` take the place of
     `running_mean`, `running_var` and `num_batches_tracked`. So load a checkpoint of the original module before.
@@ -146,6 +177,13 @@ def convert_batchnorm(module: nn.Module, *, slice_point: int | None = None) -> n
     layers = module.named_modules(remove_duplicate=False)
     found = [(name, norm) for name, norm in layers if isinstance(norm, _BatchNorm)]
     if not found and not any(isinstance(layer, DomainAlignment) for layer in module.modules()):
+        frozen = next((layer for layer in module.modules() if _is_frozen(layer)), None)
+        if frozen is not None:
+            raise InputError(
+                f"{type(module).__name__} has no batch normalization but with fixed statistics "
+                f"({type(frozen).__name__}), which no training moves towards the target's: build it with BatchNorm2d "
+                "(in torchvision, norm_layer=torch.nn.BatchNorm2d), and load the same weights"
+            )
         raise InputError(
             f"{type(module).__name__} has no batch normalization to convert: put autodial.layers.DomainAlignment "
             "behind its layers with weights, as the paper does in AlexNet"
@@ -155,7 +193,8 @@ def convert_batchnorm(module: nn.Module, *, slice_point: int | None = None) -> n
     made: dict[_BatchNorm, AlignedBatchNorm] = {}
     for name, norm in found:
         if norm not in made:
-            made[norm] = AlignedBatchNorm.from_batch_norm(norm, slice_point)
+            kind = AlignedBatchNorm if _is_plain(norm) else AlignedBatchNormAct
+            made[norm] = kind.from_batch_norm(norm, slice_point)
         if name:
             module.set_submodule(name, made[norm])
         else:
@@ -168,11 +207,6 @@ def _check_convertible(name: str, norm: _BatchNorm) -> None:
     where = f'layer "{name}" ({type(norm).__name__})' if name else f"this {type(norm).__name__}"
     if isinstance(norm, nn.modules.lazy.LazyModuleMixin):
         raise InputError(f"{where} does not know its number of channels yet: run the module on one batch first")
-    if type(norm).forward not in _FORWARDS:
-        raise InputError(
-            f"{where} is a batch normalization with a forward pass of its own, which conversion would lose: put a "
-            "plain BatchNorm and what it does besides in its place"
-        )
     if any(value is not None and not isinstance(value, nn.Parameter) for value in (norm.weight, norm.bias)):
         raise InputError(
             f"{where} has a weight or bias that is computed from others (parametrized, normalized or pruned): make it "
@@ -182,6 +216,56 @@ def _check_convertible(name: str, norm: _BatchNorm) -> None:
         raise InputError(
             f"{where} has momentum 0, so that its statistics would never become the target's: set another, such as 0.1"
         )
+    if not (_is_plain(norm) or _has_parts(norm)):
+        raise InputError(
+            f"{where} is a batch normalization with a forward pass of its own, which conversion would lose: put a "
+            "plain BatchNorm and what it does besides in its place"
+        )
+
+
+def _is_plain(norm: _BatchNorm) -> bool:
+    return type(norm).forward in _FORWARDS
+
+
+def _is_frozen(layer: nn.Module) -> bool:
+    """Whether it is a batch normalization with fixed statistics, as those of torchvision, timm and Detectron2."""
+    return (
+        not isinstance(layer, _NormBase)
+        and {"running_mean", "running_var"} <= dict(layer.named_buffers(recurse=False)).keys()
+    )
+
+
+@torch.no_grad()
+def _has_parts(norm: _BatchNorm) -> bool:
+    """Whether it is a batch normalization, then its dropout `drop`, then its activation `act`, tried in both modes."""
+    if not all(isinstance(getattr(norm, name, None), nn.Module) for name in ("drop", "act")):
+        return False
+    trial: Any = copy.deepcopy(norm)
+    held = next(chain(trial.parameters(), (b for b in trial.buffers() if b.is_floating_point())), torch.empty(0))
+    if held.is_meta:
+        return False
+    devices = [held.device] if held.is_cuda else []
+    with torch.random.fork_rng(devices):
+        torch.manual_seed(0)
+        x = torch.randn(4, norm.num_features, 3, 3).to(held.device, held.dtype)
+        # torch's SyncBatchNorm trains on GPUs alone, and would wait for other processes
+        for training in (False,) if isinstance(norm, nn.SyncBatchNorm) else (False, True):
+            trial.train(training)
+            by_batch = training or trial.running_mean is None
+            stored = (None, None) if by_batch else (trial.running_mean, trial.running_var)
+            torch.manual_seed(1)
+            expected = F.batch_norm(x, *stored, trial.weight, trial.bias, training=by_batch, eps=norm.eps)
+            expected = trial.act(trial.drop(expected))
+            torch.manual_seed(1)
+            try:
+                result = trial(x.clone())
+            except Exception:  # whatever a class of the user's may raise
+                return False
+            if not isinstance(result, Tensor) or result.shape != expected.shape:
+                return False
+            if not torch.allclose(result, expected, rtol=1e-3, atol=1e-3, equal_nan=True):
+                return False
+    return True
 
 
 class AutoDIAL(nn.Module):

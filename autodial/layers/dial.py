@@ -225,8 +225,8 @@ class DomainAlignment(Layer):
         if self.slice_point is None:
             raise LayerError(
                 f"{layer} is part of an AutoDIAL, and in training mode gets a batch of {batch_size} from elsewhere: "
-                "from its own caller, a thread that the module started, or a checkpoint around compiled layers. Call the "
-                "AutoDIAL with a source and a target, compile checkpoints too, or set the layer's slice_point"
+                "from its own caller, a thread that the module started, or a checkpoint around compiled layers. Call "
+                "the AutoDIAL with a source and a target, compile checkpoints too, or set the layer's slice_point"
             )
         return None
 

@@ -14,7 +14,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.utils import parametrizations
 from torch.utils.checkpoint import checkpoint
 
-from autodial.converters.torch_modules import AlignedBatchNorm, AutoDIAL, convert_batchnorm
+from autodial.converters.torch_modules import AlignedBatchNorm, AlignedBatchNormAct, AutoDIAL, convert_batchnorm
 from autodial.errors import InputError
 from autodial.layers import DomainAlignment, EntropyLoss, LayerError
 
@@ -199,9 +199,104 @@ class Renamed(nn.BatchNorm2d):
     pass
 
 
+class NormAct(nn.BatchNorm2d):
+    """A normalization with dropout and activation, as timm has them."""
+
+    def __init__(self, channels: int, drop: nn.Module | None = None, act: nn.Module | None = None, **more: Any) -> None:
+        super().__init__(channels, **more)
+        self.drop = drop or nn.Identity()
+        self.act = act or nn.SiLU(inplace=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        own = self.training or not self.track_running_stats
+        stored = (None, None) if own else (self.running_mean, self.running_var)
+        y = F.batch_norm(x, *stored, self.weight, self.bias, own, eps=self.eps)
+        return self.act(self.drop(y))
+
+
+class Halved(NormAct):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) / 2
+
+
+class NoisyInTraining(NormAct):
+    def forward(self, x: Tensor) -> Tensor:
+        y = super().forward(x)
+        return y + torch.randn_like(y) if self.training else y
+
+
+class Flat(NormAct):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).flatten(2)
+
+
+class Chosen(NormAct):
+    """One that takes an argument more."""
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:  # type: ignore[override]
+        return super().forward(x) * mask
+
+
+@pytest.mark.parametrize("affine", [True, False])
+@pytest.mark.parametrize("tracked", [True, False])
+def test_a_normalization_with_dropout_and_activation(tracked: bool, affine: bool) -> None:
+    act = nn.PReLU(4)
+    norm = NormAct(4, nn.Dropout(0.5), act, affine=affine, track_running_stats=tracked)
+    module = used(nn.Sequential(nn.Conv2d(3, 4, 1), norm)).eval()
+    x, names = images(), {name for name, _ in module.named_parameters()}
+    before = [torch.random.get_rng_state(), module.state_dict()]
+    expected = module(x)
+    converted = convert_batchnorm(module)
+    assert torch.equal(torch.random.get_rng_state(), before[0])  # type: ignore[arg-type]
+    torch.testing.assert_close(converted(x), expected, rtol=0, atol=1e-6)
+    assert {name for name, _ in converted.named_parameters()} - names == {"1.alpha"}
+    layer = converted.get_submodule("1")
+    assert isinstance(layer, AlignedBatchNormAct) and layer.act is act
+
+    # in training: alignment, dropout, activation
+    layer.train()
+    plain = convert_batchnorm(nn.BatchNorm2d(4, affine=affine))
+    plain.load_state_dict(layer.state_dict(), strict=False)
+    torch.manual_seed(3)
+    y = layer(x.mean(1, keepdim=True).expand(-1, 4, -1, -1))
+    torch.manual_seed(3)
+    torch.testing.assert_close(y, act(F.dropout(plain(x.mean(1, keepdim=True).expand(-1, 4, -1, -1)), 0.5)))
+    assert 0.2 < (y == 0).float().mean() < 0.8
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "layers"),
+    [("efficientnet_b0", 64, 49), ("mobilenetv3_small_100", 64, 34), ("regnety_002", 64, 44), ("resnetrs50", 64, 56)],
+)
+def test_networks_of_timm_give_in_eval_mode_what_they_gave(name: str, size: int, layers: int) -> None:
+    timm = pytest.importorskip("timm")
+    module = used(timm.create_model(name, pretrained=False, num_classes=7)).eval()
+    x = images(2, size)
+    with torch.no_grad():
+        expected = module(x)
+        converted = convert_batchnorm(module)
+        torch.testing.assert_close(converted(x), expected, rtol=0, atol=1e-6 * expected.abs().max().item())
+    assert sum(isinstance(layer, AlignedBatchNorm) for layer in converted.modules()) == layers
+    source, target = AutoDIAL(converted)(images(2, size), images(3, size))
+    assert (source.shape, target.shape) == ((2, 7), (3, 7))
+    (source.sum() + target.sum()).backward()
+
+
+def test_fixed_statistics_are_left_and_said_so() -> None:
+    frozen = torchvision.ops.FrozenBatchNorm2d
+    module = torchvision.models.resnet18(norm_layer=frozen)
+    refused(module, r"no batch normalization but with fixed statistics \(FrozenBatchNorm2d\)")
+    half = nn.Sequential(frozen(3), nn.BatchNorm2d(3))
+    assert [type(layer) for layer in convert_batchnorm(half)] == [frozen, AlignedBatchNorm]  # type: ignore[call-overload]
+    refused(nn.Sequential(nn.InstanceNorm2d(3, track_running_stats=True)), "Sequential has no batch normalization to")
+
+
 def test_what_cannot_be_converted_is_refused_whole() -> None:
     refused(small().append(nn.LazyBatchNorm1d()), r'layer "5" \(LazyBatchNorm1d\) does not know its number of channels')
     refused(small().append(Activated(4)), r'layer "5" \(Activated\) .* forward pass of its own')
+    for kind in (Halved, NoisyInTraining, Flat, Chosen):
+        refused(small().append(kind(4)), rf'layer "5" \({kind.__name__}\) .* forward pass of its own')
+    refused(small().append(NormAct(4).to("meta")), r'layer "5" \(NormAct\) .* forward pass of its own')
     refused(small().append(nn.BatchNorm1d(4, momentum=0)), r'layer "5" \(BatchNorm1d\) has momentum 0')
     refused(nn.BatchNorm1d(4, momentum=0), "this BatchNorm1d has momentum 0")
     refused(nn.Sequential(nn.Linear(2, 2)), "Sequential has no batch normalization")
