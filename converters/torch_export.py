@@ -18,10 +18,12 @@ from autodial.converters.fold import Domain
 from autodial.converters.image_input import ImageInput
 from autodial.converters.onnx_file import (
     BATCHES,
+    ONNX_LIMIT,
     Comparison,
     ExportReport,
     Preprocess,
     TargetPredictor,
+    check_size,
     digest,
     make_metadata,
     note_repeated,
@@ -125,7 +127,9 @@ def export_module(
     names, notes = _class_names(classes, count)
 
     predictor = TargetPredictor(unfolded, Preprocess(images)).eval()
-    folded, merged, kept = fold_graph(_exported(predictor, torch.from_numpy(samples[:2])), _name)
+    program = _exported(predictor, torch.from_numpy(samples[:2]))
+    check_size(_sizes(program), ONNX_LIMIT)
+    folded, merged, kept = fold_graph(program, _name)
     weights = ((name, value.detach().numpy()) for name, value in copied.state_dict().items())
     return write_verified(
         output,
@@ -259,6 +263,16 @@ def _exported(predictor: nn.Module, example: Tensor) -> torch.export.ExportedPro
     except Exception as error:  # torch.export raises what a module of the user's raises, and much besides
         reason = str(error).strip().splitlines() or [type(error).__name__]
         raise WorkError(f"torch.export can't export the module: {reason[0]}") from error
+
+
+def _sizes(program: torch.export.ExportedProgram) -> dict[str, int]:
+    """Bytes of the parameters and buffers that the program reads, by the user's names; of tied ones, once."""
+    signature = program.graph_signature
+    names = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
+    read = [names[node.name] for node in program.graph.nodes if node.name in names and node.users]
+    held = {name: program.state_dict[name] for name in read if name in program.state_dict}
+    first = {tensor.data_ptr(): name for name, tensor in reversed(held.items())}
+    return {name.removeprefix("net.module."): held[name].nbytes for name in first.values()}
 
 
 def _name(node: fx.Node) -> str:

@@ -20,8 +20,9 @@ from torch.nn.utils import parametrizations
 from typer.testing import CliRunner
 
 from autodial.cli import app
-from autodial.converters import AutoDIAL, convert_batchnorm, export_module, torch_export
+from autodial.converters import AutoDIAL, convert_batchnorm, export_module, onnx_file, torch_export
 from autodial.converters.command import describe
+from autodial.converters.torch_fold import fold_graph
 from autodial.deploy import Predictor
 from autodial.errors import InputError, WorkError
 from autodial.layers import DomainAlignment
@@ -126,7 +127,7 @@ def test_report_and_metadata(resnet: Any) -> None:
     assert report.file_size == report.output.stat().st_size
     model = onnx.load(report.output)
     assert [(put.domain, put.version) for put in model.opset_import] == [("", report.opset)]
-    assert model.ir_version == report.ir_version
+    assert model.ir_version == report.ir_version <= 8
     record = json.loads(json.dumps(report.record()))
     assert record["output"] == str(report.output) and record["metadata"] == report.metadata
     info = Predictor(report.output, "cpu").info
@@ -367,6 +368,33 @@ def test_what_can_be_known_before_is_refused(options: dict[str, Any], message: s
     with pytest.raises(InputError, match=message):
         export_module(arguments.pop("module"), tmp_path / "model.onnx", **arguments)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(("more", "refused"), [(-4, False), (0, False), (4, True)])
+def test_weights_that_no_file_can_hold(
+    more: int, refused: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Tied(nn.Module):
+        """Two names for one weight, and a layer that the logits don't need."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc, self.again, self.unused = nn.Linear(108, 108), nn.Linear(108, 108, bias=False), nn.Linear(99, 99)
+            self.again.weight = self.fc.weight
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.again(self.fc(x.flatten(1)))
+
+    folded = []
+    monkeypatch.setattr(torch_export, "fold_graph", lambda *given: folded.append(given) or fold_graph(*given))
+    size = 4 * (108 * 108 + 108) + 4 * 3 + 8 * 3  # and the images' scale, and the order of their channels
+    monkeypatch.setattr(onnx_file, "LARGEST", size - more)
+    if not refused:
+        export_module(Tied(), tmp_path / "model.onnx", size=(6, 6))
+        return
+    with pytest.raises(InputError, match=r"of them for (fc|again)\.weight, and an ONNX file holds at most 2 GiB"):
+        export_module(Tied(), tmp_path / "model.onnx", size=(6, 6))
+    assert not folded and not list(tmp_path.iterdir())
 
 
 def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
