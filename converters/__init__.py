@@ -1,6 +1,6 @@
 """From one form to another: Caffe nets to AutoDIAL nets, torch modules to AutoDIAL modules, trained nets to ONNX files.
 
-    from autodial.converters import AutoDIAL, convert_batchnorm, export_module
+    from autodial.converters import AutoDIAL, convert_batchnorm, export_module, parameter_groups
 
 Names load when they are first used, so that importing this package brings neither torch nor onnx.
 """
@@ -24,6 +24,7 @@ __all__ = [
     "TritonModel",
     "convert_batchnorm",
     "export_module",
+    "parameter_groups",
 ]
 
 _HOME = {
@@ -34,6 +35,7 @@ _HOME = {
     "TritonModel": "triton",
     "convert_batchnorm": "torch_modules",
     "export_module": "torch_export",
+    "parameter_groups": "torch_modules",
 }
 
 

@@ -11,7 +11,6 @@ from typing import Literal
 import numpy as np
 import torch
 from torch import Tensor, fx, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 
 from autodial.converters.fold import Domain
@@ -32,6 +31,7 @@ from autodial.converters.onnx_file import (
 from autodial.converters.precision import Precision, plan_lowering
 from autodial.converters.reference import TrainingImages, measure
 from autodial.converters.torch_fold import batch_statistics_error, fold_graph
+from autodial.converters.torch_modules import is_batch_norm
 from autodial.converters.triton import TritonModel
 from autodial.data.transforms import Transform
 from autodial.errors import InputError, WorkError
@@ -207,7 +207,7 @@ def _statistics(module: nn.Module) -> str | None:
                 )
             domains.add(layer.test_stats)
             mean, variance = layer.stored()
-        elif isinstance(layer, (_BatchNorm, _InstanceNorm)):
+        elif is_batch_norm(layer) or isinstance(layer, _InstanceNorm):
             if layer.running_mean is None or layer.running_var is None:
                 if isinstance(layer, _InstanceNorm):  # by each image's own statistics
                     continue

@@ -1,20 +1,18 @@
 """AutoDIAL for any torch module: alignment in place of batch normalization, and batches of a source and a target.
 
-    from autodial.converters import AutoDIAL, convert_batchnorm
-    from autodial.layers import EntropyLoss
+from autodial.converters import AutoDIAL, convert_batchnorm, parameter_groups
+from autodial.layers import EntropyLoss
 
-    net = AutoDIAL(convert_batchnorm(torchvision.models.resnet50(weights="DEFAULT")))
-    optimizer = torch.optim.SGD(net.parameters(), lr=1e-3, momentum=0.9)
-    entropy = EntropyLoss()
-    for (source, labels), target in zip(source_loader, target_loader):
-        source_scores, target_scores = net(source, target)
-        loss = F.cross_entropy(source_scores, labels) + 0.1 * entropy(target_scores)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-    target_scores = net.eval()(target)
-
-Caffe's nets give alpha no weight decay; with an optimizer that has one, put the alphas into a group of their own.
+net = AutoDIAL(convert_batchnorm(torchvision.models.resnet50(weights="DEFAULT")))
+optimizer = torch.optim.SGD(parameter_groups(net), lr=1e-3, momentum=0.9, weight_decay=5e-4)
+entropy = EntropyLoss()
+for (source, labels), target in zip(source_loader, target_loader):
+    source_scores, target_scores = net(source, target)
+    loss = F.cross_entropy(source_scores, labels) + 0.1 * entropy(target_scores)
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+target_scores = net.eval()(target)
 """
 
 from __future__ import annotations
@@ -34,9 +32,43 @@ from autodial.layers import DomainAlignment, pairs
 from autodial.layers.pairs import Pair
 
 if TYPE_CHECKING:
+    from typing import TypeGuard
+
     from typing_extensions import Self
 
 _FORWARDS = (_BatchNorm.forward, nn.SyncBatchNorm.forward)
+
+
+class StatisticsOfPairs(_BatchNorm):
+    """What torch.optim.swa_utils.update_bn finds in a net with domain alignment, and is refused by.
+
+    It looks for torch's batch normalization, and passes over a net without any in silence; then the averaged weights
+    would keep the statistics of others. This takes no part in a forward pass, and all layers share one. It is none of
+    BatchNorm1d, 2d, 3d and SyncBatchNorm, and has no parameters or buffers: what else looks for batch normalization
+    finds one of 0 channels without statistics, whose weight and bias are empty tensors.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(0, affine=False, track_running_stats=False)
+        self._parameters.clear()
+        for name in ("weight", "bias"):
+            setattr(self, name, torch.empty(0))
+
+    def reset_parameters(self) -> None:
+        """Do nothing, as there are none."""
+
+    def reset_running_stats(self) -> None:
+        """Raise InputError."""
+        raise InputError(
+            "update_bn can't compute the statistics of domain alignment, which come from pairs of a source and a "
+            "target: see `AutoDIAL` for how averaged weights get theirs"
+        )
+
+    def extra_repr(self) -> str:
+        return ""
+
+
+_STATISTICS_OF_PAIRS = StatisticsOfPairs()
 _SAME_FOR_BOTH = (type(None), bool, int, float, str)
 """What a module may return beside tensors: it is no matter of samples, so each domain gets it."""
 
@@ -79,6 +111,7 @@ class AlignedBatchNorm(DomainAlignment):
             num_features, slice_point=slice_point, eps=eps, moving_average_fraction=moving_average_fraction
         )
         self.track_running_stats = track_running_stats
+        self.statistics_of_pairs = _STATISTICS_OF_PAIRS
         self.weight = nn.Parameter(torch.ones(num_features)) if affine else None
         self.bias = nn.Parameter(torch.zeros(num_features)) if affine else None
 
@@ -175,7 +208,7 @@ def convert_batchnorm(module: nn.Module, *, slice_point: int | None = None) -> n
             converted: the sentence names it. The module is unchanged.
     """
     layers = module.named_modules(remove_duplicate=False)
-    found = [(name, norm) for name, norm in layers if isinstance(norm, _BatchNorm)]
+    found = [(name, norm) for name, norm in layers if is_batch_norm(norm)]
     if not found and not any(isinstance(layer, DomainAlignment) for layer in module.modules()):
         frozen = next((layer for layer in module.modules() if _is_frozen(layer)), None)
         if frozen is not None:
@@ -221,6 +254,11 @@ def _check_convertible(name: str, norm: _BatchNorm) -> None:
             f"{where} is a batch normalization with a forward pass of its own, which conversion would lose: put a "
             "plain BatchNorm and what it does besides in its place"
         )
+
+
+def is_batch_norm(layer: nn.Module) -> TypeGuard[_BatchNorm]:
+    """Whether it is one of torch's batch normalizations, which may be a class derived from them."""
+    return isinstance(layer, _BatchNorm) and not isinstance(layer, StatisticsOfPairs)
 
 
 def _is_plain(norm: _BatchNorm) -> bool:
@@ -284,6 +322,20 @@ class AutoDIAL(nn.Module):
     pass, in several threads, with `torch.utils.checkpoint` inside (reentrant checkpoints not inside of others) and with
     torch.compile. Where activations are recomputed, a pass's statistics count once more, as in torch's BatchNorm.
 
+    Averaged weights (torch.optim.swa_utils.AveragedModel) come with the statistics that their last weights had, and
+    need their own. torch's update_bn, which knows of one domain, raises InputError. Means over the batches, as it
+    computes them for BatchNorm, are those of some pairs in training mode:
+
+        for layer in averaged.modules():
+            if isinstance(layer, DomainAlignment):
+                layer.moving_average_fraction = 1.0
+                for moving_sum in (layer.mean, layer.variance, layer.normalizer):
+                    moving_sum.zero_()
+        averaged.train()
+        with torch.no_grad():
+            for source, target in pairs:
+                averaged(source, target)
+
     Wrap this in DistributedDataParallel or DataParallel, not the module inside, so that each replica gets a pair, and
     has statistics of its own. The module is `net.module`, to save and to export.
 
@@ -301,6 +353,7 @@ class AutoDIAL(nn.Module):
                 "convert_batchnorm(module) puts them in the place of its batch normalization"
             )
         self.module = module
+        self.statistics_of_pairs = _STATISTICS_OF_PAIRS
 
     def forward(self, source: Any, target: Any = None) -> Any:
         if not self.training:
@@ -318,6 +371,29 @@ class AutoDIAL(nn.Module):
             output = self.module(batch)
         pairs.leave(pair, _tensors(output), _tensors(batch))
         return _part(output, pair)
+
+
+def parameter_groups(module: nn.Module) -> list[dict[str, Any]]:
+    """A module's parameters as a torch optimizer takes them, with no weight decay for alphas.
+
+    Decay would draw an alpha from 1, a domain's own statistics, to 0.5, where both domains share theirs. Caffe's nets
+    spare it by `decay_mult: 0`.
+
+        optimizer = torch.optim.SGD(parameter_groups(net), lr=1e-3, momentum=0.9, weight_decay=5e-4)
+
+    Args:
+        module: with or without DomainAlignment layers, an AutoDIAL for example.
+
+    Returns:
+        groups with all that `module.parameters()` has, each once: {"params": [...]} and, for the alphas,
+        {"params": [...], "weight_decay": 0.0}. Further options may be set in either.
+    """
+    alphas = {layer.alpha: None for layer in module.modules() if isinstance(layer, DomainAlignment)}
+    groups: list[dict[str, Any]] = [
+        {"params": [parameter for parameter in module.parameters() if parameter not in alphas]},
+        {"params": list(alphas), "weight_decay": 0.0},
+    ]
+    return [group for group in groups if group["params"]]
 
 
 def _join(source: Any, target: Any) -> tuple[Any, Pair]:

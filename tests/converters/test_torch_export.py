@@ -38,9 +38,9 @@ def _seed() -> None:
 def used(module: nn.Module) -> nn.Module:
     """The module with statistics, weights and biases as training leaves them, different ones for each domain."""
     for layer in module.modules():
-        if isinstance(layer, _BatchNorm):
-            layer.running_mean.normal_(0, 0.3)  # type: ignore[union-attr]
-            layer.running_var.uniform_(0.5, 2)  # type: ignore[union-attr]
+        if isinstance(layer, _BatchNorm) and layer.running_mean is not None and layer.running_var is not None:
+            layer.running_mean.normal_(0, 0.3)
+            layer.running_var.uniform_(0.5, 2)
         elif isinstance(layer, DomainAlignment):
             layer.normalizer.fill_(3)
             layer.mean.normal_(0, 0.5)
