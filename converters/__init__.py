@@ -1,6 +1,6 @@
 """From one form to another: Caffe nets to AutoDIAL nets, torch modules to AutoDIAL modules, trained nets to ONNX files.
 
-    from autodial.converters import AutoDIAL, convert_batchnorm, export_module
+    from autodial.converters import AutoDIAL, convert_batchnorm, export_module, parameter_groups
 
 Names load when they are first used, so that importing this package brings neither torch nor onnx.
 """
@@ -13,18 +13,29 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from autodial.converters.onnx_file import ExportReport
     from autodial.converters.torch_export import export_module
-    from autodial.converters.torch_modules import AlignedBatchNorm, AutoDIAL, convert_batchnorm
+    from autodial.converters.torch_modules import AlignedBatchNorm, AlignedBatchNormAct, AutoDIAL, convert_batchnorm
     from autodial.converters.triton import TritonModel
 
-__all__ = ["AlignedBatchNorm", "AutoDIAL", "ExportReport", "TritonModel", "convert_batchnorm", "export_module"]
+__all__ = [
+    "AlignedBatchNorm",
+    "AlignedBatchNormAct",
+    "AutoDIAL",
+    "ExportReport",
+    "TritonModel",
+    "convert_batchnorm",
+    "export_module",
+    "parameter_groups",
+]
 
 _HOME = {
     "AlignedBatchNorm": "torch_modules",
+    "AlignedBatchNormAct": "torch_modules",
     "AutoDIAL": "torch_modules",
     "ExportReport": "onnx_file",
     "TritonModel": "triton",
     "convert_batchnorm": "torch_modules",
     "export_module": "torch_export",
+    "parameter_groups": "torch_modules",
 }
 
 

@@ -19,7 +19,7 @@ from autodial import __version__, proto
 from autodial.converters.fold import Domain
 from autodial.converters.net_text import net_to_text, write_net
 from autodial.converters.onnx_export import Prepared, load, prepare
-from autodial.converters.onnx_file import BATCHES, LARGEST, TOLERANCE, ExportReport, Runner, make_metadata, verify
+from autodial.converters.onnx_file import BATCHES, TOLERANCE, ExportReport, Runner, check_size, make_metadata, verify
 from autodial.errors import InputError
 from autodial.net import Net
 from autodial.outputs import check_output
@@ -31,6 +31,7 @@ DEPLOY = "deploy.prototxt"
 LABELS = "labels.txt"
 MEAN = "mean.binaryproto"
 
+_LIMIT = "a caffemodel holds at most 2 GiB"
 _NOT_IN_CAFFE = {
     "EntropyLoss": "it is a layer of the AutoDIAL fork, which BVLC Caffe lacks",
     "Python": "a caffemodel can't hold a Python class",
@@ -105,6 +106,7 @@ def export_caffe(
     net = prepare(
         net_param,
         weights,
+        limit=_LIMIT,
         refused=_NOT_IN_CAFFE,
         logits=logits,
         labels=labels,
@@ -113,9 +115,8 @@ def export_caffe(
         domain=domain,
         base_dir=base_dir,
     )
-    size = sum(blob.nbytes for layer in net.folded.blobs.values() for blob in layer)
-    if size > LARGEST:
-        raise InputError(f"the folded weights take {size / 2**30:.1f} GiB, and a caffemodel holds at most 2 GiB")
+    folded = {f'layer "{name}"': sum(blob.nbytes for blob in blobs) for name, blobs in net.folded.blobs.items()}
+    check_size(folded, _LIMIT)
     deploy, blobs = _deploy(net)
     (probabilities,) = deploy.layer[-1].top
     text = net_to_text(deploy, header=list(_header(net, probabilities, domain)))

@@ -22,10 +22,12 @@ from autodial.converters.fold import Domain, Folded, check_frozen, fold
 from autodial.converters.image_input import ImageInput
 from autodial.converters.onnx_file import (
     BATCHES,
+    ONNX_LIMIT,
     Comparison,
     ExportReport,
     Preprocess,
     TargetPredictor,
+    check_size,
     digest,
     make_metadata,
     note_repeated,
@@ -155,6 +157,7 @@ def export(
     net = prepare(
         net_param,
         weights,
+        limit=ONNX_LIMIT,
         refused=_NOT_IN_ONNX,
         logits=logits,
         labels=labels,
@@ -200,6 +203,7 @@ def prepare(
     net_param: Any,
     weights: Weights,
     *,
+    limit: str,
     refused: Mapping[str, str],
     logits: str | None,
     labels: Path | None,
@@ -211,6 +215,7 @@ def prepare(
     """Fold a net, and lay out what its exported form is to be compared with.
 
     Args:
+        limit: to what a file can hold, as in `check_size`.
         refused: types of layers that the form can't hold, and why.
 
     The other arguments, and what is raised, are those of `export`.
@@ -219,6 +224,15 @@ def prepare(
     scores = graph.logits(logits)
     for node in graph.ancestors(scores):
         _check_exportable(node.param, refused)
+    needed = {node.param.name for node in graph.ancestors(scores)}
+    check_size(
+        {
+            f'layer "{layer.name}"': sum(4 * blob.size for blob in layer.blobs if blob is not None)
+            for layer in weights.layers
+            if layer.name in needed
+        },
+        limit,
+    )
     if domain is not None:
         _choose_statistics(graph.ancestors(scores), domain)
     data, start = _data(graph, scores)

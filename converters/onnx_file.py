@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -30,8 +30,8 @@ SCHEMA = 1
 """Version of the metadata's form."""
 OPSET = 18
 """The opset that torch's exporter is written in; any other goes through a version converter."""
-IR_VERSION = 10
-"""The newest that the oldest supported ONNX Runtime, 1.20, can load."""
+IR_VERSION = 8
+"""What this opset came with: older runtimes than ours, such as ONNX Runtime 1.17, load it too."""
 TOLERANCE = 1e-4
 """Largest difference between the exported and the unfolded net, as a part of the logits' range."""
 BATCHES = (1, 2, 7)
@@ -43,6 +43,7 @@ Runner = Callable[[NDArray[Any]], Sequence[NDArray[Any]]]
 _TRAINING_ONLY = ("Dropout", "BatchNormalization")
 LARGEST = 2**31 - 2**20
 """Bytes of weights beyond which a protobuf file, limited to 2 GiB, has no room left for the graph."""
+ONNX_LIMIT = "an ONNX file holds at most 2 GiB, and so does the float32 file that fp16 and int8 are made of"
 
 
 @dataclass(frozen=True)
@@ -325,11 +326,25 @@ def note_repeated(classes: Sequence[str], where: str) -> list[str]:
     return [f"{where} names several classes alike, which get their numbers: {', '.join(repeated)}"] if repeated else []
 
 
+def check_size(sizes: Mapping[str, int], limit: str) -> None:
+    """Raise InputError for more weights than one file can hold.
+
+    Args:
+        sizes: bytes of weights in float32, by the names of what they belong to.
+        limit: what the file can hold, as a sentence's end.
+    """
+    size = sum(sizes.values())
+    if size > LARGEST:
+        largest = max(sizes, key=lambda name: sizes[name])
+        raise InputError(
+            f"the weights take {size / 2**30:.2f} GiB, {sizes[largest] / 2**30:.2f} of them for {largest}, and {limit}"
+        )
+
+
 def _to_onnx(predictor: nn.Module, example: Tensor, input_name: str, metadata: dict[str, Any]) -> onnx.ModelProto:
     """The ONNX file of a predictor, checked for what every reader of it relies on; raises WorkError."""
-    size = sum(tensor.nbytes for tensor in predictor.state_dict().values())
-    if size > LARGEST:
-        raise InputError(f"the folded weights take {size / 2**30:.1f} GiB, and an ONNX file holds at most 2 GiB")
+    held = {tensor.data_ptr(): (name, tensor.nbytes) for name, tensor in predictor.state_dict().items()}  # tied: once
+    check_size(dict(held.values()), ONNX_LIMIT)
     try:
         program = torch.onnx.export(
             predictor.eval(),
@@ -347,6 +362,7 @@ def _to_onnx(predictor: nn.Module, example: Tensor, input_name: str, metadata: d
     assert program is not None, "dynamo=True returns a program"
     model = program.model_proto
     _strip(model)
+    model.ir_version = IR_VERSION  # the exporter's own is of what was stripped
     _set_metadata(model, metadata)
     _check(model, input_name, f"torch {torch.__version__}")
     return model
@@ -373,8 +389,8 @@ def _check(model: onnx.ModelProto, input_name: str, writer: str) -> None:
     opsets = {opset.domain: opset.version for opset in model.opset_import}
     if opsets != {"": OPSET} or model.ir_version > IR_VERSION:
         raise WorkError(
-            f"{writer} wrote opsets {opsets} and IR version {model.ir_version}; for every supported "
-            f"ONNX Runtime to read the file, it must be opset {OPSET} alone and IR version {IR_VERSION} at most"
+            f"{writer} wrote opsets {opsets} and IR version {model.ir_version}; for older ONNX Runtimes to read the "
+            f"file, too, it must be opset {OPSET} alone and IR version {IR_VERSION} at most"
         )
     training = [node.op_type for node in model.graph.node if node.op_type in _TRAINING_ONLY]
     if training:

@@ -11,16 +11,18 @@ from typing import Literal
 import numpy as np
 import torch
 from torch import Tensor, fx, nn
-from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.instancenorm import _InstanceNorm
 
 from autodial.converters.fold import Domain
 from autodial.converters.image_input import ImageInput
 from autodial.converters.onnx_file import (
     BATCHES,
+    ONNX_LIMIT,
     Comparison,
     ExportReport,
     Preprocess,
     TargetPredictor,
+    check_size,
     digest,
     make_metadata,
     note_repeated,
@@ -29,6 +31,7 @@ from autodial.converters.onnx_file import (
 from autodial.converters.precision import Precision, plan_lowering
 from autodial.converters.reference import TrainingImages, measure
 from autodial.converters.torch_fold import batch_statistics_error, fold_graph
+from autodial.converters.torch_modules import is_batch_norm
 from autodial.converters.triton import TritonModel
 from autodial.data.labels import check_class_names, tell_apart
 from autodial.data.sequences import is_one_name
@@ -126,7 +129,9 @@ def export_module(
     names, notes = _class_names(classes, count)
 
     predictor = TargetPredictor(unfolded, Preprocess(images)).eval()
-    folded, merged, kept = fold_graph(_exported(predictor, torch.from_numpy(samples[:2])), _name)
+    program = _exported(predictor, torch.from_numpy(samples[:2]))
+    check_size(_sizes(program), ONNX_LIMIT)
+    folded, merged, kept = fold_graph(program, _name)
     weights = ((name, value.detach().numpy()) for name, value in copied.state_dict().items())
     return write_verified(
         output,
@@ -206,8 +211,10 @@ def _statistics(module: nn.Module) -> str | None:
                 )
             domains.add(layer.test_stats)
             mean, variance = layer.stored()
-        elif isinstance(layer, _BatchNorm):
+        elif is_batch_norm(layer) or isinstance(layer, _InstanceNorm):
             if layer.running_mean is None or layer.running_var is None:
+                if isinstance(layer, _InstanceNorm):  # by each image's own statistics
+                    continue
                 raise batch_statistics_error(name)
             mean, variance = layer.running_mean, layer.running_var
         else:
@@ -264,6 +271,16 @@ def _exported(predictor: nn.Module, example: Tensor) -> torch.export.ExportedPro
     except Exception as error:  # torch.export raises what a module of the user's raises, and much besides
         reason = str(error).strip().splitlines() or [type(error).__name__]
         raise WorkError(f"torch.export can't export the module: {reason[0]}") from error
+
+
+def _sizes(program: torch.export.ExportedProgram) -> dict[str, int]:
+    """Bytes of the parameters and buffers that the program reads, by the user's names; of tied ones, once."""
+    signature = program.graph_signature
+    names = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
+    read = [names[node.name] for node in program.graph.nodes if node.name in names and node.users]
+    held = {name: program.state_dict[name] for name in read if name in program.state_dict}
+    first = {tensor.data_ptr(): name for name, tensor in reversed(held.items())}
+    return {name.removeprefix("net.module."): held[name].nbytes for name in first.values()}
 
 
 def _name(node: fx.Node) -> str:

@@ -1,8 +1,9 @@
 """Folding of a torch module: autodial.converters.fold's affine functions, in a graph of torch's operators.
 
-In eval mode a batch normalization is y = a * x + b per channel, with a = weight / sqrt(variance + eps) and
-b = bias - a * mean. A convolution or linear layer in front takes a and b into its weight and bias; what remains is one
-product and one sum. All of this is computed in float64 and rounded to float32.
+In eval mode a batch normalization, or an instance normalization with stored statistics, is y = a * x + b per channel,
+with a = weight / sqrt(variance + eps) and b = bias - a * mean. A convolution or linear layer in front takes a and b
+into its weight and bias; what remains is one product and one sum. All of this is computed in float64 and rounded to
+float32.
 """
 
 from __future__ import annotations
@@ -25,12 +26,13 @@ _CONVOLUTIONS = {
     _aten.conv3d.padding,
 }
 _TRANSPOSED = {_aten.conv_transpose1d.default, _aten.conv_transpose2d.input, _aten.conv_transpose3d.input}
+_NORMALIZATIONS = {_aten.batch_norm.default, _aten.instance_norm.default}
 
 
 def fold_graph(
     program: torch.export.ExportedProgram, name_of: Callable[[fx.Node], str]
 ) -> tuple[fx.GraphModule, dict[str, str], tuple[str, ...]]:
-    """The graph of an exported program without its batch normalizations.
+    """The graph of an exported program without its batch normalizations, its weights computed.
 
     Args:
         program: of a module in eval mode; it stays as it is.
@@ -45,12 +47,15 @@ def fold_graph(
     """
     module = program.module(check_guards=False)
     graph = module.graph
+    _compute_weights(module)
     merged: dict[str, str] = {}
     kept: list[str] = []
-    for node in [node for node in graph.nodes if node.target is _aten.batch_norm.default]:
-        x, weight, bias, mean, variance, training, _, eps, _ = node.args
+    for node in [node for node in graph.nodes if node.target in _NORMALIZATIONS]:
+        x, weight, bias, mean, variance, by_batch, _, eps, _ = node.args
         name = name_of(node)
-        if training:
+        if by_batch:
+            if node.target is _aten.instance_norm.default:  # by each image's own statistics
+                continue
             raise batch_statistics_error(name)
         if not all(_is_constant(value) for value in (weight, bias, mean, variance)):
             continue
@@ -79,6 +84,24 @@ def fold_graph(
     graph.eliminate_dead_code()
     # A plain one: that of an exported program can't be put into eval mode.
     return fx.GraphModule(module, graph), merged, tuple(kept)
+
+
+def _compute_weights(module: fx.GraphModule) -> None:
+    """Put constants in the place of weights that are computed from others, by weight standardization for example."""
+    graph = module.graph
+    weights = {
+        argument: None  # a set in the graph's order
+        for node in graph.nodes
+        if node.target is _aten.linear.default or node.target in _CONVOLUTIONS or node.target in _TRANSPOSED
+        for argument in node.args[1:3]
+        if isinstance(argument, fx.Node)
+    }
+    normalized = [node for node in graph.nodes if node.target in _NORMALIZATIONS]
+    for node in [*weights, *normalized]:
+        if node.op == "call_function" and _is_constant(node):
+            with graph.inserting_before(node):
+                node.replace_all_uses_with(_hold(module, f"{node.name}_computed", _evaluate(module, node).detach()))
+    graph.eliminate_dead_code()
 
 
 def batch_statistics_error(name: str) -> InputError:

@@ -1,38 +1,74 @@
 """AutoDIAL for any torch module: alignment in place of batch normalization, and batches of a source and a target.
 
-    from autodial.converters import AutoDIAL, convert_batchnorm
-    from autodial.layers import EntropyLoss
+from autodial.converters import AutoDIAL, convert_batchnorm, parameter_groups
+from autodial.layers import EntropyLoss
 
-    net = AutoDIAL(convert_batchnorm(torchvision.models.resnet50(weights="DEFAULT")))
-    optimizer = torch.optim.SGD(net.parameters(), lr=1e-3, momentum=0.9)
-    entropy = EntropyLoss()
-    for (source, labels), target in zip(source_loader, target_loader):
-        source_scores, target_scores = net(source, target)
-        loss = F.cross_entropy(source_scores, labels) + 0.1 * entropy(target_scores)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-    target_scores = net.eval()(target)
-
-Caffe's nets give alpha no weight decay; with an optimizer that has one, put the alphas into a group of their own.
+net = AutoDIAL(convert_batchnorm(torchvision.models.resnet50(weights="DEFAULT")))
+optimizer = torch.optim.SGD(parameter_groups(net), lr=1e-3, momentum=0.9, weight_decay=5e-4)
+entropy = EntropyLoss()
+for (source, labels), target in zip(source_loader, target_loader):
+    source_scores, target_scores = net(source, target)
+    loss = F.cross_entropy(source_scores, labels) + 0.1 * entropy(target_scores)
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+target_scores = net.eval()(target)
 """
 
 from __future__ import annotations
 
+import copy
 from itertools import chain
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from torch.utils import _pytree as pytree
 
 from autodial.errors import InputError
-from autodial.layers import DomainAlignment, LayerError
-from autodial.wording import counted
+from autodial.layers import DomainAlignment, pairs
+from autodial.layers.pairs import Pair
+
+if TYPE_CHECKING:
+    from typing import TypeGuard
+
+    from typing_extensions import Self
 
 _FORWARDS = (_BatchNorm.forward, nn.SyncBatchNorm.forward)
+
+
+class StatisticsOfPairs(_BatchNorm):
+    """What torch.optim.swa_utils.update_bn finds in a net with domain alignment, and is refused by.
+
+    It looks for torch's batch normalization, and passes over a net without any in silence; then the averaged weights
+    would keep the statistics of others. This takes no part in a forward pass, and all layers share one. It is none of
+    BatchNorm1d, 2d, 3d and SyncBatchNorm, and has no parameters or buffers: what else looks for batch normalization
+    finds one of 0 channels without statistics, whose weight and bias are empty tensors.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(0, affine=False, track_running_stats=False)
+        self._parameters.clear()
+        for name in ("weight", "bias"):
+            setattr(self, name, torch.empty(0))
+
+    def reset_parameters(self) -> None:
+        """Do nothing, as there are none."""
+
+    def reset_running_stats(self) -> None:
+        """Raise InputError."""
+        raise InputError(
+            "update_bn can't compute the statistics of domain alignment, which come from pairs of a source and a "
+            "target: see `AutoDIAL` for how averaged weights get theirs"
+        )
+
+    def extra_repr(self) -> str:
+        return ""
+
+
+_STATISTICS_OF_PAIRS = StatisticsOfPairs()
 _SAME_FOR_BOTH = (type(None), bool, int, float, str)
 """What a module may return beside tensors: it is no matter of samples, so each domain gets it."""
 
@@ -55,7 +91,7 @@ class AlignedBatchNorm(DomainAlignment):
     State: DomainAlignment's, and `weight` and `bias` (C,), None if not `affine`.
 
     Raises:
-        LayerError: as DomainAlignment, or a training batch of another size than `batch_size`, where that is set.
+        LayerError: as DomainAlignment.
     """
 
     weight: nn.Parameter | None
@@ -75,13 +111,12 @@ class AlignedBatchNorm(DomainAlignment):
             num_features, slice_point=slice_point, eps=eps, moving_average_fraction=moving_average_fraction
         )
         self.track_running_stats = track_running_stats
-        self.batch_size: int | None = None
-        """Samples of both domains in a training batch; None: any number."""
+        self.statistics_of_pairs = _STATISTICS_OF_PAIRS
         self.weight = nn.Parameter(torch.ones(num_features)) if affine else None
         self.bias = nn.Parameter(torch.zeros(num_features)) if affine else None
 
     @classmethod
-    def from_batch_norm(cls, norm: _BatchNorm, slice_point: int | None = None) -> AlignedBatchNorm:
+    def from_batch_norm(cls, norm: _BatchNorm, slice_point: int | None = None) -> Self:
         """The layer that takes over from a torch BatchNorm, with its weight and bias themselves and its statistics."""
         layer = cls(
             norm.num_features,
@@ -113,16 +148,33 @@ class AlignedBatchNorm(DomainAlignment):
             return F.batch_norm(x, None, None, self.weight, self.bias, training=True, eps=self.eps)
         if self.uses_stored:
             return self.scaled(x, self.weight, self.bias)
-        if self.batch_size not in (None, len(x)):
-            raise LayerError(
-                f"an AlignedBatchNorm of {counted(self.num_features, 'channel')} gets a batch of {len(x)} where source "
-                f"and target together are {self.batch_size}: the samples must stay along the first axis, unmerged "
-                "with any other, for the two domains to be told apart"
-            )
         # With a scale alignment keeps its input for the backward pass, not its output, which a ReLU(inplace=True)
         # behind would spoil.
         scale = torch.ones_like(self.mean[0]) if self.weight is None else self.weight
         return self.scaled(x, scale, self.bias)
+
+
+class AlignedBatchNormAct(AlignedBatchNorm):
+    """An AlignedBatchNorm, a dropout and an activation in one layer, as timm's BatchNormAct2d has them.
+
+    Input, output, arguments, state and errors: AlignedBatchNorm's, and `drop` and `act`, any modules, Identity until
+    they are set.
+    """
+
+    def __init__(self, num_features: int, **options: Any) -> None:
+        super().__init__(num_features, **options)
+        self.drop: nn.Module = nn.Identity()
+        self.act: nn.Module = nn.Identity()
+
+    @classmethod
+    def from_batch_norm(cls, norm: _BatchNorm, slice_point: int | None = None) -> Self:
+        layer = super().from_batch_norm(norm, slice_point)
+        layer.drop, layer.act = norm.get_submodule("drop"), norm.get_submodule("act")
+        return layer
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.act(self.drop(super().forward(x)))
+        return y
 
 
 def convert_batchnorm(module: nn.Module, *, slice_point: int | None = None) -> nn.Module:
@@ -135,6 +187,10 @@ def convert_batchnorm(module: nn.Module, *, slice_point: int | None = None) -> n
     and its momentum None, an average over all batches, is a fraction of 1. A BatchNorm's `running_var` is of unbiased
     variances, a factor of m / (m - 1) for batches of m values per channel; new ones get it, too, with m the values of
     both domains together. SyncBatchNorm's exchange between processes is not kept: each has statistics of its own.
+
+    A BatchNorm with a dropout `drop` and an activation `act` of its own, such as timm's BatchNormAct2d, becomes an
+    AlignedBatchNormAct with both. A trial on random numbers shows first whether `drop` and `act`, in this order, are
+    all that it does besides. Normalization with fixed statistics, such as torchvision's FrozenBatchNorm2d, stays.
 
     In state dicts, `weight` and `bias` keep their names; `alpha`, `mean`, `variance` and `normalizer` take the place of
     `running_mean`, `running_var` and `num_batches_tracked`. So load a checkpoint of the original module before.
@@ -152,8 +208,15 @@ def convert_batchnorm(module: nn.Module, *, slice_point: int | None = None) -> n
             converted: the sentence names it. The module is unchanged.
     """
     layers = module.named_modules(remove_duplicate=False)
-    found = [(name, norm) for name, norm in layers if isinstance(norm, _BatchNorm)]
+    found = [(name, norm) for name, norm in layers if is_batch_norm(norm)]
     if not found and not any(isinstance(layer, DomainAlignment) for layer in module.modules()):
+        frozen = next((layer for layer in module.modules() if _is_frozen(layer)), None)
+        if frozen is not None:
+            raise InputError(
+                f"{type(module).__name__} has no batch normalization but with fixed statistics "
+                f"({type(frozen).__name__}), which no training moves towards the target's: build it with BatchNorm2d "
+                "(in torchvision, norm_layer=torch.nn.BatchNorm2d), and load the same weights"
+            )
         raise InputError(
             f"{type(module).__name__} has no batch normalization to convert: put autodial.layers.DomainAlignment "
             "behind its layers with weights, as the paper does in AlexNet"
@@ -163,7 +226,8 @@ def convert_batchnorm(module: nn.Module, *, slice_point: int | None = None) -> n
     made: dict[_BatchNorm, AlignedBatchNorm] = {}
     for name, norm in found:
         if norm not in made:
-            made[norm] = AlignedBatchNorm.from_batch_norm(norm, slice_point)
+            kind = AlignedBatchNorm if _is_plain(norm) else AlignedBatchNormAct
+            made[norm] = kind.from_batch_norm(norm, slice_point)
         if name:
             module.set_submodule(name, made[norm])
         else:
@@ -176,11 +240,6 @@ def _check_convertible(name: str, norm: _BatchNorm) -> None:
     where = f'layer "{name}" ({type(norm).__name__})' if name else f"this {type(norm).__name__}"
     if isinstance(norm, nn.modules.lazy.LazyModuleMixin):
         raise InputError(f"{where} does not know its number of channels yet: run the module on one batch first")
-    if type(norm).forward not in _FORWARDS:
-        raise InputError(
-            f"{where} is a batch normalization with a forward pass of its own, which conversion would lose: put a "
-            "plain BatchNorm and what it does besides in its place"
-        )
     if any(value is not None and not isinstance(value, nn.Parameter) for value in (norm.weight, norm.bias)):
         raise InputError(
             f"{where} has a weight or bias that is computed from others (parametrized, normalized or pruned): make it "
@@ -190,6 +249,61 @@ def _check_convertible(name: str, norm: _BatchNorm) -> None:
         raise InputError(
             f"{where} has momentum 0, so that its statistics would never become the target's: set another, such as 0.1"
         )
+    if not (_is_plain(norm) or _has_parts(norm)):
+        raise InputError(
+            f"{where} is a batch normalization with a forward pass of its own, which conversion would lose: put a "
+            "plain BatchNorm and what it does besides in its place"
+        )
+
+
+def is_batch_norm(layer: nn.Module) -> TypeGuard[_BatchNorm]:
+    """Whether it is one of torch's batch normalizations, which may be a class derived from them."""
+    return isinstance(layer, _BatchNorm) and not isinstance(layer, StatisticsOfPairs)
+
+
+def _is_plain(norm: _BatchNorm) -> bool:
+    return type(norm).forward in _FORWARDS
+
+
+def _is_frozen(layer: nn.Module) -> bool:
+    """Whether it is a batch normalization with fixed statistics, as those of torchvision, timm and Detectron2."""
+    return (
+        not isinstance(layer, _NormBase)
+        and {"running_mean", "running_var"} <= dict(layer.named_buffers(recurse=False)).keys()
+    )
+
+
+@torch.no_grad()
+def _has_parts(norm: _BatchNorm) -> bool:
+    """Whether it is a batch normalization, then its dropout `drop`, then its activation `act`, tried in both modes."""
+    if not all(isinstance(getattr(norm, name, None), nn.Module) for name in ("drop", "act")):
+        return False
+    trial: Any = copy.deepcopy(norm)
+    held = next(chain(trial.parameters(), (b for b in trial.buffers() if b.is_floating_point())), torch.empty(0))
+    if held.is_meta:
+        return False
+    devices = [held.device] if held.is_cuda else []
+    with torch.random.fork_rng(devices):
+        torch.manual_seed(0)
+        x = torch.randn(4, norm.num_features, 3, 3).to(held.device, held.dtype)
+        # torch's SyncBatchNorm trains on GPUs alone, and would wait for other processes
+        for training in (False,) if isinstance(norm, nn.SyncBatchNorm) else (False, True):
+            trial.train(training)
+            by_batch = training or trial.running_mean is None
+            stored = (None, None) if by_batch else (trial.running_mean, trial.running_var)
+            torch.manual_seed(1)
+            expected = F.batch_norm(x, *stored, trial.weight, trial.bias, training=by_batch, eps=norm.eps)
+            expected = trial.act(trial.drop(expected))
+            torch.manual_seed(1)
+            try:
+                result = trial(x.clone())
+            except Exception:  # whatever a class of the user's may raise
+                return False
+            if not isinstance(result, Tensor) or result.shape != expected.shape:
+                return False
+            if not torch.allclose(result, expected, rtol=1e-3, atol=1e-3, equal_nan=True):
+                return False
+    return True
 
 
 class AutoDIAL(nn.Module):
@@ -203,6 +317,24 @@ class AutoDIAL(nn.Module):
     `source` and `target` are what the module takes: a tensor, or dicts, lists, tuples of tensors of one structure, in
     any depth, with samples along the first axis. So is the output; a number, a tensor without axes or None in it goes
     to both. The samples must stay along the first axis at every DomainAlignment layer.
+
+    A pass keeps its pair's sizes to itself, so that several pairs, of other sizes too, may come before one backward
+    pass, in several threads, with `torch.utils.checkpoint` inside (reentrant checkpoints not inside of others) and with
+    torch.compile. Where activations are recomputed, a pass's statistics count once more, as in torch's BatchNorm.
+
+    Averaged weights (torch.optim.swa_utils.AveragedModel) come with the statistics that their last weights had, and
+    need their own. torch's update_bn, which knows of one domain, raises InputError. Means over the batches, as it
+    computes them for BatchNorm, are those of some pairs in training mode:
+
+        for layer in averaged.modules():
+            if isinstance(layer, DomainAlignment):
+                layer.moving_average_fraction = 1.0
+                for moving_sum in (layer.mean, layer.variance, layer.normalizer):
+                    moving_sum.zero_()
+        averaged.train()
+        with torch.no_grad():
+            for source, target in pairs:
+                averaged(source, target)
 
     Wrap this in DistributedDataParallel or DataParallel, not the module inside, so that each replica gets a pair, and
     has statistics of its own. The module is `net.module`, to save and to export.
@@ -221,6 +353,7 @@ class AutoDIAL(nn.Module):
                 "convert_batchnorm(module) puts them in the place of its batch normalization"
             )
         self.module = module
+        self.statistics_of_pairs = _STATISTICS_OF_PAIRS
 
     def forward(self, source: Any, target: Any = None) -> Any:
         if not self.training:
@@ -229,22 +362,47 @@ class AutoDIAL(nn.Module):
             return self.module(source)
         if target is None:
             raise InputError("in training mode the source needs the target beside it: net(source, target)")
-        batch, sizes = _join(source, target)
+        batch, pair = _join(source, target)
         for layer in self.module.modules():
             if isinstance(layer, DomainAlignment):
-                layer.slice_point = sizes[0]
-            if isinstance(layer, AlignedBatchNorm):
-                layer.batch_size = sum(sizes)
-        return _part(self.module(batch), sizes)
+                layer.paired = True
+                layer.clip_alpha()
+        with pairs.running(pair):
+            output = self.module(batch)
+        pairs.leave(pair, _tensors(output), _tensors(batch))
+        return _part(output, pair)
 
 
-def _join(source: Any, target: Any) -> tuple[Any, tuple[int, int]]:
+def parameter_groups(module: nn.Module) -> list[dict[str, Any]]:
+    """A module's parameters as a torch optimizer takes them, with no weight decay for alphas.
+
+    Decay would draw an alpha from 1, a domain's own statistics, to 0.5, where both domains share theirs. Caffe's nets
+    spare it by `decay_mult: 0`.
+
+        optimizer = torch.optim.SGD(parameter_groups(net), lr=1e-3, momentum=0.9, weight_decay=5e-4)
+
+    Args:
+        module: with or without DomainAlignment layers, an AutoDIAL for example.
+
+    Returns:
+        groups with all that `module.parameters()` has, each once: {"params": [...]} and, for the alphas,
+        {"params": [...], "weight_decay": 0.0}. Further options may be set in either.
+    """
+    alphas = {layer.alpha: None for layer in module.modules() if isinstance(layer, DomainAlignment)}
+    groups: list[dict[str, Any]] = [
+        {"params": [parameter for parameter in module.parameters() if parameter not in alphas]},
+        {"params": list(alphas), "weight_decay": 0.0},
+    ]
+    return [group for group in groups if group["params"]]
+
+
+def _join(source: Any, target: Any) -> tuple[Any, Pair]:
     """One tree of the two domains' tensors, the source's samples first, and how many samples each has."""
     leaves, structure = pytree.tree_flatten(source)
     others, other_structure = pytree.tree_flatten(target)
     if structure != other_structure:
         raise InputError(f"source and target are not of the same structure: {structure} and {other_structure}")
-    sizes = _batch_size("source", leaves), _batch_size("target", others)
+    sizes = Pair(_batch_size("source", leaves), _batch_size("target", others))
     joined = []
     for leaf, other in zip(leaves, others, strict=True):
         if isinstance(leaf, Tensor) and isinstance(other, Tensor):
@@ -266,6 +424,10 @@ def _join(source: Any, target: Any) -> tuple[Any, tuple[int, int]]:
     return pytree.tree_unflatten(joined, structure), sizes
 
 
+def _tensors(tree: Any) -> list[Tensor]:
+    return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, Tensor)]
+
+
 def _batch_size(domain: str, leaves: list[Any]) -> int:
     """Number of samples of a domain's tensors."""
     sizes = {len(leaf) if leaf.dim() else None for leaf in leaves if isinstance(leaf, Tensor)}
@@ -278,7 +440,7 @@ def _batch_size(domain: str, leaves: list[Any]) -> int:
     return size
 
 
-def _part(output: Any, sizes: tuple[int, int]) -> tuple[Any, Any]:
+def _part(output: Any, sizes: Pair) -> tuple[Any, Any]:
     """A tree of tensors with both domains' samples as one tree for each."""
     leaves, structure = pytree.tree_flatten(output)
     halves: list[tuple[Any, Any]] = []

@@ -19,8 +19,7 @@ def read_labels(path: Path) -> list[str]:
             names don't have (see `check_class_names`).
     """
     text = read_text(path, "a list of class names").rstrip()
-    names = [line.strip() for line in text.split("
-")]
+    names = [line.strip() for line in text.split("\n")]
     if not text:
         raise InputError(f"{path} names no classes: write one name per line")
     if "" in names:

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from autodial.layers import pairs
 from autodial.layers.alignment import align
 from autodial.layers.base import Layer, LayerContext, LayerError, Shape, register
 from autodial.layers.fillers import fill
@@ -65,10 +66,13 @@ class DomainAlignment(Layer):
     Raises:
         LayerError: num_features or a slice_point that is no whole number, a slice_point below 1, a negative eps, an
             alpha that is NaN, a moving_average_fraction outside of [0, 1], or other test_stats than those two; a batch
-            of whole numbers or of another number of channels, or a training batch without samples of both domains.
+            of whole numbers or of another number of channels, or a training batch without samples of both domains, or
+            not of the pair's samples that an AutoDIAL is given.
     """
 
     statistics = (1, 2, 3)
+    paired: bool = False
+    """Whether the layer is part of an AutoDIAL, whose pairs say which samples are the source's."""
     alpha: nn.Parameter
     mean: Tensor
     variance: Tensor
@@ -150,6 +154,13 @@ class DomainAlignment(Layer):
             )
         return slice_point
 
+    def clip_alpha(self) -> None:
+        """Clip alpha to [0.5, 1], as a training forward pass does first; in an AutoDIAL, before it runs its module."""
+        with torch.no_grad():
+            # To autograd `data` is no change: a compiled graph keeps alpha for its backward pass, and the next forward
+            # pass may come before that. torch.export doesn't know it.
+            (self.alpha if torch.compiler.is_exporting() else self.alpha.data).clamp_(0.5, 1)
+
     def stored(self) -> tuple[Tensor, Tensor]:
         """Mean and variance (C,) that eval mode normalizes with: those of the domain `test_stats`."""
         row = TARGET if self.test_stats == "target" else SOURCE
@@ -183,9 +194,11 @@ class DomainAlignment(Layer):
             scale, bias = (row if row is None else row.to(mean.dtype) for row in (scale, bias))
             y = F.batch_norm(x, mean, variance, scale, bias, eps=self.eps)
             return F.relu(y) if relu else y
-        slice_point = self.source_samples(self.whole(x.shape[0]))
-        with torch.no_grad():
-            self.alpha.clamp_(0.5, 1)
+        samples = self.whole(x.shape[0])
+        slice_point = self._paired_samples(samples) if self.paired else None
+        if slice_point is None:
+            slice_point = self.source_samples(samples)
+            self.clip_alpha()
         y, mean, var = align(x, self.alpha, slice_point, self.eps, scale, bias, relu=relu, shares=self.shares)
         self._store(mean, var, self.whole(x.numel() // self.num_features))
         return y
@@ -202,6 +215,30 @@ class DomainAlignment(Layer):
             if buffer.dtype in (torch.bfloat16, torch.float16):  # a moving sum would stop where its steps round away
                 setattr(self, name, before[name].to(buffer.device))
         return self
+
+    def _paired_samples(self, batch_size: int) -> int | None:
+        """`source_samples` of the AutoDIAL's pair that the batch was made of; None where it was made of none."""
+        pair, layer = pairs.current(), f"{type(self).__name__} of {counted(self.num_features, 'channel')}"
+        if pair is not None:
+            if batch_size != sum(pair):
+                raise LayerError(
+                    f"{layer} gets a batch of {batch_size} where source and target together are {sum(pair)}: the "
+                    "samples must stay along the first axis, unmerged with any other, for the two domains to be told "
+                    "apart"
+                )
+            return pair.source
+        if pairs.evaluated() is not None:
+            raise LayerError(
+                f"{layer} is run again in a backward pass, and it can't be told for which pair: checkpoints inside of "
+                "others need use_reentrant=False, all of them"
+            )
+        if self.slice_point is None:
+            raise LayerError(
+                f"{layer} is part of an AutoDIAL, and in training mode gets a batch of {batch_size} from elsewhere: "
+                "from its own caller, a thread that the module started, or a checkpoint around compiled layers. Call "
+                "the AutoDIAL with a source and a target, compile checkpoints too, or set the layer's slice_point"
+            )
+        return None
 
     def _check_channels(self, shape: Sequence[int]) -> None:
         if _channels(shape) != self.num_features:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -17,6 +16,7 @@ import onnxruntime
 import pytest
 import torch
 import torch.nn.functional as F
+from environments import environment
 from image_nets import with_inputs
 
 from autodial.converters import caffe_export
@@ -496,15 +496,6 @@ def test_our_own_net_reads_the_shipped_nets(shipped: Any) -> None:
     folder, logits, blob, expected = shipped
     assert {layer.type for layer in read_net(folder / "deploy.prototxt").layer} <= BVLC
     assert_same(read_pair(folder, blob, logits), expected)
-
-
-def environment(folder: Path, *requirements: str) -> Path:
-    """A virtual environment with these packages; its Python."""
-    subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
-    python = folder / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
-    for requirement in requirements:
-        subprocess.run([str(python), "-m", "pip", "install", "--quiet", *requirement.split()], check=True, timeout=600)
-    return python
 
 
 @pytest.fixture(scope="module")

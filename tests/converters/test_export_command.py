@@ -89,6 +89,7 @@ def test_json_is_the_whole_report(project: Path) -> None:
     assert (report["output"], report["file_size"]) == (str(output), output.stat().st_size)
     model = onnx.load(output)
     assert (report["opset"], report["ir_version"]) == (model.opset_import[0].version, model.ir_version)
+    assert model.opset_import[0].version <= 18 and model.ir_version <= 8
     assert report["metadata"] == json.loads(model.metadata_props[0].value)
     assert 0 <= report["relative_difference"] <= report["tolerance"]
     assert report["batches"] == [1, 2, 7] and "ONNX Runtime" in report["runtime"]

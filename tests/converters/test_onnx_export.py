@@ -18,6 +18,7 @@ from image_nets import with_inputs
 from originals import RECORDS, shared
 
 from autodial.converters import onnx_export
+from autodial.converters.caffe_export import export_caffe
 from autodial.converters.onnx_export import export
 from autodial.converters.onnx_file import ExportReport
 from autodial.deploy.metadata import ModelInfo
@@ -213,7 +214,7 @@ def test_interface_and_metadata(alex: Any) -> None:
 def test_format_and_graph(alex: Any) -> None:
     report, _, _ = alex
     model = onnx.load(report.output, load_external_data=False)
-    assert model.ir_version <= 10
+    assert model.ir_version <= 8
     assert [(opset.domain, opset.version) for opset in model.opset_import] == [("", 18)]
     assert not any(tensor.external_data for tensor in model.graph.initializer)
     types = {node.op_type for node in model.graph.node}
@@ -531,6 +532,38 @@ def test_layer_that_no_file_can_hold_is_refused_before_the_net_is_built(
     net.layer.insert(1, parse_net(f"layer {{ {layer} }}").layer[0])
     with pytest.raises(InputError, match=message):
         export(net, Weights(""), tmp_path / "model.onnx", raw_input=True)
+
+
+HUGE = """
+layer { name: "data" type: "Input" top: "data" input_param { shape { dim: 1 dim: 3 dim: 420 dim: 420 } } }
+layer { name: "fc" type: "InnerProduct" bottom: "data" top: "fc" inner_product_param { num_output: %d } }
+layer { name: "scores" type: "InnerProduct" bottom: "fc" top: "scores" inner_product_param { num_output: 2 } }
+layer { name: "other" type: "InnerProduct" bottom: "data" top: "other" inner_product_param { num_output: 2000 } }
+layer { name: "prob" type: "Softmax" bottom: "scores" top: "prob" }
+"""
+
+
+@pytest.mark.parametrize("precision", ["float32", "fp16", "int8"])
+def test_weights_that_no_file_can_hold_are_refused_before_the_net_is_built(precision: Any, tmp_path: Path) -> None:
+    def rows(count: int) -> Any:
+        return np.broadcast_to(np.float32(0), (count, 3 * 420 * 420))  # of no memory
+
+    net = parse_net(HUGE % 1015)
+    fc, scores, other = (pb.LayerParameter(name=name) for name in ("fc", "scores", "other"))
+    blobs = [LayerWeights(fc, [rows(1015)]), LayerWeights(scores, []), LayerWeights(other, [rows(2000)])]
+    limit = (
+        r'the weights take 2\.00 GiB, 2\.00 of them for layer "fc", and an ONNX file holds at most 2 GiB, and so does'
+    )
+    with pytest.raises(InputError, match=limit):
+        export(net, Weights("huge", blobs), tmp_path / "model.onnx", raw_input=True, precision=precision)
+    with pytest.raises(InputError, match=r'2\.00 of them for layer "fc", and a caffemodel holds at most 2 GiB'):
+        export_caffe(net, Weights("huge", blobs), tmp_path / "folder")
+    assert not list(tmp_path.iterdir())
+    # what the logits don't need does not count
+    with pytest.raises(InputError, match="hold nothing for layer scores"):
+        small = parse_net(HUGE % 1)
+        blobs = [LayerWeights(fc, [rows(1), np.zeros(1, np.float32)]), LayerWeights(other, [rows(2000)])]
+        export(small, Weights("small", blobs), tmp_path / "model.onnx", raw_input=True)
 
 
 def test_layer_that_no_file_can_hold_does_no_harm_where_the_logits_need_it_not(tmp_path: Path) -> None:

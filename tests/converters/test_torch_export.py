@@ -20,8 +20,9 @@ from torch.nn.utils import parametrizations
 from typer.testing import CliRunner
 
 from autodial.cli import app
-from autodial.converters import AutoDIAL, convert_batchnorm, export_module, torch_export
+from autodial.converters import AutoDIAL, convert_batchnorm, export_module, onnx_file, torch_export
 from autodial.converters.command import describe
+from autodial.converters.torch_fold import fold_graph
 from autodial.deploy import Predictor
 from autodial.errors import InputError, WorkError
 from autodial.layers import DomainAlignment
@@ -37,9 +38,9 @@ def _seed() -> None:
 def used(module: nn.Module) -> nn.Module:
     """The module with statistics, weights and biases as training leaves them, different ones for each domain."""
     for layer in module.modules():
-        if isinstance(layer, _BatchNorm):
-            layer.running_mean.normal_(0, 0.3)  # type: ignore[union-attr]
-            layer.running_var.uniform_(0.5, 2)  # type: ignore[union-attr]
+        if isinstance(layer, _BatchNorm) and layer.running_mean is not None and layer.running_var is not None:
+            layer.running_mean.normal_(0, 0.3)
+            layer.running_var.uniform_(0.5, 2)
         elif isinstance(layer, DomainAlignment):
             layer.normalizer.fill_(3)
             layer.mean.normal_(0, 0.5)
@@ -126,7 +127,7 @@ def test_report_and_metadata(resnet: Any) -> None:
     assert report.file_size == report.output.stat().st_size
     model = onnx.load(report.output)
     assert [(put.domain, put.version) for put in model.opset_import] == [("", report.opset)]
-    assert model.ir_version == report.ir_version
+    assert model.ir_version == report.ir_version <= 8
     record = json.loads(json.dumps(report.record()))
     assert record["output"] == str(report.output) and record["metadata"] == report.metadata
     info = Predictor(report.output, "cpu").info
@@ -225,6 +226,65 @@ def test_what_is_done_to_the_images(order: Any, scale: float, mean: Any, std: An
     assert report.metadata["statistics"] is None
 
 
+class Standardized(nn.Conv2d):
+    """Weight standardization, as in timm."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight = self.weight.reshape(1, self.out_channels, -1)
+        weight = F.batch_norm(weight, None, None, training=True, momentum=0.0, eps=1e-6).reshape_as(self.weight)
+        return F.conv2d(x, weight, self.bias, self.stride, self.padding)
+
+
+class AddsNormalized(nn.Module):
+    """A constant that is normalized, and no layer's weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.values = nn.Parameter(torch.randn(4, 5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + F.batch_norm(self.values, None, None, training=True).mean(0)
+
+
+def normalized(tracked: bool) -> nn.Module:
+    norm = nn.InstanceNorm2d(6, affine=True, track_running_stats=tracked)
+    if norm.running_mean is not None and norm.running_var is not None:
+        norm.running_mean.normal_()
+        norm.running_var.uniform_(0.5, 2)
+    return norm
+
+
+@pytest.mark.parametrize(
+    ("layers", "merged"),
+    [
+        ([Standardized(3, 6, 3, padding=1)], {}),
+        ([Standardized(3, 6, 3, padding=1), used(nn.BatchNorm2d(6))], {"0.1": "0.0"}),
+        ([nn.Conv2d(3, 6, 3, padding=1), normalized(True)], {"0.1": "0.0"}),
+        ([nn.Conv2d(3, 6, 3, padding=1), normalized(False)], {}),
+        ([nn.Conv2d(3, 6, 3, padding=1), nn.Flatten(), nn.Linear(216, 5), AddsNormalized(), nn.Linear(5, 216)], {}),
+        ([nn.Conv2d(3, 6, 3, padding=1), torchvision.ops.FrozenBatchNorm2d(6)], {}),
+    ],
+)
+def test_other_normalizations(layers: list[nn.Module], merged: dict[str, str], tmp_path: Path) -> None:
+    module = nn.Sequential(nn.Sequential(*layers), nn.ReLU(), nn.Flatten(), nn.Linear(216, 3))
+    report = export_module(module, tmp_path / "model.onnx", size=(6, 6))
+    assert report.merged == merged and report.kept == ()
+    images = bytes_of(4, 6)
+    x = torch.from_numpy(images[..., ::-1].transpose(0, 3, 1, 2).copy()).double() / 255
+    with torch.no_grad():
+        logits = module.double().eval()(x).numpy()
+    np.testing.assert_allclose(run(report.output, images), logits, rtol=0, atol=1e-5 * np.ptp(logits))
+    weights = {tensor.name for tensor in onnx.load(report.output).graph.initializer}
+    assert all(node.input[1] in weights for node in onnx.load(report.output).graph.node if node.op_type == "Conv")
+
+
+def test_damaged_statistics_of_an_instance_normalization(tmp_path: Path) -> None:
+    norm = nn.InstanceNorm2d(3, track_running_stats=True)
+    norm.running_mean[1] = torch.nan  # type: ignore[index]
+    with pytest.raises(InputError, match=r'layer "0" \(InstanceNorm2d\): channel 1 has the stored mean nan'):
+        export_module(nn.Sequential(norm, flat()), tmp_path / "model.onnx", size=(6, 6))
+
+
 def test_the_wrapper_another_domain_and_half_precision(tmp_path: Path) -> None:
     net = AutoDIAL(used(convert_batchnorm(flat(more=nn.BatchNorm1d(3)))))
     norm = net.module[2]  # type: ignore[index]
@@ -308,6 +368,33 @@ def test_what_can_be_known_before_is_refused(options: dict[str, Any], message: s
     with pytest.raises(InputError, match=message):
         export_module(arguments.pop("module"), tmp_path / "model.onnx", **arguments)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(("more", "refused"), [(-4, False), (0, False), (4, True)])
+def test_weights_that_no_file_can_hold(
+    more: int, refused: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Tied(nn.Module):
+        """Two names for one weight, and a layer that the logits don't need."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc, self.again, self.unused = nn.Linear(108, 108), nn.Linear(108, 108, bias=False), nn.Linear(99, 99)
+            self.again.weight = self.fc.weight
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.again(self.fc(x.flatten(1)))
+
+    folded = []
+    monkeypatch.setattr(torch_export, "fold_graph", lambda *given: folded.append(given) or fold_graph(*given))
+    size = 4 * (108 * 108 + 108) + 4 * 3 + 8 * 3  # and the images' scale, and the order of their channels
+    monkeypatch.setattr(onnx_file, "LARGEST", size - more)
+    if not refused:
+        export_module(Tied(), tmp_path / "model.onnx", size=(6, 6))
+        return
+    with pytest.raises(InputError, match=r"of them for (fc|again)\.weight, and an ONNX file holds at most 2 GiB"):
+        export_module(Tied(), tmp_path / "model.onnx", size=(6, 6))
+    assert not folded and not list(tmp_path.iterdir())
 
 
 def test_a_folder_that_is_not_there(tmp_path: Path) -> None:

@@ -2,7 +2,10 @@ from __future__ import annotations
 
 import copy
 import pickle
+import textwrap
 from collections import OrderedDict
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
@@ -12,9 +15,16 @@ import torchvision
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.utils import parametrizations
+from torch.optim.swa_utils import AveragedModel, update_bn
 from torch.utils.checkpoint import checkpoint
 
-from autodial.converters.torch_modules import AlignedBatchNorm, AutoDIAL, convert_batchnorm
+from autodial.converters.torch_modules import (
+    AlignedBatchNorm,
+    AlignedBatchNormAct,
+    AutoDIAL,
+    convert_batchnorm,
+    parameter_groups,
+)
 from autodial.errors import InputError
 from autodial.layers import DomainAlignment, EntropyLoss, LayerError
 
@@ -81,7 +91,7 @@ def test_networks_of_torchvision_give_in_eval_mode_what_they_gave(name: str, siz
         torch.testing.assert_close(converted(x), expected, rtol=0, atol=1e-5 * expected.abs().max().item())
     assert converted is module
     assert sum(type(layer) is AlignedBatchNorm for layer in module.modules()) == layers
-    assert not any(isinstance(layer, _BatchNorm) for layer in module.modules())
+    assert not any(isinstance(layer, _BatchNorm) and layer.num_features for layer in module.modules())
 
 
 @pytest.mark.parametrize("affine", [True, False])
@@ -199,9 +209,104 @@ class Renamed(nn.BatchNorm2d):
     pass
 
 
+class NormAct(nn.BatchNorm2d):
+    """A normalization with dropout and activation, as timm has them."""
+
+    def __init__(self, channels: int, drop: nn.Module | None = None, act: nn.Module | None = None, **more: Any) -> None:
+        super().__init__(channels, **more)
+        self.drop = drop or nn.Identity()
+        self.act = act or nn.SiLU(inplace=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        own = self.training or not self.track_running_stats
+        stored = (None, None) if own else (self.running_mean, self.running_var)
+        y = F.batch_norm(x, *stored, self.weight, self.bias, own, eps=self.eps)
+        return self.act(self.drop(y))
+
+
+class Halved(NormAct):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) / 2
+
+
+class NoisyInTraining(NormAct):
+    def forward(self, x: Tensor) -> Tensor:
+        y = super().forward(x)
+        return y + torch.randn_like(y) if self.training else y
+
+
+class Flat(NormAct):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).flatten(2)
+
+
+class Chosen(NormAct):
+    """One that takes an argument more."""
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:  # type: ignore[override]
+        return super().forward(x) * mask
+
+
+@pytest.mark.parametrize("affine", [True, False])
+@pytest.mark.parametrize("tracked", [True, False])
+def test_a_normalization_with_dropout_and_activation(tracked: bool, affine: bool) -> None:
+    act = nn.PReLU(4)
+    norm = NormAct(4, nn.Dropout(0.5), act, affine=affine, track_running_stats=tracked)
+    module = used(nn.Sequential(nn.Conv2d(3, 4, 1), norm)).eval()
+    x, names = images(), {name for name, _ in module.named_parameters()}
+    before = [torch.random.get_rng_state(), module.state_dict()]
+    expected = module(x)
+    converted = convert_batchnorm(module)
+    assert torch.equal(torch.random.get_rng_state(), before[0])  # type: ignore[arg-type]
+    torch.testing.assert_close(converted(x), expected, rtol=0, atol=1e-6)
+    assert {name for name, _ in converted.named_parameters()} - names == {"1.alpha"}
+    layer = converted.get_submodule("1")
+    assert isinstance(layer, AlignedBatchNormAct) and layer.act is act
+
+    # in training: alignment, dropout, activation
+    layer.train()
+    plain = convert_batchnorm(nn.BatchNorm2d(4, affine=affine))
+    plain.load_state_dict(layer.state_dict(), strict=False)
+    torch.manual_seed(3)
+    y = layer(x.mean(1, keepdim=True).expand(-1, 4, -1, -1))
+    torch.manual_seed(3)
+    torch.testing.assert_close(y, act(F.dropout(plain(x.mean(1, keepdim=True).expand(-1, 4, -1, -1)), 0.5)))
+    assert 0.2 < (y == 0).float().mean() < 0.8
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "layers"),
+    [("efficientnet_b0", 64, 49), ("mobilenetv3_small_100", 64, 34), ("regnety_002", 64, 44), ("resnetrs50", 64, 56)],
+)
+def test_networks_of_timm_give_in_eval_mode_what_they_gave(name: str, size: int, layers: int) -> None:
+    timm = pytest.importorskip("timm")
+    module = used(timm.create_model(name, pretrained=False, num_classes=7)).eval()
+    x = images(2, size)
+    with torch.no_grad():
+        expected = module(x)
+        converted = convert_batchnorm(module)
+        torch.testing.assert_close(converted(x), expected, rtol=0, atol=1e-6 * expected.abs().max().item())
+    assert sum(isinstance(layer, AlignedBatchNorm) for layer in converted.modules()) == layers
+    source, target = AutoDIAL(converted)(images(2, size), images(3, size))
+    assert (source.shape, target.shape) == ((2, 7), (3, 7))
+    (source.sum() + target.sum()).backward()
+
+
+def test_fixed_statistics_are_left_and_said_so() -> None:
+    frozen = torchvision.ops.FrozenBatchNorm2d
+    module = torchvision.models.resnet18(norm_layer=frozen)
+    refused(module, r"no batch normalization but with fixed statistics \(FrozenBatchNorm2d\)")
+    half = nn.Sequential(frozen(3), nn.BatchNorm2d(3))
+    assert [type(layer) for layer in convert_batchnorm(half)] == [frozen, AlignedBatchNorm]  # type: ignore[call-overload]
+    refused(nn.Sequential(nn.InstanceNorm2d(3, track_running_stats=True)), "Sequential has no batch normalization to")
+
+
 def test_what_cannot_be_converted_is_refused_whole() -> None:
     refused(small().append(nn.LazyBatchNorm1d()), r'layer "5" \(LazyBatchNorm1d\) does not know its number of channels')
     refused(small().append(Activated(4)), r'layer "5" \(Activated\) .* forward pass of its own')
+    for kind in (Halved, NoisyInTraining, Flat, Chosen):
+        refused(small().append(kind(4)), rf'layer "5" \({kind.__name__}\) .* forward pass of its own')
+    refused(small().append(NormAct(4).to("meta")), r'layer "5" \(NormAct\) .* forward pass of its own')
     refused(small().append(nn.BatchNorm1d(4, momentum=0)), r'layer "5" \(BatchNorm1d\) has momentum 0')
     refused(nn.BatchNorm1d(4, momentum=0), "this BatchNorm1d has momentum 0")
     refused(nn.Sequential(nn.Linear(2, 2)), "Sequential has no batch normalization")
@@ -448,6 +553,116 @@ def test_recomputed_activations_give_the_same_gradients() -> None:
         (first.square().sum() + second.sum()).backward()
         gradients.append([parameter.grad for parameter in net.parameters()])
     torch.testing.assert_close(gradients[0], gradients[1])
+
+
+# Averaged weights and weight decay
+
+
+def pairs(count: int = 3) -> list[tuple[Tensor, Tensor]]:
+    return [(images(4), images(4) * 2 + 1) for _ in range(count)]
+
+
+@pytest.mark.parametrize("wrapped", [True, False])
+def test_update_bn_is_refused(wrapped: bool) -> None:
+    net = trained()
+    live = net if wrapped else net.module
+    averaged = AveragedModel(live)
+    averaged.update_parameters(live)
+    state = copy.deepcopy(averaged.state_dict())
+    for each in (averaged, live):
+        with pytest.raises(
+            InputError, match=r"update_bn can't compute the statistics of domain alignment, .* a target"
+        ):
+            update_bn([images()], each)
+    torch.testing.assert_close(averaged.state_dict(), state)
+    by_hand = AutoDIAL(nn.Sequential(nn.Linear(3, 4), DomainAlignment(4)))
+    with pytest.raises(InputError, match="update_bn"):
+        update_bn([torch.randn(4, 3)], by_hand)
+
+
+def test_what_looks_for_batch_normalization_is_not_disturbed() -> None:
+    net = trained()
+    names = list(net.state_dict())
+    for layer in net.modules():
+        if isinstance(layer, _BatchNorm):  # as such loops do it
+            layer.eval()
+            layer.weight.requires_grad = False
+            layer.weight.data.fill_(1)
+            layer.momentum = 0.01
+            layer.reset_parameters()
+    same = nn.SyncBatchNorm.convert_sync_batchnorm(copy.deepcopy(net))
+    for each in (same, pickle.loads(pickle.dumps(net))):
+        assert list(each.state_dict()) == names == list(net.state_dict())
+        assert [type(layer) for layer in each.modules() if isinstance(layer, DomainAlignment)] == [AlignedBatchNorm]
+    assert convert_batchnorm(net) is net and all(parameter.requires_grad for parameter in net.parameters())
+
+
+def test_the_statistics_of_averaged_weights_as_the_docstring_has_it() -> None:
+    net = AutoDIAL(convert_batchnorm(small()))
+    net.module[1].alpha.data.fill_(0.5)  # type: ignore[index, union-attr]
+    averaged = AveragedModel(net)
+    for _ in range(3):
+        averaged.update_parameters(net)
+        with torch.no_grad():
+            for parameter in net.module[0].parameters():  # type: ignore[index, union-attr]
+                parameter.add_(torch.randn_like(parameter) * 0.1)
+    given = pairs()
+    lines = textwrap.dedent(str(AutoDIAL.__doc__).split("in training mode:")[1].split("Wrap this")[0])
+    exec(lines, {"averaged": averaged, "pairs": given, "DomainAlignment": DomainAlignment, "torch": torch})
+
+    # with alpha 0.5 and halves of one size, each domain has the statistics of both: what update_bn computes
+    expected = small()
+    expected[0].load_state_dict(averaged.module.module[0].state_dict())  # type: ignore[union-attr, index]
+    update_bn([torch.cat(pair) for pair in given], expected)
+    mean, variance = averaged.module.module[1].stored()  # type: ignore[union-attr, index, operator]
+    torch.testing.assert_close((mean, variance), (expected[1].running_mean, expected[1].running_var))
+
+
+def test_weight_decay_does_not_reach_alpha() -> None:
+    def after(groups: Callable[[nn.Module], Any]) -> tuple[Tensor, Tensor]:
+        torch.manual_seed(0)
+        net = AutoDIAL(convert_batchnorm(small()))
+        optimizer = torch.optim.SGD(groups(net), lr=0.01, momentum=0.9, weight_decay=5e-4)
+        for parameter in net.parameters():
+            parameter.grad = torch.zeros_like(parameter)
+        for _ in range(3000):
+            optimizer.step()
+        return net.module[1].alpha, net.module[0].weight  # type: ignore[union-attr, index, return-value]
+
+    alpha, weight = after(parameter_groups)
+    decayed, same = after(lambda net: net.parameters())
+    assert alpha.item() == 1 and decayed.item() == pytest.approx(0.86, abs=0.005)
+    torch.testing.assert_close(weight, same)
+
+
+def test_groups_hold_every_parameter_once() -> None:
+    norm = nn.BatchNorm1d(4)
+    net = AutoDIAL(convert_batchnorm(nn.Sequential(nn.Linear(4, 4), norm, nn.ReLU(), norm, DomainAlignment(4))))
+    others, alphas = parameter_groups(net)
+    assert alphas["weight_decay"] == 0 and "weight_decay" not in others
+    assert {id(p) for p in alphas["params"]} == {id(p) for name, p in net.named_parameters() if name.endswith("alpha")}
+    assert len(alphas["params"]) == 2
+    assert sorted(map(id, others["params"] + alphas["params"])) == sorted(map(id, net.parameters()))
+    plain = nn.Linear(2, 2)
+    assert parameter_groups(plain) == [{"params": list(plain.parameters())}]
+    assert len(parameter_groups(DomainAlignment(4))) == 1
+
+
+def test_the_example_in_the_readme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+    section = text.split("### Your own PyTorch network")[1]
+    example = section.split("```python\n")[1].split("```")[0]
+    monkeypatch.chdir(tmp_path)
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    given: dict[str, Any] = {
+        "model": model.append(nn.Linear(4, 2)),
+        "source_loader": [(images(4), torch.tensor([0, 1, 1, 0]))] * 2,
+        "target_loader": [images(3)] * 2,
+        "names": ["cat", "dog"],
+    }
+    exec(example, given)
+    assert given["report"].output.resolve() == tmp_path / "target_predictor.onnx"
+    assert [group["weight_decay"] for group in given["optimizer"].param_groups] == [5e-4, 0]
 
 
 # The whole of it
