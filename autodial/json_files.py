@@ -262,4 +262,6 @@ def _shown(value: Any) -> str:
 
 
 def _short(text: str) -> str:
-    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+    """The beginning of a text, without characters that a terminal would obey."""
+    beginning = text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+    return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in beginning)
