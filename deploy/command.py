@@ -229,8 +229,8 @@ def describe(summary: Summary) -> str:
         lines.append(f"Slowest: {'; then '.join([rates[0], ', '.join(rates[1:])]) if rates[1:] else rates[0]}")
     if summary.errors:
         lines.append(f"{summary.errors} without labels: the column error says why")
-    if summary.damaged:
-        lines.append(f"{summary.damaged} damaged: their rows have that status, and what the decoder said")
+    if damaged := summary.statuses.get("damaged"):
+        lines.append(f"{damaged} damaged: their rows have that status, and what the decoder said")
     if summary.passed_over:
         from autodial.deploy.inputs import describe_kinds
 

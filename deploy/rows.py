@@ -23,6 +23,8 @@ _ROW_GROUP = 2**16
 """Rows that a Parquet file holds together."""
 _FORMULA = tuple("=+-@\t\r\n＝＋－＠")  # noqa: RUF001 - of full width, for Japanese spreadsheets
 """What makes spreadsheets take a cell of CSV for a formula, where it begins with it."""
+STATUSES = ("ok", "damaged", "error")
+"""What the column `status` may say."""
 
 
 class Row(NamedTuple):
@@ -148,7 +150,7 @@ class Csv(Format):
         if row.entropy is not None:
             fields.append(f"{row.entropy:.6g}")
         fields += [f"{logit:.9g}" for logit in row.logits]
-        fields.append(row.remark or "")
+        fields.append(self._text(row.remark or ""))
         return fields
 
     @staticmethod

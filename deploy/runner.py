@@ -26,7 +26,7 @@ from autodial.deploy.marks import Done
 from autodial.deploy.metadata import ModelInfo
 from autodial.deploy.predictor import BATCH_SIZE, Predictor
 from autodial.deploy.reader import Batch, read_batches
-from autodial.deploy.rows import Columns, Csv, Row, format_of, score
+from autodial.deploy.rows import STATUSES, Columns, Csv, Row, format_of, score
 from autodial.deploy.sorting import Sorter
 from autodial.deploy.writer import STANDARD_OUTPUT, Table, open_table, unfinished, write_whole
 from autodial.errors import InputError, WorkError
@@ -84,8 +84,8 @@ class Summary:
     frequent first."""
     drift: Drift | None = None
     """How the images compare with the model's training list, where that was asked for."""
-    damaged: int = 0
-    """Rows of damaged images, with labels or without."""
+    statuses: Mapping[str, int] = field(default_factory=dict)
+    """Rows by their status: ok, damaged (with labels or without) or error."""
 
     @property
     def images_per_second(self) -> float:
@@ -97,7 +97,7 @@ class Summary:
         return {
             "table": str(self.table),
             "rows": self.images,
-            "statuses": {"ok": self.images - self.errors, "error": self.errors},
+            "statuses": {status: self.statuses.get(status, 0) for status in STATUSES},
             "classes": dict(self.counts),
             "resumed": self.resumed,
             "seconds": self.seconds,
@@ -277,7 +277,7 @@ def predict_folder(
         stages=sorted(stages, key=lambda stage: stage.images_per_second),
         passed_over=dict(passed_over.kinds.most_common()),
         drift=compared,
-        damaged=tally.damaged,
+        statuses=tally.statuses,
     )
 
 

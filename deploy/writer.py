@@ -36,8 +36,8 @@ class Tally:
     rows: int = 0
     errors: int = 0
     """Rows without labels."""
-    damaged: int = 0
-    """Rows of damaged images, with labels or without."""
+    statuses: Counter[str] = field(default_factory=Counter)
+    """Rows by their status: ok, damaged (with labels or without) or error."""
     counts: Counter[int] = field(default_factory=Counter)
     """Rows by their first class."""
     figures: Counts | None = None
@@ -47,7 +47,7 @@ class Tally:
         """Count `rows`, which come next."""
         self.rows += len(rows)
         for row in rows:
-            self.damaged += row.damage != ""
+            self.statuses[row.status] += 1
             if row.error is not None:
                 self.errors += 1
             else:
@@ -97,7 +97,8 @@ class _ResumableTable(Table):
     ) -> None:
         tally = Tally(figures=figures)
         if kept is not None:
-            tally.rows, tally.errors, tally.damaged = kept["rows"], kept["errors"], kept["damaged"]
+            tally.rows, tally.errors = kept["rows"], kept["errors"]
+            tally.statuses.update(kept["statuses"])
             tally.counts.update({int(index): count for index, count in kept["counts"].items()})
             if figures is not None and kept["figures"] is not None:
                 figures.restore(kept["figures"])
@@ -133,7 +134,7 @@ class _ResumableTable(Table):
             "rows": tally.rows,
             "bytes": self._size,
             "errors": tally.errors,
-            "damaged": tally.damaged,
+            "statuses": tally.statuses,
             "counts": tally.counts,
             "figures": None if tally.figures is None else tally.figures.state(),
         }
@@ -249,6 +250,7 @@ class _Record(TypedDict):
     rows: _Count
     bytes: _Count
     errors: _Count
+    statuses: Mapping[str, _Count]
     counts: Mapping[str, _Count]
     figures: _Figures | None
 

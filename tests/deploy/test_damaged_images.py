@@ -127,7 +127,10 @@ def test_without_labels_damage_is_a_failure(autodial: Command, model: Any, mixed
 
 def test_the_library_redirects_nothing(model: Any, mixed: Path, tmp_path: Path, capfd: Capture) -> None:
     summary = predict_folder(model.path, [mixed], tmp_path / "o.csv")
-    assert (summary.damaged, summary.errors) == (1, 1)  # the missing end marker is seen without the decoder's words
+    assert (summary.statuses["damaged"], summary.errors) == (
+        1,
+        1,
+    )  # the missing end marker is seen without the decoder's words
     assert "Corrupt JPEG data" in capfd.readouterr().err
     with pytest.raises(WorkError, match="end marker"):
         predict_folder(model.path, [mixed / "04.jpg"], tmp_path / "p.csv", label_damaged=False, max_failures=0)

@@ -224,14 +224,14 @@ def test_the_summary_for_programs(model: Any, photos: Path, tmp_path: Path, caps
     with table.open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
     assert err == ""
-    assert (record["table"], record["rows"], record["statuses"]) == (str(table), 6, {"ok": 5, "error": 1})
+    assert (record["table"], record["rows"], record["statuses"]) == (str(table), 6, {"ok": 5, "damaged": 0, "error": 1})
     assert record["classes"] == Counter(row["label_1"] for row in rows if row["status"] == "ok")
     assert (record["device"], record["provider"], record["drift"]) == ("cpu", "CPUExecutionProvider", None)
     assert record["seconds"] > 0 and {stage["name"] for stage in record["stages"]} == {"decode", "run", "write"}
     (tmp_path / "broken.png").touch()
     with pytest.raises(WorkError, match="The only image can't be labelled"):
         run(model.path, tmp_path / "broken.png", "-o", out, "--json")
-    assert json.loads(capsys.readouterr().out)["statuses"] == {"ok": 0, "error": 1}
+    assert json.loads(capsys.readouterr().out)["statuses"] == {"ok": 0, "damaged": 0, "error": 1}
     with pytest.raises(InputError, match="-o - and --json both take standard output"):
         run(model.path, photos, "-o", "-", "--json")
 
