@@ -25,6 +25,9 @@ SHORT = [
     *("--set", "solver.max_iter=5", "--set", "solver.test_initialization=false", "--set", "solver.test_interval=100"),
     *("--set", "solver.iter_size=1", "--set", "solver.snapshot_prefix=new", *QUICK),
 ]
+TIME = ["time", "--net", "net.prototxt", "--variant", "mine", "--iterations", "1", "--device", "cpu"]
+RESUME = ["train", "--solver", "solver.prototxt", "--snapshot", "spots_iter_4.solverstate", *SHORT]
+TABLE = ["predict", "m.onnx", "target", "z.png", "-o", "out.csv", "--resume", "--batch-size", "4", "--device", "cpu"]
 
 
 def _rewrite(path: Path, change: Callable[[random.Random, Any], bytes], rng: random.Random) -> None:
@@ -32,12 +35,9 @@ def _rewrite(path: Path, change: Callable[[random.Random, Any], bytes], rng: ran
     path.write_bytes(change(rng, data if change is damaged_bytes else data.decode()))
 
 
-def _with(arguments: list[str], **options: str) -> list[str]:
-    """Arguments with the values of some options replaced."""
-    changed = list(arguments)
-    for name, value in options.items():
-        changed[changed.index(f"--{name}") + 1] = value
-    return changed
+def testing(net: str) -> list[str]:
+    """The command that tests another net."""
+    return [net if word == "net.prototxt" else word for word in TEST]
 
 
 def nets(rng: random.Random, folder: Path) -> list[str]:
@@ -63,7 +63,7 @@ def solvers(rng: random.Random, folder: Path) -> list[str]:
 
 def settings(rng: random.Random, folder: Path) -> list[str]:
     _rewrite(folder / "mine.settings", damaged_text, rng)
-    return ["time", "--net", "net.prototxt", "--variant", "mine", "--iterations", "1", "--device", "cpu"]
+    return TIME
 
 
 def lists(rng: random.Random, folder: Path) -> list[str]:
@@ -83,12 +83,12 @@ def caffemodels(rng: random.Random, folder: Path) -> list[str]:
 
 def solverstates(rng: random.Random, folder: Path) -> list[str]:
     _rewrite(folder / "spots_iter_4.solverstate", damaged_bytes, rng)
-    return ["train", "--solver", "solver.prototxt", "--snapshot", "spots_iter_4.solverstate", "-o", "again", *SHORT]
+    return [*RESUME, "-o", "again"]
 
 
 def means(rng: random.Random, folder: Path) -> list[str]:
     _rewrite(folder / "mean.binaryproto", damaged_bytes, rng)
-    return _with(TEST, net="mean.prototxt")
+    return testing("mean.prototxt")
 
 
 def hdf5_files(rng: random.Random, folder: Path) -> list[str]:
@@ -98,7 +98,7 @@ def hdf5_files(rng: random.Random, folder: Path) -> list[str]:
         _rewrite(path, damaged_bytes, rng)
     else:
         _lead_elsewhere(rng, path)
-    return ["upgrade", "w.h5", "new.caffemodel"] if weights else _with(TEST, net="hdf5.prototxt")
+    return ["upgrade", "w.h5", "new.caffemodel"] if weights else testing("hdf5.prototxt")
 
 
 def _lead_elsewhere(rng: random.Random, path: Path) -> None:
@@ -129,14 +129,14 @@ def _lead_elsewhere(rng: random.Random, path: Path) -> None:
 
 def lmdbs(rng: random.Random, folder: Path) -> list[str]:
     _rewrite(folder / "test.lmdb/data.mdb", damaged_bytes, rng)
-    return _with(TEST, net="lmdb.prototxt")
+    return testing("lmdb.prototxt")
 
 
 def run_records(rng: random.Random, folder: Path) -> list[str]:
     path = folder / "run/run.json"
     path.write_bytes(damaged_json(rng, json.loads(path.read_text())))
     if rng.random() < 0.3:
-        return ["train", "--solver", "solver.prototxt", "--snapshot", "spots_iter_4.solverstate", "-o", "run", *SHORT]
+        return [*RESUME, "-o", "run"]
     return REPORT
 
 
@@ -161,16 +161,7 @@ def unfinished_tables(rng: random.Random, folder: Path) -> list[str]:
     else:
         path = folder / "out.csv.partial.json"
         path.write_bytes(damaged_json(rng, json.loads(path.read_text())))
-    return [
-        "predict",
-        "m.onnx",
-        "target",
-        "z.png",
-        "-o",
-        "out.csv",
-        *("--batch-size", "4", "--device", "cpu"),
-        "--resume",
-    ]
+    return TABLE
 
 
 def models(rng: random.Random, folder: Path) -> list[str]:

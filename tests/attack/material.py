@@ -57,7 +57,7 @@ layer { name: "bn" type: "BatchNorm" bottom: "conv" top: "conv" }
 layer { name: "fc" type: "InnerProduct" bottom: "conv" top: "fc" inner_product_param { num_output: 3 } }
 layer { name: "prob" type: "Softmax" bottom: "fc" top: "prob" }
 """
-SETTINGS = "# a variant\nloss-target.loss_weight=0.2\n*-dial.param[0].lr_mult=0\nconv.convolution_param.pad=0\n"
+SETTINGS = "# a variant\nloss-target.loss_weight=0.2\n*/dial.param[0].lr_mult=0\nconv.convolution_param.pad=0\n"
 QUICK = ("--device", "cpu", "--workers", "0")
 TEST_LAYER = 'type: "ImageData" top: "data" top: "label" include { phase: TEST }'
 
@@ -97,9 +97,7 @@ def make_data(folder: Path) -> None:
             datum = pb.Datum(channels=3, height=8, width=8, data=image.tobytes(), label=label)
             transaction.put(f"{i:04}".encode(), datum.SerializeToString())
     with h5py.File(folder / "test.h5", "w") as file:
-        file["data"] = np.stack([image.transpose(2, 0, 1) for image, _ in images if image is not None]) * np.float32(
-            0.01
-        )
+        file["data"] = np.stack([image for image, _ in images]) * np.float32(0.01)
         file["label"] = np.array([label for _, label in images], np.float32)
     (folder / "h5.txt").write_text("test.h5\n")
     head, tail = NET.split(TEST_LAYER)

@@ -8,12 +8,29 @@ from pathlib import Path
 
 import pytest
 from attack import Figures, Victim, fresh, judge
-from kinds import KINDS
+from kinds import KINDS, PREDICT, REPORT, RESUME, TABLE, TEST, TIME, testing
 
 pytestmark = [
     pytest.mark.attack,
     pytest.mark.skipif(sys.platform == "win32", reason="these names and files can't be made there"),
 ]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        *(TIME, REPORT, PREDICT, TABLE, TEST, [*RESUME, "-o", "run"]),
+        *(testing(f"{name}.prototxt") for name in ("mean", "lmdb", "hdf5")),
+        ["upgrade", "w.h5", "new.caffemodel"],
+        ["dialize", "plain.prototxt", "-o", "dialized.prototxt"],
+    ],
+    ids=" ".join,
+)
+def test_what_is_whole_is_accepted(arguments: list[str], victim: Victim, project: tuple[Path, Path]) -> None:
+    """Otherwise damage would be refused for another reason than the damage."""
+    fresh(*project)
+    answer = victim.run(arguments, project[1])
+    assert answer["status"] == 0, answer["err"]
 
 
 @pytest.mark.parametrize("kind", KINDS)

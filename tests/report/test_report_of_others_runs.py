@@ -144,26 +144,28 @@ def test_every_name_is_text(autodial: Autodial, read_page: Any, project: Path) -
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no named pipes")
 @pytest.mark.parametrize("name", ["labels.txt", "test.txt", "target/0.png", "spots_iter_8.caffemodel"])
-def test_pipes_are_not_waited_for(autodial: Autodial, project: Path, name: str) -> None:
+def test_pipes_are_not_waited_for(project: Path, name: str) -> None:
     Path(name).unlink()
     os.mkfifo(name)
-    assert autodial("report", "run", *OPTIONS)[0] == 0
+    run = Run.read(project / "run")
+    result = evaluate(run, images=5, layers=[], device=torch.device("cpu"), workers=0)
+    assert isinstance(result.predictions, Absent) == (name in ("test.txt", "target/0.png"))
 
 
-@pytest.mark.parametrize("name", ["x" * 5_000, "a\\000b", "../" * 2_000, "\\377\\376"])
-def test_paths_that_no_system_has(autodial: Autodial, read_page: Any, project: Path, name: str) -> None:
+def test_paths_that_no_system_has(autodial: Autodial, read_page: Any, project: Path) -> None:
+    """Names that are too long, or hold NUL or bytes in no encoding: what is found there is nothing."""
+
     def spoil(start: dict[str, Any]) -> None:
-        start["nets"] = [net.replace("test.txt", name) for net in start["nets"]]
+        for name, other in (("source.txt", "x" * 5_000), ("target.txt", "a\\000b"), ("test.txt", "../" * 2_000)):
+            start["nets"] = [net.replace(name, other) for net in start["nets"]]
         start["folder"] = start["net_folders"][0] = "x" * 5_000
 
     edit_record(project, spoil)
     log = Path("run/log.jsonl")
     log.write_text(log.read_text().replace("spots_iter_4", "y" * 5_000))
     status, _, err = autodial("report", "run", *OPTIONS)
-    if status == 0:
-        assert "No predictions: " in read_page(project / "run/report.html").text
-    else:
-        assert status == 2, err
+    assert status == 0, err
+    assert "No predictions: " in read_page(project / "run/report.html").text
 
 
 def test_images_without_finite_scores_are_left_out(autodial: Autodial, read_page: Any, project: Path) -> None:
