@@ -6,6 +6,7 @@ from os import PathLike
 from pathlib import Path
 
 from autodial.errors import InputError
+from autodial.wording import shortened
 
 
 def find(path: str | PathLike[str], base_dir: Path | None) -> Path:
@@ -24,7 +25,7 @@ def find(path: str | PathLike[str], base_dir: Path | None) -> Path:
             if candidate.exists():
                 return candidate
         except OSError as error:  # a name too long, a folder without access
-            raise InputError(f'"{path}" can\'t be looked up: {error.strerror}') from None
+            raise InputError(f'"{shortened(str(path))}" can\'t be looked up: {error.strerror}') from None
     places = list(dict.fromkeys(str(candidate.absolute()) for candidate in candidates))
     looked = "" if places == [str(path)] else f" (looked for {' and '.join(places)})"
     raise InputError(f'"{path}" does not exist{looked}')
