@@ -12,8 +12,6 @@ from originals import RECORDS
 
 from autodial.cli import main
 
-sys.path.append(str(Path(__file__).parent))  # for damaged, which pytest's importlib mode would not find
-
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("attack", "tests/attack, which -m attack runs")

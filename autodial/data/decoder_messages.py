@@ -32,6 +32,8 @@ _log = logging.getLogger(__name__)
 _STDERR = 2
 _POLL = 0.2
 """Seconds after which what no decoder wrote is passed on."""
+_PATIENCE = 10.0
+"""Seconds after which a thread that decodes is waited for no longer: it was interrupted, or its image is enormous."""
 _KEPT = 2**20
 """Bytes of the temporary file from which on it is emptied."""
 _WORDS = 3
@@ -280,8 +282,8 @@ class _Redirection:
         try:
             first = {line for line in map(_text, self._read(before, after).splitlines()) if _is_about_damage(line)}
             if first:
-                with self._having_it_alone():
-                    if self._closed.is_set():
+                with self._having_it_alone() as alone:
+                    if self._closed.is_set() or not alone:
                         return ""
                     before = self._end()
                     decode()
@@ -304,15 +306,15 @@ class _Redirection:
         return os.pread(self._file, end - start, start)
 
     @contextmanager
-    def _having_it_alone(self) -> Iterator[None]:
+    def _having_it_alone(self) -> Iterator[bool]:
+        """Keep other threads from decoding; False if, for a long time, one has not ended that does."""
         with self._turn:
             while self._alone:
                 self._turn.wait()
             self._alone = True
-            while self._decoding:
-                self._turn.wait()
+            alone = self._turn.wait_for(lambda: not self._decoding, _PATIENCE)
         try:
-            yield
+            yield alone
         finally:
             with self._turn:
                 self._alone = False
@@ -328,8 +330,8 @@ class _Redirection:
         if not self._passing.acquire(blocking=self._closed.is_set()):
             return
         try:
-            with self._having_it_alone():
-                if self._suspects and not self._closed.is_set():
+            with self._having_it_alone() as alone:
+                if (not alone or self._suspects) and not self._closed.is_set():
                     return
                 end = self._end()
                 text = self._read(self._passed, end)
@@ -362,7 +364,7 @@ class _Redirection:
 
     def close(self) -> None:
         """Give the descriptor back, and pass on what is left."""
-        with self._having_it_alone():
+        with self._having_it_alone() as alone:
             self._closed.set()
             os.dup2(self._real, _STDERR)
         self._thread.join()
@@ -370,7 +372,8 @@ class _Redirection:
         if self._keeper is not None:
             self._keeper.kill()
             self._keeper.communicate()
-        os.close(self._file)
+        if alone:  # else a thread would look at a file of another's
+            os.close(self._file)
 
     def abandon(self) -> None:
         """Give the descriptor back in a process that was forked."""

@@ -11,7 +11,7 @@ import pytest
 
 from autodial.data.transforms import read_bytes, read_image
 
-RECORDS = Path(__file__).parent / "records" / "avif"
+RECORDS = Path(__file__).parents[1] / "records" / "avif"
 EXPECTED = np.load(RECORDS / "pillow.npz")
 
 pytestmark = pytest.mark.skipif(

@@ -173,9 +173,9 @@ def test_a_failure_before_the_first_row_leaves_nothing(
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs a limit on the size of files")
 def test_a_full_disk(model: Any, photos: Path, tmp_path: Path) -> None:
-    """A limit on the size of files stands in for the disk: 5 rows and a part of the sixth fit.
+    """A limit on the size of files stands in for the disk: 5 rows, a part of the sixth, and the record fit.
 
-    Long paths make these rows larger than the record of how far the run got, wherever the temporary folder is.
+    Long paths make the rows larger than the record, wherever the temporary folder is.
     """
     photos = photos.rename(tmp_path / ("long" * 50))
     program = f"""
@@ -183,15 +183,15 @@ import resource, signal, sys
 from autodial.deploy import predict_folder
 from autodial.errors import WorkError
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-predict_folder({str(model.path)!r}, [{str(photos)!r}], "whole.csv", batch_size=5)
+predict_folder({str(model.path)!r}, [{str(photos)!r}], "whole.csv", top_k=4, logits=True, batch_size=5)
 size = len(b"".join(open("whole.csv", "rb").readlines()[:7])) - 3
 resource.setrlimit(resource.RLIMIT_FSIZE, (max(size, 1), resource.RLIM_INFINITY))
 try:
-    predict_folder({str(model.path)!r}, [{str(photos)!r}], "out.csv", batch_size=5)
+    predict_folder({str(model.path)!r}, [{str(photos)!r}], "out.csv", top_k=4, logits=True, batch_size=5)
 except WorkError as error:
     print(error)
 resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-predict_folder({str(model.path)!r}, [{str(photos)!r}], "out.csv", batch_size=5, resume=True)
+predict_folder({str(model.path)!r}, [{str(photos)!r}], "out.csv", top_k=4, logits=True, batch_size=5, resume=True)
 """
     command = [sys.executable, "-c", program]
     said = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True).stdout
