@@ -290,9 +290,9 @@ def _has_parts(norm: _BatchNorm) -> bool:
         for training in (False,) if isinstance(norm, nn.SyncBatchNorm) else (False, True):
             trial.train(training)
             by_batch = training or trial.running_mean is None
-            mean, var = (None, None) if by_batch else (trial.running_mean, trial.running_var)
+            mean, variance = (None, None) if by_batch else (trial.running_mean, trial.running_var)
             torch.manual_seed(1)
-            expected = F.batch_norm(x, mean, var, trial.weight, trial.bias, training=by_batch, eps=norm.eps)
+            expected = F.batch_norm(x, mean, variance, trial.weight, trial.bias, training=by_batch, eps=norm.eps)
             expected = trial.act(trial.drop(expected))
             torch.manual_seed(1)
             try:
