@@ -177,11 +177,20 @@ def train(
             if console.is_terminal:
                 run.monitors.append(stack.enter_context(Bar(console, run)))
         heeded = stack.enter_context(_heeding_signals(run))
-        finished = run.solve()
+        begun = run.iter
+
+        def again() -> str:
+            state = f"{run.param.snapshot_prefix}_iter_{run.iter}{run.snapshot_suffixes[1]}"
+            return _command(solver, {"--snapshot": state, **options, "-o": folder}, ranks)
+
+        try:
+            finished = run.solve()
+        except Exception:
+            if run.iter > begun and run.saved_at == run.iter:
+                say(f"To go on from iteration {run.iter} once that is mended:\n{again()}")
+            raise
     if not finished:
-        state = f"{run.param.snapshot_prefix}_iter_{run.iter}{run.snapshot_suffixes[1]}"
-        again = _command(solver, {"--snapshot": state, **options, "-o": folder}, ranks)
-        say(f"Interrupted after {counted(run.iter, 'iteration')}. To go on:\n{again}")
+        say(f"Interrupted after {counted(run.iter, 'iteration')}. To go on:\n{again()}")
         raise typer.Exit(TERMINATED if run.ranks is None and signal.SIGTERM in heeded else INTERRUPTED)
     say("Training done.")
     if run.collapses:

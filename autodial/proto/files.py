@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import shutil
@@ -47,6 +48,47 @@ def is_hdf5(path: str | os.PathLike[str], kind: str) -> bool:
             return file.read(len(_HDF5_SIGNATURE)) == _HDF5_SIGNATURE or path.suffix == ".h5"
     except OSError as error:
         raise InputError(f"{path} can't be read: {error.strerror}") from error
+
+
+class AppendedFile:
+    """A file that grows by whole pieces: one that can't be written, on a full disk say, leaves nothing of itself.
+
+    Use it as a context manager, which closes it.
+
+    Args:
+        path: made if it is not there.
+
+    Raises:
+        OSError: it can't be opened.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file = path.open("ab", buffering=0)
+        self._size = self._file.seek(0, os.SEEK_END)
+
+    def __enter__(self) -> AppendedFile:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._file.close()
+
+    def append(self, piece: bytes) -> None:
+        """Write a piece at the end.
+
+        Raises:
+            OSError: it can't be written, or the file is no longer at its place, where others would find it.
+        """
+        if not os.path.samestat(self._path.stat(), os.fstat(self._file.fileno())):
+            raise FileNotFoundError(errno.ENOENT, "another file has taken its place", str(self._path))
+        rest = memoryview(piece)
+        try:
+            while rest:
+                rest = rest[self._file.write(rest) :]
+        except OSError:
+            self._file.truncate(self._size)
+            raise
+        self._size += len(piece)
 
 
 @contextmanager
