@@ -6,14 +6,20 @@ import errno
 import os
 import re
 import shutil
+import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 from typing import BinaryIO
 
 from autodial.errors import InputError, WorkError
+from autodial.outputs import is_abandoned, lock
 
 _HDF5_SIGNATURE = b"\x89HDF\r\n\x1a\n"
+_MOMENT = 0.01
+"""Seconds in which another process has surely removed a file."""
 
 
 def existing_file(path: str | os.PathLike[str], kind: str) -> Path:
@@ -97,21 +103,27 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
 
     It lies in the same folder, as a rename is atomic only within a file system; where `path` is a link, that is the
     folder of what it leads to. After an exception it is removed and `path` is what it was; an OSError becomes a
-    WorkError that names `path`.
+    WorkError that names `path`. What a process that was killed left of such a file goes with the next one.
     """
     final = Path(os.path.realpath(path))
-    aside = final.with_name(f".{final.name}.{os.getpid()}.tmp")
+    aside = _aside(final.parent, final.name)
+    made = False
     try:
-        with aside.open("wb") as file:
+        _remove_leftovers(final.parent, final.name)
+        with _locked_file(aside) as file:
+            made = True
             yield file
             file.flush()
             os.fsync(file.fileno())
-        aside.replace(final)
+            if sys.platform != "win32":
+                aside.replace(final)
+        if sys.platform == "win32":  # where a file that is open stays where it is
+            aside.replace(final)
     except OSError as error:
         raise WorkError(f"{path} can't be written: {error.strerror or error}") from error
     finally:
-        with suppress(FileNotFoundError):
-            aside.unlink()
+        if made:
+            aside.unlink(missing_ok=True)
 
 
 @contextmanager
@@ -121,23 +133,117 @@ def replacing_files(folder: str | os.PathLike[str], last: str) -> Iterator[Path]
     A folder that is not there yet, in one that is, appears complete; one that another process puts there meanwhile
     stays as it is, and is an error. In one that is there, files of other names stay; the old `last` goes before and the
     new one comes after all others, so that it never stands beside files that it does not belong to, whatever
-    interrupts. After an exception nothing has changed; an OSError becomes a WorkError that names `folder`.
+    interrupts. After an exception nothing has changed; an OSError becomes a WorkError that names `folder`. What a
+    process that was killed left of such a folder goes with the next one.
     """
     folder = Path(folder)
-    name = f".{folder.name}.{os.getpid()}.tmp"
+    final = Path(os.path.abspath(folder))  # noqa: PTH100 - the working directory has a name, and a link its own
     there = folder.is_dir()
-    aside = folder / name if there else folder.with_name(name)
+    place = final if there else final.parent
+    aside = _aside(place, final.name)
+    made = False
     try:
-        shutil.rmtree(aside, ignore_errors=True)  # of a process that was killed and had the same number
-        aside.mkdir()
-        yield aside
-        if there:
-            (folder / last).unlink(missing_ok=True)
-            for path in sorted(aside.iterdir(), key=lambda path: path.name == last):
-                path.replace(folder / path.name)
-        else:
-            aside.rename(folder)
+        _remove_leftovers(place, final.name)
+        with _locked_folder(aside):
+            made = True
+            yield aside
+            if there:
+                (folder / last).unlink(missing_ok=True)
+                for path in sorted(aside.iterdir(), key=lambda path: path.name == last):
+                    path.replace(folder / path.name)
+            else:
+                aside.rename(folder)
     except OSError as error:
         raise WorkError(f"{folder} can't be written: {error.strerror or error}") from error
     finally:
-        shutil.rmtree(aside, ignore_errors=True)
+        if made:
+            shutil.rmtree(aside, ignore_errors=True)
+
+
+# --- what killed processes leave
+
+
+def entries(folder: Path) -> list[Path]:
+    """What a folder holds, but for what killed processes left there of what `replacing` and `replacing_files` write."""
+    return [path for path in folder.iterdir() if not (_LEFTOVER.fullmatch(path.name) and is_abandoned(path))]
+
+
+def was_interrupted(folder: Path) -> bool:
+    """Whether a process was killed while it put files into a folder that was there (`replacing_files`)."""
+    return folder.is_dir() and any(
+        _LEFTOVER.fullmatch(path.name) and path.is_dir() and is_abandoned(path) for path in folder.iterdir()
+    )
+
+
+_LEFTOVER = re.compile(r"\.(.+)\.\d+\.tmp", re.DOTALL)
+"""A name of `_aside`, and the name that was to be."""
+
+
+def _aside(folder: Path, name: str) -> Path:
+    return folder / f".{name}.{os.getpid()}.tmp"
+
+
+@cache
+def _leftovers(folder: Path) -> dict[str, list[Path]]:
+    """What lay aside in a folder when this process first wrote there, by the name that was to be."""
+    found: dict[str, list[Path]] = {}
+    with suppress(OSError):
+        for entry in os.scandir(folder):
+            if match := _LEFTOVER.fullmatch(entry.name):
+                found.setdefault(match[1], []).append(Path(entry.path))
+    return found
+
+
+def _remove_leftovers(folder: Path, name: str) -> None:
+    """Remove what killed processes left aside of a file or folder: once, as looking through large folders takes long.
+
+    What has this process's number is looked at each time: numbers are used again.
+    """
+    for path in (*_leftovers(folder).pop(name, ()), _aside(folder, name)):
+        if path.exists() and is_abandoned(path):
+            with suppress(OSError):
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+@contextmanager
+def _locked_file(path: Path) -> Iterator[BinaryIO]:
+    """An empty file that is locked, so that no other process takes it for abandoned."""
+
+    def untouched(name: str, flags: int) -> int:
+        return os.open(name, flags & ~os.O_TRUNC, 0o666)
+
+    while True:
+        with open(path, "wb", opener=untouched) as file:
+            if _lock(file.fileno(), path):
+                file.truncate()
+                yield file
+                return
+
+
+@contextmanager
+def _locked_folder(path: Path) -> Iterator[None]:
+    """A new folder that is locked, so that no other process takes it for abandoned."""
+    if sys.platform == "win32":
+        path.mkdir()
+        yield
+        return
+    while True:
+        path.mkdir()
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            if _lock(descriptor, path):
+                yield
+                return
+        finally:
+            os.close(descriptor)
+
+
+def _lock(descriptor: int, path: Path) -> bool:
+    """Lock what was just made; False if another process, which took it for abandoned, is removing it or has."""
+    if not lock(descriptor):
+        time.sleep(_MOMENT)
+        return False
+    try:
+        return os.path.samestat(path.stat(), os.fstat(descriptor))
+    except FileNotFoundError:
+        return False
