@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import re
 import shutil
 import sys
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from functools import cache
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -18,8 +17,6 @@ from autodial.errors import InputError, WorkError
 from autodial.outputs import is_abandoned, lock
 
 _HDF5_SIGNATURE = b"\x89HDF\r\n\x1a\n"
-_MOMENT = 0.01
-"""Seconds in which another process has surely removed a file."""
 
 
 def existing_file(path: str | os.PathLike[str], kind: str) -> Path:
@@ -106,12 +103,9 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     WorkError that names `path`. What a process that was killed left of such a file goes with the next one.
     """
     final = Path(os.path.realpath(path))
-    aside = _aside(final.parent, final.name)
-    made = False
     try:
-        _remove_leftovers(final.parent, final.name)
-        with _locked_file(aside) as file:
-            made = True
+        _remove_leftovers(final)
+        with _locked_file(final) as (aside, file):
             yield file
             file.flush()
             os.fsync(file.fileno())
@@ -121,9 +115,6 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
             aside.replace(final)
     except OSError as error:
         raise WorkError(f"{path} can't be written: {error.strerror or error}") from error
-    finally:
-        if made:
-            aside.unlink(missing_ok=True)
 
 
 @contextmanager
@@ -139,13 +130,10 @@ def replacing_files(folder: str | os.PathLike[str], last: str) -> Iterator[Path]
     folder = Path(folder)
     final = Path(os.path.abspath(folder))  # noqa: PTH100 - the working directory has a name, and a link its own
     there = folder.is_dir()
-    place = final if there else final.parent
-    aside = _aside(place, final.name)
-    made = False
+    place = (final if there else final.parent) / final.name
     try:
-        _remove_leftovers(place, final.name)
-        with _locked_folder(aside):
-            made = True
+        _remove_leftovers(place)
+        with _locked_folder(place) as aside:
             yield aside
             if there:
                 (folder / last).unlink(missing_ok=True)
@@ -155,9 +143,6 @@ def replacing_files(folder: str | os.PathLike[str], last: str) -> Iterator[Path]
                 aside.rename(folder)
     except OSError as error:
         raise WorkError(f"{folder} can't be written: {error.strerror or error}") from error
-    finally:
-        if made:
-            shutil.rmtree(aside, ignore_errors=True)
 
 
 # --- what killed processes leave
@@ -165,85 +150,75 @@ def replacing_files(folder: str | os.PathLike[str], last: str) -> Iterator[Path]
 
 def entries(folder: Path) -> list[Path]:
     """What a folder holds, but for what killed processes left there of what `replacing` and `replacing_files` write."""
-    return [path for path in folder.iterdir() if not (_LEFTOVER.fullmatch(path.name) and is_abandoned(path))]
+    return [path for path in folder.iterdir() if not (_ASIDE.fullmatch(path.name) and is_abandoned(path))]
 
 
 def was_interrupted(folder: Path) -> bool:
     """Whether a process was killed while it put files into a folder that was there (`replacing_files`)."""
     return folder.is_dir() and any(
-        _LEFTOVER.fullmatch(path.name) and path.is_dir() and is_abandoned(path) for path in folder.iterdir()
+        _ASIDE.fullmatch(path.name) and path.is_dir() and is_abandoned(path) for path in folder.iterdir()
     )
 
 
-_LEFTOVER = re.compile(r"\.(.+)\.\d+\.tmp", re.DOTALL)
-"""A name of `_aside`, and the name that was to be."""
+_ASIDE = re.compile(r"\.(.+)\.\d+-\d+\.tmp", re.DOTALL)
+"""A name from `_asides`, and the name that was to be."""
+_numbers = itertools.count()
 
 
-def _aside(folder: Path, name: str) -> Path:
-    return folder / f".{name}.{os.getpid()}.tmp"
+def _asides(final: Path) -> Iterator[Path]:
+    """Names in the same folder, for what is to be `final`, that this process has not used."""
+    return (final.with_name(f".{final.name}.{os.getpid()}-{number}.tmp") for number in _numbers)
 
 
-@cache
-def _leftovers(folder: Path) -> dict[str, list[Path]]:
-    """What lay aside in a folder when this process first wrote there, by the name that was to be."""
-    found: dict[str, list[Path]] = {}
-    with suppress(OSError):
-        for entry in os.scandir(folder):
-            if match := _LEFTOVER.fullmatch(entry.name):
-                found.setdefault(match[1], []).append(Path(entry.path))
-    return found
-
-
-def _remove_leftovers(folder: Path, name: str) -> None:
-    """Remove what killed processes left aside of a file or folder: once, as looking through large folders takes long.
-
-    What has this process's number is looked at each time: numbers are used again.
-    """
-    for path in (*_leftovers(folder).pop(name, ()), _aside(folder, name)):
-        if path.exists() and is_abandoned(path):
+def _remove_leftovers(final: Path) -> None:
+    """Remove what killed processes left aside of a file or folder; what one is writing is locked."""
+    for path in list(final.parent.iterdir()):
+        match = _ASIDE.fullmatch(path.name)
+        if match and match[1] == final.name and is_abandoned(path):
             with suppress(OSError):
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
 @contextmanager
-def _locked_file(path: Path) -> Iterator[BinaryIO]:
-    """An empty file that is locked, so that no other process takes it for abandoned."""
-
-    def untouched(name: str, flags: int) -> int:
-        return os.open(name, flags & ~os.O_TRUNC, 0o666)
-
-    while True:
-        with open(path, "wb", opener=untouched) as file:
-            if _lock(file.fileno(), path):
-                file.truncate()
-                yield file
-                return
+def _locked_file(final: Path) -> Iterator[tuple[Path, BinaryIO]]:
+    """A new file aside, which is removed in the end, if it is still there, and locked until then."""
+    for aside in _asides(final):
+        try:
+            file = aside.open("xb")
+        except FileExistsError:  # that of a process of the same number, in another container
+            continue
+        try:
+            with file:
+                if _lock(file.fileno(), aside):
+                    yield aside, file
+                    return
+        except BaseException:
+            aside.unlink(missing_ok=True)
+            raise
 
 
 @contextmanager
-def _locked_folder(path: Path) -> Iterator[None]:
-    """A new folder that is locked, so that no other process takes it for abandoned."""
-    if sys.platform == "win32":
-        path.mkdir()
-        yield
-        return
-    while True:
-        path.mkdir()
-        descriptor = os.open(path, os.O_RDONLY)
+def _locked_folder(final: Path) -> Iterator[Path]:
+    """A new folder aside, which is removed in the end, if it is still there, and locked until then."""
+    for aside in _asides(final):
         try:
-            if _lock(descriptor, path):
-                yield
-                return
-        finally:
-            os.close(descriptor)
+            aside.mkdir()
+        except FileExistsError:
+            continue
+        with ExitStack() as stack:
+            stack.callback(shutil.rmtree, aside, ignore_errors=True)
+            if sys.platform != "win32":
+                descriptor = os.open(aside, os.O_RDONLY)
+                stack.callback(os.close, descriptor)
+                if not _lock(descriptor, aside):
+                    continue
+            yield aside
+            return
 
 
-def _lock(descriptor: int, path: Path) -> bool:
-    """Lock what was just made; False if another process, which took it for abandoned, is removing it or has."""
-    if not lock(descriptor):
-        time.sleep(_MOMENT)
-        return False
+def _lock(descriptor: int, aside: Path) -> bool:
+    """Lock what was just made; False if another process, which took it for abandoned, has removed it or does so."""
     try:
-        return os.path.samestat(path.stat(), os.fstat(descriptor))
+        return lock(descriptor) and os.path.samestat(aside.stat(), os.fstat(descriptor))
     except FileNotFoundError:
         return False

@@ -68,23 +68,11 @@ def test_the_last_file_never_stands_beside_others_of_another_write(
     assert "b" not in contents(tmp_path / "x")
 
 
-def test_what_a_killed_process_left_is_not_in_the_way(tmp_path: Path) -> None:
-    with replacing_files(tmp_path / "x", last="b") as aside:
-        name = aside.name
-    (tmp_path / name).mkdir()
-    (tmp_path / name / "rest").write_text("0")
-    (tmp_path / "x").rmdir()
-    fill(tmp_path / "x", "1")
-    assert contents(tmp_path / "x") == dict.fromkeys("abc", "1")
-    assert [path.name for path in tmp_path.iterdir()] == ["x"]
-
-
 def test_two_processes_that_make_the_same_folder(tmp_path: Path) -> None:
     with pytest.raises(WorkError, match="x can't be written"), replacing_files(tmp_path / "x", last="b") as aside:
         (aside / "a").write_text("2")
-        (tmp_path / "x").mkdir()
-        (tmp_path / "x" / "b").write_text("another's")
-    assert contents(tmp_path / "x") == {"b": "another's"}
+        fill(tmp_path / "x", "1")
+    assert contents(tmp_path / "x") == dict.fromkeys("abc", "1")
     assert [path.name for path in tmp_path.iterdir()] == ["x"]
 
 
@@ -146,12 +134,12 @@ def test_the_next_process_removes_what_a_killed_one_left(tmp_path: Path, moves: 
     left = list(tmp_path.rglob("*.tmp"))
     assert len(left) == 1
     assert not set(left) & {*entries(tmp_path), *entries(tmp_path / "x")}
-    (tmp_path / ".z.123.tmp").write_text("another file's")
+    (tmp_path / ".z.123-0.tmp").write_text("another file's")
     fill(tmp_path / "x", "3")
     with replacing(tmp_path / "y") as file:
         file.write(b"3")
     assert contents(tmp_path / "x") == dict.fromkeys("abc", "3")
-    assert sorted(path.name for path in tmp_path.iterdir()) == [".z.123.tmp", "x", "y"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".z.123-0.tmp", "x", "y"]
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="no such locks there")
