@@ -71,25 +71,6 @@ class DataParallel:
     def __init__(self, net: Net, ranks: Ranks) -> None:
         self._net, self._ranks = net, ranks
         self._layouts = _share_out(net, ranks)
-        moving = [layer for layer in net.layers.values() if isinstance(layer, Layer) and layer.statistics]
-        self._moving = list({id(blob): blob for layer in moving for blob in layer.blobs}.values())
-        self._kept: list[Tensor] | None = None
-
-    @torch.no_grad()
-    def keep(self) -> None:
-        """Remember what a forward pass changes: the moving statistics, and alpha, which it clips."""
-        self._kept = [blob.clone() for blob in self._moving]
-
-    def forget(self) -> None:
-        """The iteration is done."""
-        self._kept = None
-
-    @torch.no_grad()
-    def put_back(self) -> None:
-        """Undo the iteration that has begun, if one has."""
-        if self._kept is not None:
-            torch._foreach_copy_(self._moving, self._kept)
-            self._kept = None
 
     def sum(self, loss: Tensor, device: torch.device) -> Tensor:
         """Replace the gradients by those of the whole batch, and return its loss. All ranks take part."""

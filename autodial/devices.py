@@ -12,6 +12,11 @@ from autodial.errors import InputError, WorkError
 
 _log = logging.getLogger(__name__)
 
+_FULL = (
+    "the memory is full: lower batch_size in the data layers, and with it slice_point in Dial and Slice layers, or "
+    "take fewer --workers"
+)
+
 
 def choose_device(device: str, *, prefer_gpu: bool = True, index: int = 0) -> torch.device:
     """The torch device that `device` means. On CUDA, TF32 is switched off for matrix products and convolutions.
@@ -46,11 +51,17 @@ def choose_device(device: str, *, prefer_gpu: bool = True, index: int = 0) -> to
 
 @contextmanager
 def naming_full_memory() -> Iterator[None]:
-    """Turn torch's error about a GPU that is out of memory, a page of text, into a WorkError."""
+    """Turn errors about full memory, of which torch's for a GPU is a page of text, into a WorkError."""
     try:
         yield
+    except MemoryError as error:
+        raise WorkError(_FULL) from error
     except torch.OutOfMemoryError as error:
         raise WorkError(
             "the GPU's memory is full: lower batch_size in the data layers, and with it slice_point in Dial and Slice "
             "layers, or use a GPU with more memory or --device cpu"
         ) from error
+    except RuntimeError as error:
+        if "can't allocate memory" not in str(error):  # torch has no type for it on the CPU
+            raise
+        raise WorkError(_FULL) from error

@@ -3,41 +3,32 @@
 from __future__ import annotations
 
 import logging
-import os
 import shutil
-import signal
-import sys
-import threading
-import time
 from collections.abc import Iterable, Iterator, Sized
-from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, get_worker_info
 
-from autodial.allocator import keep_freed_memory
 from autodial.cpus import available_cpus
 from autodial.data.decoder_messages import collecting_damage, note_damage
-from autodial.data.image_data import init_worker
 from autodial.data.source import ALL, Source
 from autodial.errors import AutodialError, InputError, WorkError
 from autodial.layers import Convolution
 from autodial.layers.data_sources import SourceLayer
 from autodial.net import Net
 from autodial.ranks import Ranks
+from autodial.workers import Workers
 
 _log = logging.getLogger(__name__)
 
 _SHARED_MEMORY = Path("/dev/shm")
 _PREFETCH = 2
 """Batches that each worker has ready or in the making."""
-_HANDLER_DELAY = 5.0
-"""Seconds by which torch has surely noticed that a worker is dead."""
 
 
 def sources(net: Net) -> dict[str, Source]:
@@ -79,7 +70,7 @@ class Feed(Iterator[dict[str, Tensor]]):
     Raises:
         InputError: the net has Input or MemoryData layers, which only Python can fill. Iterating: a batch can't be
             read; it names the file and the row.
-        WorkError: iterating: a worker process died; see `naming_dead_workers`.
+        WorkError: the workers can't be started. Iterating: they die again and again (autodial.workers).
     """
 
     def __init__(
@@ -99,21 +90,16 @@ class Feed(Iterator[dict[str, Tensor]]):
             workers = min(workers, len(indexes))
         workers = _workers_that_fit(workers, readers.values()) if readers else 0
         shares = [ALL if ranks is None else ranks.share(reader.batch_size) for reader in readers.values()]
-        loader = DataLoader(
-            _Batches(list(zip(readers.values(), shares, strict=True))),
-            batch_size=None,
-            sampler=indexes,
-            num_workers=workers,
-            prefetch_factor=_PREFETCH if workers else None,
-            pin_memory=device.type == "cuda",
-            worker_init_fn=_start_worker,
-            generator=torch.Generator(),  # so that the loader draws nothing from torch's global generator
-        )
-        self._batches: Iterator[Any] = iter(loader)
+        read = _Batches(list(zip(readers.values(), shares, strict=True)), shared=workers > 0)
+        pin = _pin if device.type == "cuda" else None
+        self._workers: Workers[_Batch | _Failure] | None = None
+        if workers:
+            start = partial(torch.cuda.set_device, device) if pin else lambda: None
+            self._workers = Workers(read, indexes, workers, ahead=_PREFETCH, finish=pin, start=start)
+        self._batches: Iterator[_Batch | _Failure] = self._workers or map(read, indexes)
 
     def __next__(self) -> dict[str, Tensor]:
-        with naming_dead_workers():
-            batch = next(self._batches)
+        batch = next(self._batches)
         if isinstance(batch, _Failure):
             raise batch.kind(batch.message)
         for text in batch.damage:
@@ -128,34 +114,13 @@ class Feed(Iterator[dict[str, Tensor]]):
     def close(self) -> None:
         """Stop the workers; the feed can't be used after that."""
         self._batches = iter(())
-
-
-@contextmanager
-def naming_dead_workers() -> Iterator[None]:
-    """Turn what torch raises when a worker process dies into a WorkError.
-
-    It comes from a signal handler, so it may be raised wherever the program is while a Feed is open.
-    """
-    try:
-        try:
-            yield
-        except (ConnectionResetError, EOFError):
-            # it died while it handed over a batch; the handler, which knows why, interrupts the sleep
-            time.sleep(_HANDLER_DELAY)
-            raise
-    except (RuntimeError, ConnectionResetError, EOFError) as error:
-        if isinstance(error, RuntimeError) and "DataLoader worker" not in str(error):
-            raise
-        reason = str(error).partition("\n")[0] or type(error).__name__
-        raise WorkError(
-            f"a process that reads images died ({reason.rstrip('. ')}); too little memory, or shared memory in "
-            "/dev/shm, is the usual cause: try fewer --workers, or --workers 0"
-        ) from error
+        if self._workers is not None:
+            self._workers.close()
 
 
 @dataclass(frozen=True)
 class _Failure:
-    """An error on its way from a worker, as a value: torch would wrap a raised one in the worker's traceback."""
+    """An error on its way from a worker, as a value: a raised one would bring the worker's traceback along."""
 
     kind: type[AutodialError]
     message: str
@@ -169,13 +134,14 @@ class _Batch(NamedTuple):
     """Sentences for `note_damage`, of the images that the worker found damaged."""
 
 
-class _Batches(Dataset[_Batch | _Failure]):
-    """Batch `index` of several readers, the rows wanted of each, as one item."""
+class _Batches:
+    """Batch `index` of several readers, the rows wanted of each, as one item; `shared` with other processes."""
 
-    def __init__(self, readers: list[tuple[Source, slice]]) -> None:
+    def __init__(self, readers: list[tuple[Source, slice]], *, shared: bool) -> None:
         self._readers = readers
+        self._shared = shared
 
-    def __getitem__(self, index: int) -> _Batch | _Failure:
+    def __call__(self, index: int) -> _Batch | _Failure:
         try:
             with collecting_damage() as damage:
                 batch = [
@@ -183,34 +149,20 @@ class _Batches(Dataset[_Batch | _Failure]):
                 ]
         except AutodialError as error:
             return _Failure(type(error), str(error))
-        if get_worker_info() is None:
+        if not self._shared:
             return _Batch(batch, damage)
         try:
-            # here and not when torch hands the batch over, in a thread whose errors nobody would hear of
             return _Batch([tensor.share_memory_() for tensor in batch], damage)  # type: ignore[no-untyped-call]
         except RuntimeError as error:
             reason = str(error).partition("\n")[0]
             return _Failure(WorkError, f"a batch can't be put into shared memory ({reason}): try --workers 0")
 
 
-def _start_worker(worker: int) -> None:
-    # An interrupt from the keyboard, the end of the terminal, and what torchrun or a cluster's scheduler ends jobs by
-    # go to every process. The trainer decides when to stop, and needs its workers until then.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    if hasattr(signal, "SIGHUP"):  # Windows has none
-        signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    if sys.platform == "linux":  # where it is told who sends a signal
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
-        threading.Thread(target=_end_when_the_trainer_says_so, daemon=True).start()
-    keep_freed_memory()  # a batch has the size of the one before
-    init_worker(worker)
-
-
-def _end_when_the_trainer_says_so() -> None:
-    """Wait for a SIGTERM of the trainer's, which torch ends a worker with that is stuck; others' are ignored."""
-    while signal.sigwaitinfo({signal.SIGTERM}).si_pid != os.getppid():
-        pass
-    os._exit(0)
+def _pin(batch: _Batch | _Failure) -> _Batch | _Failure:
+    """Move a batch to memory that a GPU reads by itself."""
+    if isinstance(batch, _Failure):
+        return batch
+    return batch._replace(tensors=[tensor.pin_memory() for tensor in batch.tensors])
 
 
 def _workers_that_fit(workers: int, readers: Iterable[Source]) -> int:

@@ -180,8 +180,6 @@ class Ranks:
                 return
             self._finish(work)
         except RuntimeError as error:
-            if _from_reader(error):
-                raise
             raise _lost(error) from error
 
     def _finish(self, work: Any) -> None:
@@ -190,8 +188,8 @@ class Ranks:
             try:
                 work.wait(_GLANCE)
                 return
-            except RuntimeError as error:
-                if work.is_completed() or _from_reader(error):
+            except RuntimeError:
+                if work.is_completed():
                     raise
             if self._ends():
                 raise LostRankError("torchrun ended the run, and another rank can't be reached")
@@ -212,11 +210,6 @@ def _buckets(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:
             bucket, size = [], 0
     if bucket:
         yield bucket
-
-
-def _from_reader(error: RuntimeError) -> bool:
-    """Whether an error comes from torch's signal handler for dead workers of a DataLoader (autodial.feed)."""
-    return "DataLoader worker" in str(error)
 
 
 def _lost(error: RuntimeError) -> LostRankError:

@@ -79,7 +79,7 @@ def recalibrate(
     from autodial import proto
     from autodial.devices import choose_device, naming_full_memory
     from autodial.domains import fed_net
-    from autodial.feed import default_workers, naming_dead_workers
+    from autodial.feed import default_workers
     from autodial.net import Net
     from autodial.net_state import put_in_state
     from autodial.outputs import check_output, files_of
@@ -122,7 +122,7 @@ def recalibrate(
         if unstored := built.without_statistics():
             typer.echo(f"No statistics were ever stored in {', '.join(unstored)}: nothing to compare with.", err=True)
         try:
-            with _progress() as report, naming_dead_workers(), naming_full_memory():
+            with _progress() as report, naming_full_memory():
                 result = run(built, source_images, target_images, logits=logits, report=report)
         except KeyboardInterrupt:
             typer.echo("Interrupted: nothing was written.", err=True)

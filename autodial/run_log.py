@@ -6,27 +6,33 @@ autodial.run_record says what its files hold, and reads them. TensorBoard's even
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from datetime import datetime, timezone
 from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torch.utils.tensorboard import SummaryWriter
-
 from autodial.errors import InputError, WorkError
+from autodial.event_file import EventFile, event_file
 from autodial.hashing import file_hash
 from autodial.monitor import CollapseRow, Monitor, TestRow, TrainRow, Values
-from autodial.proto.files import replacing
+from autodial.proto.files import AppendedFile, replacing
 from autodial.run_record import LOG, RECORD, SCHEMA, holds_run, read_records
 
 if TYPE_CHECKING:
     from autodial.solver import Solver
 
+_log = logging.getLogger(__name__)
+
 
 class RunLog(Monitor):
     """Writes a run's folder; every line is on disk as soon as it is known.
+
+    Once training goes on, what can't be written - the disk is full, the folder was removed - is pointed out once and
+    left out.
 
     Args:
         folder: made if need be.
@@ -51,57 +57,66 @@ class RunLog(Monitor):
             with replacing(folder / RECORD) as file:
                 file.write(json.dumps({"schema": SCHEMA, "starts": [*earlier, dict(record)]}, indent=2).encode())
             _cut_unfinished_line(folder / LOG)
-            self._log = (folder / LOG).open("a", encoding="utf-8", buffering=1)
-            self._events = SummaryWriter(str(folder), purge_step=iteration if resumed else None)
+            self._files = ExitStack()
+            self._log = self._files.enter_context(AppendedFile(folder / LOG))
+            self._events = EventFile(self._files.enter_context(AppendedFile(event_file(folder))))
+            self._iteration = iteration
+            self._write({"event": "start", "iteration": iteration})
+            self._events.start(iteration if resumed else None)
         except OSError as error:
             raise WorkError(f"the run's folder {folder} can't be written: {error.strerror}") from error
-        self._iteration = iteration
-        self._write({"event": "start", "iteration": iteration})
+        self._complete = True
 
     def displayed(self, row: TrainRow) -> None:
-        self._write({"event": "train", **asdict(row), "outputs": _numbers(row.outputs)})
-        self._scalar("train/loss", row.loss, row.iteration)
-        self._scalar("train/lr", row.lr, row.iteration)
+        scalars = {"train/loss": row.loss, "train/lr": row.lr}
         if row.images_per_s is not None:
-            self._scalar("train/images_per_s", row.images_per_s, row.iteration)
-        for name, alpha in row.alphas.items():
-            self._scalar(f"alpha/{name}", alpha, row.iteration)
-        for name, diversity in row.diversity.items():
-            self._scalar(f"diversity/{name}", diversity, row.iteration)
-        self._outputs("train", row.outputs, row.iteration)
+            scalars["train/images_per_s"] = row.images_per_s
+        scalars |= {f"alpha/{name}": alpha for name, alpha in row.alphas.items()}
+        scalars |= {f"diversity/{name}": diversity for name, diversity in row.diversity.items()}
+        scalars |= _scalars("train", row.outputs)
+        with self._going_on():
+            self._write({"event": "train", **asdict(row), "outputs": _numbers(row.outputs)})
+            self._events.write(scalars, row.iteration)
 
     def tested(self, row: TestRow) -> None:
-        self._write({"event": "test", **asdict(row), "outputs": _numbers(row.outputs)})
-        self._outputs(f"test{row.net or ''}", row.outputs, row.iteration)
+        with self._going_on():
+            self._write({"event": "test", **asdict(row), "outputs": _numbers(row.outputs)})
+            self._events.write(_scalars(f"test{row.net or ''}", row.outputs), row.iteration)
 
     def saved(self, model: Path, state: Path) -> None:
         # the hash tells this snapshot from one of the same name that another run writes over it
         names = {"model": str(model.absolute()), "state": str(state.absolute())}
-        self._write({"event": "snapshot", "iteration": self._iteration, **names, "sha256": file_hash(model)})
+        with self._going_on():
+            self._write({"event": "snapshot", "iteration": self._iteration, **names, "sha256": file_hash(model)})
 
     def iterated(self, solver: Solver) -> None:
         self._iteration = solver.iter
 
     def collapsed(self, row: CollapseRow) -> None:
-        self._write({"event": "collapse", **asdict(row)})
+        with self._going_on():
+            self._write({"event": "collapse", **asdict(row)})
 
     def close(self) -> None:
         """Close the files; nothing more may be reported."""
-        self._log.close()
-        self._events.close()
+        self._files.close()
 
     def _write(self, row: Mapping[str, Any]) -> None:
         event = {"time": datetime.now(timezone.utc).isoformat(timespec="seconds"), **row}
-        self._log.write(json.dumps(_finite(event), allow_nan=False) + "\n")
+        self._log.append(json.dumps(_finite(event), allow_nan=False).encode() + b"\n")
 
-    def _outputs(self, kind: str, outputs: Mapping[str, Values], iteration: int) -> None:
-        for name, values in outputs.items():
-            if len(values) == 1:
-                self._scalar(f"{kind}/{name}", values[0], iteration)
-        self._events.flush()
-
-    def _scalar(self, tag: str, value: float, iteration: int) -> None:
-        self._events.add_scalar(tag, value, iteration)
+    @contextmanager
+    def _going_on(self) -> Iterator[None]:
+        """Point out the first time that something can't be written."""
+        try:
+            yield
+        except OSError as error:
+            if self._complete:
+                _log.warning(
+                    "The run's log in %s can't be written (%s): training goes on, and what it would hold from "
+                    "iteration %d on may be missing.",
+                    *(self.folder, error.strerror, self._iteration),
+                )
+            self._complete = False
 
 
 def _cut_unfinished_line(path: Path) -> None:
@@ -110,6 +125,11 @@ def _cut_unfinished_line(path: Path) -> None:
         text = path.read_bytes()
         with path.open("r+b") as file:
             file.truncate(text.rfind(b"\n") + 1)
+
+
+def _scalars(kind: str, outputs: Mapping[str, Values]) -> dict[str, float]:
+    """Output blobs of one element, by TensorBoard's tags."""
+    return {f"{kind}/{name}": values[0] for name, values in outputs.items() if len(values) == 1}
 
 
 def _numbers(outputs: Mapping[str, Values]) -> dict[str, float | Values]:

@@ -20,7 +20,7 @@ from autodial.data.source import Source
 from autodial.data_checks import label_readers
 from autodial.devices import naming_full_memory
 from autodial.errors import InputError
-from autodial.feed import Feed, naming_dead_workers, sources
+from autodial.feed import Feed, sources
 from autodial.monitor import NotFinite, Values
 from autodial.net import Net
 from autodial.proto.files import replacing
@@ -99,7 +99,7 @@ class Scorer:
         """Run all batches, pausing after each."""
         wanted = {*self._net.outputs, *([self._logits] if self._logits else ())}
         feed = Feed(self._net, range(self.batches), device=self._device, workers=self._workers)
-        with closing(feed), naming_dead_workers(), naming_full_memory(), ScoreWatch(self._net) as watch:
+        with closing(feed), naming_full_memory(), ScoreWatch(self._net) as watch:
             for index, inputs in enumerate(feed):
                 new = self._new_rows(index)
                 cut = {name: value[:new] for name, value in inputs.items()} if self._once else inputs

@@ -25,14 +25,16 @@ from autodial.data_checks import check_data, check_slices
 from autodial.data_parallel import DataParallel, check_test_net
 from autodial.devices import choose_device, naming_full_memory
 from autodial.errors import DivergedError, InputError, WorkError
-from autodial.feed import Feed, naming_dead_workers, sources
+from autodial.feed import Feed, sources
 from autodial.lr_policy import check_policy, learning_rate, next_step
 from autodial.monitor import CollapseRow, Monitor, NotFinite, TestRow, TrainRow, Values
 from autodial.net import Net
 from autodial.outputs import check_writable, real_path
 from autodial.overrides import apply_to_nets, apply_to_solver, for_nets
 from autodial.proto import messages as pb
+from autodial.proto.files import replacing_files
 from autodial.ranks import LostRankError, Ranks
+from autodial.rollback import Rollback
 from autodial.score_watch import ScoreWatch, not_finite
 from autodial.snapshots import delete_older
 from autodial.update import update_class
@@ -80,6 +82,7 @@ class Solver:
         update: the solver type's update, with the history.
         iter: number of updates done.
         current_step: number of steps that the learning rate has come down.
+        saved_at: iteration of the last snapshot, written or restored; None before.
         monitors: Monitor objects to report to.
         collapses: the alarms raised so far that the target's predictions have collapsed (autodial.collapse).
 
@@ -128,6 +131,7 @@ class Solver:
         self.monitors: list[Monitor] = []
         self.iter = 0
         self.current_step = 0
+        self.saved_at: int | None = None
 
         unique = {id(source.param): source for source in (train, *tests)}
         for source in unique.values():
@@ -148,6 +152,8 @@ class Solver:
                 with _naming(source.origin):
                     check_test_net(net)
         self.update = update_class(self.param.type)(self.param, self.net.params)
+        self._rollback = Rollback(self.net)
+        self._updating = False
         self.collapses: list[CollapseRow] = []
         self._collapse = CollapseWatch(self.net)
 
@@ -159,7 +165,6 @@ class Solver:
         self._fed = 0
         self._busy = 0.0
         self._displayed_at: int | None = None
-        self._saved_at: int | None = None
         self._resumed_from: set[Path] = set()
         self._images_per_iteration = self.param.iter_size * sum(s.batch_size for s in sources(self.net).values())
 
@@ -239,25 +244,24 @@ class Solver:
     def solve(self) -> bool:
         """Train until max_iter, write the last snapshot and do the last test.
 
+        Whatever ends the training, but for a second Ctrl-C, leaves a snapshot of the last whole iteration, if there was
+        one and its blobs are finite. A snapshot in between that can't be written is pointed out, and training goes on.
+
         Returns:
             whether training got to max_iter; False after `stop`, with a snapshot of where it stopped.
         """
         try:
             try:
                 finished = self._train(self.param.max_iter - self.iter)
-            except (InputError, LostRankError) as error:
-                # an image that can't be read, or another process is gone; what was learned before is kept
-                if self._parallel is not None:
-                    self._parallel.put_back()
-                if self.param.snapshot_prefix and self.iter and self._saved_at != self.iter:
-                    self.snapshot()
+            except Exception as error:  # a bad image, a lost process, full memory, a broken GPU
+                self._rescue()
                 if isinstance(error, LostRankError):
                     raise self._lost(error) from error
                 raise
             self.close()
             self._collapse.read()
             self._warn_of_collapse()
-            if (self.param.snapshot_after_train or not finished) and self._saved_at != self.iter:
+            if (self.param.snapshot_after_train or not finished) and self.saved_at != self.iter:
                 self.snapshot()
             if finished and self._tests_end():
                 self._test_all()
@@ -266,11 +270,27 @@ class Solver:
             self._stopping = False
             self.close()
 
+    def _rescue(self) -> None:
+        """Keep what was learned before an error, as far as that still works; the error is what is to be told."""
+        if not self.param.snapshot_prefix or not self.iter or self.saved_at == self.iter:
+            return
+        if self._updating:
+            self._updating = False
+            _log.warning(
+                "The error came while iteration %d changed the weights: the snapshot holds a part of its changes.",
+                self.iter,
+            )
+        try:
+            self.snapshot()
+        except Exception as error:  # a GPU may be beyond reach, and weights that aren't finite are worth nothing
+            reason = str(error).partition("\n")[0] or type(error).__name__
+            _log.warning("No snapshot of iteration %d: %s", self.iter, reason)
+
     def _lost(self, error: LostRankError) -> LostRankError:
         """The same, with what is left of the training."""
-        if self._saved_at is None:
+        if self.saved_at is None:
             return LostRankError(f"{error}; there is no snapshot to go on from yet")
-        state = f"{self.param.snapshot_prefix}_iter_{self._saved_at}{self.snapshot_suffixes[1]}"
+        state = f"{self.param.snapshot_prefix}_iter_{self.saved_at}{self.snapshot_suffixes[1]}"
         return LostRankError(f"{error}; to go on from the last whole iteration, pass --snapshot {state}")
 
     def step(self, iterations: int) -> None:
@@ -285,7 +305,6 @@ class Solver:
         finally:
             self._stopping = False
 
-    @naming_dead_workers()
     @naming_full_memory()
     def _train(self, iterations: int) -> bool:
         """`step`; returns whether all iterations were done."""
@@ -298,14 +317,27 @@ class Solver:
             if self._stops():
                 return False
             started = time.perf_counter()
-            self._iterate(started)
+            try:
+                self._iterate(started)
+            except BaseException:
+                self._rollback.put_back()
+                raise
             self._busy += time.perf_counter() - started
             for monitor in self.monitors:
                 monitor.iterated(self)
             if self._snapshot_asked or (self.param.snapshot and self.iter % self.param.snapshot == 0):
                 self._snapshot_asked = False
-                self.snapshot()
+                self._snapshot_or_go_on()
         return not self._stops()
+
+    def _snapshot_or_go_on(self) -> None:
+        """A snapshot, or a warning that it can't be written: there may be room for the next one."""
+        try:
+            self.snapshot()
+        except WorkError as error:
+            if error.__cause__ is None:  # it is not the disk
+                raise
+            _log.warning("%s; training goes on without it.", error)
 
     def stop(self) -> None:
         """Ask the solver to stop after the iteration in progress; may be called from a signal handler, on any rank."""
@@ -332,8 +364,7 @@ class Solver:
         return float(torch.stack(list(self._losses)).mean()) if self._losses else float("nan")
 
     def _iterate(self, started: float) -> None:
-        if self._parallel is not None:
-            self._parallel.keep()
+        self._rollback.keep()
         self._clear_gradients()
         outputs: Mapping[str, Tensor] = {}
         losses = []
@@ -347,10 +378,11 @@ class Solver:
         rate = learning_rate(self.param, self.iter, self.current_step)
         if self.param.display and self.iter % self.param.display == 0:
             self._display(rate, outputs, started)
+        self._updating = True
         self.update.step(rate, self.iter)
+        self._updating = False
         self.iter += 1
-        if self._parallel is not None:
-            self._parallel.forget()
+        self._rollback.forget()
 
     def _clear_gradients(self) -> None:
         self.net.zero_grad(set_to_none=True)
@@ -502,22 +534,23 @@ class Solver:
         prefix = f"{self.param.snapshot_prefix}_iter_{self.iter}"
         model, state = (Path(f"{prefix}{suffix}") for suffix in self.snapshot_suffixes)
         if not self._writes:
-            self._saved_at = self.iter
+            self.saved_at = self.iter
             return model, state
         history = [tensor.cpu().numpy() for tensor in self.update.history]
-        aside = [path.with_name(f"partial-{path.name}") for path in (model, state)]
         try:
             model.parent.mkdir(parents=True, exist_ok=True)
-            proto.write_weights(self.net.weights(), aside[0])
-            proto.write_state(proto.State(self.iter, self.current_step, str(model), history), aside[1])
-            aside[0].replace(model)
-            aside[1].replace(state)
+            # the old state goes first and the new one comes last: it never stands beside weights of another training
+            with replacing_files(model.parent, last=state.name) as aside:
+                proto.write_weights(self.net.weights(), aside / model.name)
+                proto.write_state(proto.State(self.iter, self.current_step, str(model), history), aside / state.name)
         except OSError as error:
             raise WorkError(f"the snapshot {prefix} can't be written: {error.strerror}") from error
-        finally:
-            for path in aside:
-                path.unlink(missing_ok=True)
-        self._saved_at = self.iter
+        except WorkError as error:
+            if error.__cause__ is None:  # the format can't hold it
+                raise
+            reason = getattr(error.__cause__, "strerror", None) or error.__cause__
+            raise WorkError(f"the snapshot {prefix} can't be written: {reason}") from error
+        self.saved_at = self.iter
         if self.keep is not None:
             delete_older(self.param.snapshot_prefix, self.keep, self.iter, self._resumed_from)
         for monitor in self.monitors:
@@ -530,8 +563,14 @@ class Solver:
         end = ".h5" if self.param.snapshot_format == pb.SolverParameter.HDF5 else ""
         return f".caffemodel{end}", f".solverstate{end}"
 
-    def restore(self, path: str | os.PathLike[str]) -> None:
-        """Continue from a .solverstate and the .caffemodel that it names, there or else beside it.
+    def restore(self, path: str | os.PathLike[str]) -> Path | None:
+        """Continue from a .solverstate and the .caffemodel that it names.
+
+        The file of that name beside the .solverstate, where both were written, goes before one of the same path, which
+        another training may have written in this working directory.
+
+        Returns:
+            the .caffemodel; None if the .solverstate names none.
 
         Raises:
             InputError: not a solverstate, one of another net or solver type, or its caffemodel is missing.
@@ -558,8 +597,9 @@ class Solver:
                     f'{path} is of another net: its history of layer "{param.layer}", blob {param.index}, has shape '
                     f"{tuple(saved.shape)}, and the blob has {tuple(ours.shape)}"
                 )
+        model = None
         if state.learned_net:
-            places = list(dict.fromkeys((Path(state.learned_net), path.parent / Path(state.learned_net).name)))
+            places = list(dict.fromkeys((path.parent / Path(state.learned_net).name, Path(state.learned_net))))
             model = next((place for place in places if place.exists()), None)
             if model is None:
                 raise InputError(f"{path} needs its caffemodel, and it is not at {' or '.join(map(str, places))}")
@@ -568,9 +608,10 @@ class Solver:
         for ours, saved in zip(history, state.history, strict=True):
             ours.copy_(torch.from_numpy(saved).view(ours.shape))
         self._resumed_from = resumed_from
-        self.iter = self._saved_at = state.iter
+        self.iter = self.saved_at = state.iter
         self.current_step = state.current_step
         self._displayed_at = None
+        return model
 
 
 def load_weights(net: Net, paths: Iterable[str | os.PathLike[str]], *, whole: Any | None = None) -> list[str]:

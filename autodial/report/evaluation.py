@@ -25,7 +25,7 @@ from autodial.data.source import Source
 from autodial.devices import naming_full_memory
 from autodial.domains import DataTop, data_in_train, file_options, without_augmentation
 from autodial.errors import InputError
-from autodial.feed import Feed, naming_dead_workers
+from autodial.feed import Feed
 from autodial.graph import Graph
 from autodial.hashing import file_hash
 from autodial.layers import DomainAlignment
@@ -303,7 +303,7 @@ class _Model:
         chosen = reader.source = ChosenRows(reader.source, positions, self._batch_size)
         count = -(-len(positions) // self._batch_size)
         feed = Feed(net, range(count), device=self._device, workers=self._workers)
-        with closing(feed), naming_dead_workers(), naming_full_memory():
+        with closing(feed), naming_full_memory():
             for index, tops in enumerate(feed):
                 yield chosen.names(index), tops
                 self._progress((part + (index + 1) / count) / (2 if self._captures else 1))

@@ -85,35 +85,6 @@ def test_bad_image_is_one_sentence_with_its_line(project: Path, workers: int) ->
     feed.close()
 
 
-KILL = """
-import os, signal
-from autodial.errors import WorkError
-from autodial.monitor import Monitor
-from autodial.solver import Solver
-
-class Killer(Monitor):
-    def iterated(self, solver):
-        if solver.iter == 2:
-            os.kill(solver._feed._batches._workers[0].pid, signal.SIGKILL)
-
-solver = Solver.from_file("solver.prototxt", workers=1)
-solver.monitors.append(Killer())
-try:
-    solver.step(1000)
-except WorkError as error:
-    print(error)
-"""
-
-
-@pytest.mark.skipif(sys.platform == "win32", reason="kills a process by signal")
-def test_killed_worker_is_one_sentence(project: Path) -> None:
-    # in a process of its own, as torch raises from a signal handler, wherever the program is
-    done = subprocess.run([sys.executable, "-c", KILL], capture_output=True, text=True, timeout=120, check=True)
-    assert done.stdout.startswith("a process that reads images died (")
-    assert done.stdout.endswith("try fewer --workers, or --workers 0\n")
-    assert done.stdout.count("\n") == 1
-
-
 def test_little_shared_memory_means_fewer_workers(
     project: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
