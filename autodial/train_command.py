@@ -346,7 +346,7 @@ def _warn_of_zeros(run: Solver) -> None:
 def _check_pair(folder: Path, state: Path, model: Path | None) -> None:
     """Refuse weights that, by the run's log, are not those that were written with the state."""
     from autodial.hashing import file_hash
-    from autodial.run_log import holds_run, read_events
+    from autodial.run_record import holds_run, read_events
 
     if model is None or not holds_run(folder):
         return

@@ -16,7 +16,7 @@ import torch
 from autodial.net import Net
 from autodial.proto import LayerWeights, Weights, parse_net, read_weights, write_weights
 from autodial.proto import messages as pb
-from autodial.run_log import read_log
+from autodial.run_record import read_log
 from autodial.score_watch import ScoreWatch, not_finite
 from autodial.solver import Solver
 

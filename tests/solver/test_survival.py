@@ -18,7 +18,8 @@ import torch
 from autodial.errors import DivergedError, WorkError
 from autodial.monitor import Monitor
 from autodial.proto.files import AppendedFile
-from autodial.run_log import RunLog, read_log
+from autodial.run_log import RunLog
+from autodial.run_record import read_log
 from autodial.solver import Solver
 
 Edit = Callable[[str, str, str], None]
