@@ -80,7 +80,8 @@ def main() -> None:
         except OSError as error:
             error.filename = STANDARD_OUTPUT
             status = status or _report(error, debug)
-            discard(sys.stdout)  # which the interpreter would flush once more
+            with suppress(OSError, ValueError):  # no file at all
+                discard(sys.stdout.fileno())  # which the interpreter would flush once more
     sys.exit(status)
 
 

@@ -7,7 +7,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any, ParamSpec, TextIO, TypeVar, cast
 
@@ -102,10 +102,11 @@ def harmless(command: Callable[_P, _R]) -> Callable[_P, _R]:
     return run
 
 
-def discard(stream: TextIO) -> None:
-    """Let what is written to a stream's file go nowhere from now on, also what it holds back and writes at the end."""
-    with suppress(OSError, ValueError), Path(os.devnull).open("wb") as nowhere:
-        os.dup2(nowhere.fileno(), stream.fileno())
+def discard(*descriptors: int) -> None:
+    """Let what is written to these file descriptors go nowhere from now on, also what a stream holds back."""
+    with Path(os.devnull).open("wb") as nowhere:
+        for descriptor in descriptors:
+            os.dup2(nowhere.fileno(), descriptor)
 
 
 @contextmanager

@@ -18,6 +18,7 @@ import typer
 from autodial.data.decoder_messages import real_stderr
 from autodial.errors import AutodialError, InputError
 from autodial.options import INTERRUPTED, TERMINATED, SeedOption, SolverDeviceOption, VariantOption, WorkersOption
+from autodial.streams import discard
 from autodial.wording import counted
 
 if TYPE_CHECKING:
@@ -218,19 +219,12 @@ def _echo(text: str) -> None:
     try:
         typer.echo(text)
     except OSError as error:
-        _discard(1)
+        discard(1)
         try:
             reason = f"standard output can't be written ({error.strerror})"
             typer.echo(f"Warning: {reason}; training goes on, and the run's folder has its logs", err=True)
         except OSError:
-            _discard(real_stderr())
-
-
-def _discard(*outputs: int) -> None:
-    """Let what is written to these file descriptors go nowhere from now on."""
-    with Path(os.devnull).open("wb") as nowhere:
-        for output in outputs:
-            os.dup2(nowhere.fileno(), output)
+            discard(real_stderr())
 
 
 @contextmanager
@@ -266,7 +260,7 @@ def _heeding_signals(run: Solver) -> Iterator[Collection[int]]:
     def on_hangup(number: int, frame: object) -> None:
         run.ask_snapshot()
         if not all(map(os.isatty, terminals)):  # gone, so that writing there would fail
-            _discard(*terminals)
+            discard(*terminals)
 
     handlers = {signal.SIGINT: on_interrupt, signal.SIGTERM: on_interrupt if run.ranks is None else on_end}
     if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
