@@ -67,8 +67,8 @@ def check_writable(folder: Path, output: str | Path) -> None:
         ) from error
 
 
-def lock(file: IO[Any]) -> bool:
-    """Lock an open file until it is closed; False if another process has locked it.
+def lock(file: IO[Any] | int) -> bool:
+    """Lock an open file, or a descriptor, until it is closed; False if another process has locked it.
 
     Where the system or the file system has no such locks, nothing is locked, and that is True.
     """
@@ -82,6 +82,28 @@ def lock(file: IO[Any]) -> bool:
         return False
     except OSError:
         pass
+    return True
+
+
+def is_abandoned(path: Path) -> bool:
+    """Whether a file or folder is one that no process has locked, as those do that write it aside.
+
+    False where that can't be known: on Windows, on file systems without locks, and without leave to open it.
+    """
+    if sys.platform == "win32":
+        return False
+    import fcntl
+
+    try:
+        descriptor = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    finally:
+        os.close(descriptor)
     return True
 
 

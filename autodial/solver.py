@@ -544,8 +544,14 @@ class Solver:
         end = ".h5" if self.param.snapshot_format == pb.SolverParameter.HDF5 else ""
         return f".caffemodel{end}", f".solverstate{end}"
 
-    def restore(self, path: str | os.PathLike[str]) -> None:
-        """Continue from a .solverstate and the .caffemodel that it names, there or else beside it.
+    def restore(self, path: str | os.PathLike[str]) -> Path | None:
+        """Continue from a .solverstate and the .caffemodel that it names.
+
+        The file of that name beside the .solverstate, where both were written, goes before one of the same path, which
+        another training may have written in this working directory.
+
+        Returns:
+            the .caffemodel; None if the .solverstate names none.
 
         Raises:
             InputError: not a solverstate, one of another net or solver type, or its caffemodel is missing.
@@ -571,8 +577,9 @@ class Solver:
                     f'{path} is of another net: its history of layer "{param.layer}", blob {param.index}, has shape '
                     f"{tuple(saved.shape)}, and the blob has {tuple(ours.shape)}"
                 )
+        model = None
         if state.learned_net:
-            places = list(dict.fromkeys((Path(state.learned_net), path.parent / Path(state.learned_net).name)))
+            places = list(dict.fromkeys((path.parent / Path(state.learned_net).name, Path(state.learned_net))))
             model = next((place for place in places if place.exists()), None)
             if model is None:
                 raise InputError(f"{path} needs its caffemodel, and it is not at {' or '.join(map(str, places))}")
@@ -582,6 +589,7 @@ class Solver:
         self.iter = self.saved_at = state.iter
         self.current_step = state.current_step
         self._displayed_at = None
+        return model
 
 
 def load_weights(net: Net, paths: Iterable[str | os.PathLike[str]], *, whole: Any | None = None) -> list[str]:

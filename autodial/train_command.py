@@ -147,7 +147,8 @@ def train(
         if missing:
             say(f"Not in {weights}, and left as their fillers made them: {', '.join(missing)}")
     if snapshot is not None:
-        run.restore(snapshot)
+        model = run.restore(snapshot)
+        _check_pair(folder, snapshot, model)
         _check_same_run(folder, variants or [], run.precision, say)
         if run.param.HasField("max_iter") and run.iter >= run.param.max_iter:
             say(
@@ -277,7 +278,8 @@ def _run_folder(prefix: str, *, resumed: bool) -> Path:
 
 def _check_free(prefix: str) -> None:
     """Refuse to write over the snapshots of an earlier run."""
-    found = sorted(Path(prefix).parent.glob(f"{glob.escape(Path(prefix).name)}_iter_*.caffemodel*"))
+    names = (f"{glob.escape(Path(prefix).name)}_iter_*.{kind}*" for kind in ("caffemodel", "solverstate"))
+    found = sorted(path for name in names for path in Path(prefix).parent.glob(name))
     if found:
         raise InputError(
             f"{found[0]} is a snapshot of an earlier run, which this one might write over: name another place with "
@@ -322,6 +324,27 @@ def _warn_of_zeros(run: Solver) -> None:
             f"Warning: all weights of {', '.join(names[:3])}{', ...' if len(names) > 3 else ''} are 0, and nothing is "
             "learned through them: start from --weights, or state a weight_filler",
             err=True,
+        )
+
+
+def _check_pair(folder: Path, state: Path, model: Path | None) -> None:
+    """Refuse weights that, by the run's log, are not those that were written with the state."""
+    from autodial.hashing import file_hash
+    from autodial.run_log import holds_run, read_events
+
+    if model is None or not holds_run(folder):
+        return
+    try:
+        snapshots = [row for row in read_events(folder) if row["event"] == "snapshot"]
+    except InputError:  # nothing is known of it
+        return
+    here = [row for row in snapshots if row.get("state") == str(state.absolute())]
+    moved = [row for row in snapshots if Path(str(row.get("state"))).name == state.name]
+    written = next((row.get("sha256") for row in reversed(here or moved)), None)
+    if written is not None and written != file_hash(model):
+        raise InputError(
+            f"{model} is not the file that was written with {state}, as the log in {folder} says: put that one back, "
+            "resume from another snapshot, or name another folder with -o to go on with these two"
         )
 
 

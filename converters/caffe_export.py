@@ -26,7 +26,7 @@ from autodial.net import Net
 from autodial.outputs import check_output
 from autodial.proto import LayerWeights, Weights
 from autodial.proto import messages as pb
-from autodial.proto.files import replacing, replacing_files
+from autodial.proto.files import replacing, replacing_files, was_interrupted
 
 DEPLOY = "deploy.prototxt"
 LABELS = "labels.txt"
@@ -63,9 +63,10 @@ def check_caffe_folder(
     if any(layer.transform_param.HasField("mean_file") for layer in net_param.layer):
         names.append(MEAN)
     ours = _first_line(folder / DEPLOY) == f"# {_title(domain)}"
+    interrupted = was_interrupted(folder) and not (folder / DEPLOY).exists()  # an earlier export, which was killed
     for path in (folder / name for name in names):
         check_output(path, inputs)
-        if path.exists() and not ours:
+        if path.exists() and not ours and not interrupted:
             raise InputError(
                 f"{path} exists, and is not of an earlier export of {_weights_name(domain)}: name another folder"
             )

@@ -87,6 +87,7 @@ def dialize(
     from autodial.converters.dialize import dialize as dialize_net
     from autodial.converters.net_text import net_to_text, write_net
     from autodial.outputs import check_output, files_of
+    from autodial.proto.files import replacing_files
     from autodial.proto.parser import Parser
 
     if slice_point is not None and batch_size is None:
@@ -101,8 +102,9 @@ def dialize(
         Parser(transform, "--transform").parse_into(stated)
     param = proto.read_net(net)
     inputs = [net, *files_of(param, net.parent), *([weights] if weights else [])]
-    written = output.with_suffix(".caffemodel")
-    check_output(output, inputs, suffixes=[".prototxt"])
+    final = check_output(output, inputs, suffixes=[".prototxt"])
+    place = final if output.is_symlink() else output
+    written = place.with_suffix(".caffemodel")
     if weights:
         check_output(written, inputs)
 
@@ -128,8 +130,11 @@ def dialize(
     header = [f"Made from {origin} by autodial dialize.", made.batches]
     text = net_to_text(made.net, header=header, sections=made.sections)
     if made.weights:
-        proto.write_weights(made.weights, written)
-    write_net(output, text)
+        with replacing_files(place.parent, last=place.name) as aside:
+            proto.write_weights(made.weights, aside / written.name)
+            write_net(aside / place.name, text)
+    else:
+        write_net(output, text)
     typer.echo(f"Wrote {output}" + (f" and {written}" if made.weights else ""))
     for line in describe(made.report):
         typer.echo(line)

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import errno
 import filecmp
+import glob
 import os
 import re
 import shutil
+import socket
+import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -14,12 +17,14 @@ from itertools import chain, count
 from pathlib import Path
 
 from autodial.errors import InputError, WorkError
-from autodial.outputs import check_folder, real_path
+from autodial.outputs import check_folder, is_abandoned, lock, real_path
 
 _NO_LINKS = errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL
 """What file systems answer that have no links, and Windows without the privilege to make them."""
 _LONGEST_NAME = 255
 """Bytes."""
+_HOST = socket.gethostname()
+_ASIDE = ".tmp"
 
 
 class Sorter:
@@ -58,6 +63,8 @@ class Sorter:
         self._folder = folder
         self._folders = _folder_names(classes)
         self._copy = copy
+        for name in self._folders if copy else ():
+            _remove_leftovers(folder / name)
 
     def place(self, image: Path, index: int, row: int) -> None:
         """Put the file `image` into the folder of class `index`.
@@ -104,15 +111,26 @@ def _copy(image: Path, place: Path) -> bool:
     if place.exists():
         return filecmp.cmp(image, place, shallow=False)
     # of a name of its own, as shards on several machines may share the folder, and the place's may be as long as can be
-    descriptor, name = tempfile.mkstemp(".tmp", ".", place.parent)
-    os.close(descriptor)
-    aside = Path(name)
-    try:
-        shutil.copy2(image, aside)
+    with tempfile.NamedTemporaryFile(suffix=_ASIDE, prefix=f".{_HOST}-", dir=place.parent, delete=False) as file:
+        aside = Path(file.name)
+        lock(file)
+        try:
+            shutil.copy2(image, aside)
+            if sys.platform != "win32":
+                aside.replace(place)
+        except BaseException:
+            aside.unlink(missing_ok=True)
+            raise
+    if sys.platform == "win32":  # where a file that is open stays where it is
         aside.replace(place)
-    finally:
-        aside.unlink(missing_ok=True)
     return True
+
+
+def _remove_leftovers(folder: Path) -> None:
+    """Remove what a copy left that was killed on this machine; one of another machine may still be under way."""
+    for path in folder.glob(f".{glob.escape(_HOST)}-*{_ASIDE}"):
+        if is_abandoned(path):
+            path.unlink(missing_ok=True)
 
 
 def _folder_names(classes: Sequence[str]) -> list[str]:

@@ -25,7 +25,7 @@ from autodial.deploy.command import predict
 from autodial.devices import choose_device
 from autodial.errors import InputError
 from autodial.outputs import check_folder
-from autodial.proto.files import replacing
+from autodial.proto.files import entries, replacing
 from autodial.report.run import Run
 from autodial.shipped import shipped_net, shipped_solver
 from autodial.train_command import train
@@ -146,7 +146,7 @@ def run_demo(output: Path, *, seed: int = 1, device: str = "auto", console: Cons
 def _check_folders(output: Path) -> None:
     """Refuse an output folder that is not empty, and a working directory whose files would be read in its stead."""
     check_folder(output)
-    if output.exists() and (not output.is_dir() or any(output.iterdir())):
+    if output.exists() and (not output.is_dir() or entries(output)):
         raise InputError(f"{output} exists and is not empty: delete it, or name another folder with -o")
     if output.exists() and output.samefile(Path.cwd()):
         return

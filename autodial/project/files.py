@@ -8,9 +8,10 @@ from pathlib import Path
 
 from autodial import outputs
 from autodial.errors import InputError, WorkError
+from autodial.project.plan import PARTS, SOLVER
 from autodial.project.scan import Domain, shown
 from autodial.proto import Weights, write_weights
-from autodial.proto.files import replacing
+from autodial.proto.files import entries, replacing, replacing_files, was_interrupted
 
 UNLABELLED = -1
 """Label in lists whose labels nothing reads."""
@@ -28,7 +29,7 @@ def check_folder(folder: Path, origins: Iterable[Path]) -> None:
     """
     if folder.exists() and not folder.is_dir():
         raise InputError(f"{folder} is a file: name a folder to make")
-    if folder.exists() and any(folder.iterdir()):
+    if folder.exists() and not _is_free(folder):
         raise InputError(f"{folder} exists and is not empty: name another folder, or delete it")
     real = outputs.real_path(folder)
     for origin in origins:
@@ -41,6 +42,12 @@ def check_folder(folder: Path, origins: Iterable[Path]) -> None:
     outputs.check_folder(folder)
 
 
+def _is_free(folder: Path) -> bool:
+    """Whether a folder is empty, or holds what a process that was killed had written of a project, without a solver."""
+    held = {path.name for path in entries(folder)}
+    return not held or (was_interrupted(folder) and held.issubset(PARTS))
+
+
 def list_text(domain: Domain, *, labels: bool) -> str:
     """A domain's list: absolute paths, so that it names the same images from anywhere, wherever it is moved to.
 
@@ -51,24 +58,26 @@ def list_text(domain: Domain, *, labels: bool) -> str:
 
 
 def write_files(folder: Path, contents: Mapping[str, str | Weights]) -> None:
-    """Write files to a new or empty folder, in order; if one fails, none is left.
+    """Write the files of a project to a folder that `check_folder` lets pass: all or, if one fails, none.
 
     Raises:
         WorkError: something can't be written.
     """
-    existed = [parent for parent in (folder, *folder.parents) if parent.exists()]
+    missing = [parent for parent in reversed(folder.parents) if not parent.exists()]
     with ExitStack() as undo:
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            for name in PARTS if folder.exists() else ():  # of a process that was killed
+                (folder / name).unlink(missing_ok=True)
         except OSError as error:
             raise WorkError(f"{folder} can't be made: {error.strerror}") from error
-        for made in (parent for parent in (*reversed(folder.parents), folder) if parent not in existed):
+        for made in missing:
             undo.callback(made.rmdir)
-        for name, content in contents.items():
-            if isinstance(content, Weights):
-                write_weights(content, folder / name)
-            else:
-                with replacing(folder / name) as file:
-                    file.write(content.encode())
-            undo.callback((folder / name).unlink)
+        with replacing_files(folder, last=SOLVER) as aside:
+            for name, content in contents.items():
+                if isinstance(content, Weights):
+                    write_weights(content, aside / name)
+                else:
+                    with replacing(aside / name) as file:
+                        file.write(content.encode())
         undo.pop_all()

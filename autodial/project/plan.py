@@ -20,6 +20,9 @@ START = "start.caffemodel"
 NAMES = (NET, SOURCE_LIST, TARGET_LIST, TEST_LIST)
 """Files that others of the project name."""
 
+PARTS = (*NAMES, LABELS, START)
+"""All of a project's files but its solver, without which nothing trains."""
+
 _BATCH = 64
 """Images in a batch of a net that does not say how many."""
 _FEW_ITERATIONS = 100

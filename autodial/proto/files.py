@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import re
 import shutil
+import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
 from autodial.errors import InputError, WorkError
+from autodial.outputs import is_abandoned, lock
 
 _HDF5_SIGNATURE = b"\x89HDF\r\n\x1a\n"
 
@@ -97,21 +100,21 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
 
     It lies in the same folder, as a rename is atomic only within a file system; where `path` is a link, that is the
     folder of what it leads to. After an exception it is removed and `path` is what it was; an OSError becomes a
-    WorkError that names `path`.
+    WorkError that names `path`. What a process that was killed left of such a file goes with the next one.
     """
     final = Path(os.path.realpath(path))
-    aside = final.with_name(f".{final.name}.{os.getpid()}.tmp")
     try:
-        with aside.open("wb") as file:
+        _remove_leftovers(final)
+        with _locked_file(final) as (aside, file):
             yield file
             file.flush()
             os.fsync(file.fileno())
-        aside.replace(final)
+            if sys.platform != "win32":
+                aside.replace(final)
+        if sys.platform == "win32":  # where a file that is open stays where it is
+            aside.replace(final)
     except OSError as error:
         raise WorkError(f"{path} can't be written: {error.strerror or error}") from error
-    finally:
-        with suppress(FileNotFoundError):
-            aside.unlink()
 
 
 @contextmanager
@@ -121,23 +124,101 @@ def replacing_files(folder: str | os.PathLike[str], last: str) -> Iterator[Path]
     A folder that is not there yet, in one that is, appears complete; one that another process puts there meanwhile
     stays as it is, and is an error. In one that is there, files of other names stay; the old `last` goes before and the
     new one comes after all others, so that it never stands beside files that it does not belong to, whatever
-    interrupts. After an exception nothing has changed; an OSError becomes a WorkError that names `folder`.
+    interrupts. After an exception nothing has changed; an OSError becomes a WorkError that names `folder`. What a
+    process that was killed left of such a folder goes with the next one.
     """
     folder = Path(folder)
-    name = f".{folder.name}.{os.getpid()}.tmp"
+    final = Path(os.path.abspath(folder))  # noqa: PTH100 - the working directory has a name, and a link its own
     there = folder.is_dir()
-    aside = folder / name if there else folder.with_name(name)
+    place = (final if there else final.parent) / final.name
     try:
-        shutil.rmtree(aside, ignore_errors=True)  # of a process that was killed and had the same number
-        aside.mkdir()
-        yield aside
-        if there:
-            (folder / last).unlink(missing_ok=True)
-            for path in sorted(aside.iterdir(), key=lambda path: path.name == last):
-                path.replace(folder / path.name)
-        else:
-            aside.rename(folder)
+        _remove_leftovers(place)
+        with _locked_folder(place) as aside:
+            yield aside
+            if there:
+                (folder / last).unlink(missing_ok=True)
+                for path in sorted(aside.iterdir(), key=lambda path: path.name == last):
+                    path.replace(folder / path.name)
+            else:
+                aside.rename(folder)
     except OSError as error:
         raise WorkError(f"{folder} can't be written: {error.strerror or error}") from error
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
+
+
+# --- what killed processes leave
+
+
+def entries(folder: Path) -> list[Path]:
+    """What a folder holds, but for what killed processes left there of what `replacing` and `replacing_files` write."""
+    return [path for path in folder.iterdir() if not (_ASIDE.fullmatch(path.name) and is_abandoned(path))]
+
+
+def was_interrupted(folder: Path) -> bool:
+    """Whether a process was killed while it put files into a folder that was there (`replacing_files`)."""
+    return folder.is_dir() and any(
+        _ASIDE.fullmatch(path.name) and path.is_dir() and is_abandoned(path) for path in folder.iterdir()
+    )
+
+
+_ASIDE = re.compile(r"\.(.+)\.\d+-\d+\.tmp", re.DOTALL)
+"""A name from `_asides`, and the name that was to be."""
+_numbers = itertools.count()
+
+
+def _asides(final: Path) -> Iterator[Path]:
+    """Names in the same folder, for what is to be `final`, that this process has not used."""
+    return (final.with_name(f".{final.name}.{os.getpid()}-{number}.tmp") for number in _numbers)
+
+
+def _remove_leftovers(final: Path) -> None:
+    """Remove what killed processes left aside of a file or folder; what one is writing is locked."""
+    for path in list(final.parent.iterdir()):
+        match = _ASIDE.fullmatch(path.name)
+        if match and match[1] == final.name and is_abandoned(path):
+            with suppress(OSError):
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+@contextmanager
+def _locked_file(final: Path) -> Iterator[tuple[Path, BinaryIO]]:
+    """A new file aside, which is removed in the end, if it is still there, and locked until then."""
+    for aside in _asides(final):
+        try:
+            file = aside.open("xb")
+        except FileExistsError:  # that of a process of the same number, in another container
+            continue
+        try:
+            with file:
+                if _lock(file.fileno(), aside):
+                    yield aside, file
+                    return
+        except BaseException:
+            aside.unlink(missing_ok=True)
+            raise
+
+
+@contextmanager
+def _locked_folder(final: Path) -> Iterator[Path]:
+    """A new folder aside, which is removed in the end, if it is still there, and locked until then."""
+    for aside in _asides(final):
+        try:
+            aside.mkdir()
+        except FileExistsError:
+            continue
+        with ExitStack() as stack:
+            stack.callback(shutil.rmtree, aside, ignore_errors=True)
+            if sys.platform != "win32":
+                descriptor = os.open(aside, os.O_RDONLY)
+                stack.callback(os.close, descriptor)
+                if not _lock(descriptor, aside):
+                    continue
+            yield aside
+            return
+
+
+def _lock(descriptor: int, aside: Path) -> bool:
+    """Lock what was just made; False if another process, which took it for abandoned, has removed it or does so."""
+    try:
+        return lock(descriptor) and os.path.samestat(aside.stat(), os.fstat(descriptor))
+    except FileNotFoundError:
+        return False

@@ -178,7 +178,8 @@ def _writing(path: str | os.PathLike[str]) -> Iterator[Any]:
     with replacing(path) as aside:
         try:
             # The format of HDF5 1.8: every Caffe reads it, and damage to its structures does not go unnoticed.
-            with h5py.File(aside.name, "w", libver=("v108", "v108")) as file:
+            # `replacing` has locked it already.
+            with h5py.File(aside.name, "w", libver=("v108", "v108"), locking=False) as file:
                 yield file
         except RuntimeError as error:  # h5py's, if the file can't be closed, as on a full disk
             raise WorkError(f"{path} can't be written: {error}") from error

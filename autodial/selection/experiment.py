@@ -28,7 +28,7 @@ from autodial.net_state import filter_net
 from autodial.outputs import lock
 from autodial.overrides import apply_to_nets, apply_to_solver, for_nets
 from autodial.proto import messages as pb
-from autodial.proto.files import replacing
+from autodial.proto.files import entries, replacing
 from autodial.selection.candidates import Candidate
 from autodial.selection.choice import Row, mean_measures
 from autodial.selection.holdout import write_folds
@@ -328,7 +328,7 @@ def _enter(folder: Path, fingerprint: dict[str, Any]) -> None:
                 f"{'was another' if len(differing) == 1 else 'were others'}: name another folder with -o"
             )
         return
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+    if folder.exists() and (not folder.is_dir() or entries(folder)):
         raise InputError(f"{folder} exists, is not empty and holds no selection: name another folder with -o")
     folder.mkdir(parents=True, exist_ok=True)
     with replacing(record) as file:

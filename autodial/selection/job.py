@@ -143,8 +143,10 @@ def _train(job: Job, workers: int) -> Path:
     snapshots = sorted(job.folder.glob(f"{_PREFIX}_iter_*.solverstate"), key=_iteration)
     if snapshots and _iteration(snapshots[-1]) >= job.max_iter:
         return snapshots[-1].with_suffix(".caffemodel")
-    if not snapshots and logs.exists():
-        shutil.rmtree(logs)
+    if not snapshots:
+        shutil.rmtree(logs, ignore_errors=True)
+        for model in job.folder.glob(f"{_PREFIX}_iter_*"):  # of a process that was killed before it wrote the state
+            model.unlink()
     train(
         solver=job.solver,
         weights=None if snapshots else job.weights,

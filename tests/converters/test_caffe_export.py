@@ -383,6 +383,28 @@ def test_an_older_export_is_replaced_and_other_files_stay(project: Path, tmp_pat
     assert all(after[name] != before[name] for name in ("deploy.prototxt", "target_predictor.caffemodel"))
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="no such locks there")
+def test_killed_anywhere_it_runs_again(
+    project: Path, tmp_path: Path, autodial: Autodial, killed: Callable[..., bool]
+) -> None:
+    folder = tmp_path / "out"
+    assert autodial(*given(project), "--caffe", folder, "--keep-affine")[0] == 0
+    earlier = files(folder)
+    whole = tmp_path / "whole"
+    assert autodial(*given(project), "--caffe", whole)[0] == 0
+    moves = 0
+    while killed(moves, *given(project), "--caffe", folder):
+        left = files(folder)
+        assert "deploy.prototxt" not in left or {name: left[name] for name in earlier} == earlier
+        status, _, err = autodial(*given(project), "--caffe", folder)
+        assert (status, err) == (0, "")
+        assert files(folder) == files(whole)
+        for name, data in earlier.items():
+            (folder / name).write_bytes(data)
+        moves += 1
+    assert moves == 6 and files(folder) == files(whole)
+
+
 @pytest.mark.parametrize("name", ["deploy.prototxt", "target_predictor.caffemodel", "labels.txt"])
 def test_files_of_others_are_not_written_over(project: Path, tmp_path: Path, autodial: Autodial, name: str) -> None:
     folder = tmp_path / "out"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -124,3 +126,17 @@ def test_the_weights_are_not_written_over(project: Path) -> None:
     (project / "net" / "other.prototxt").write_text(NET)
     with pytest.raises(InputError, match=r"net\.caffemodel: the same command reads this file"):
         run(project / "net" / "other.prototxt", "../net/net.caffemodel", "-o", "../net/net.prototxt")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no such locks there")
+def test_a_kill_leaves_no_net_beside_weights_of_another(project: Path, killed: Callable[..., bool]) -> None:
+    words = ("dialize", project / "net" / "net.prototxt", project / "net" / "net.caffemodel", "-o", "out.prototxt")
+    run(*words[1:], "--after", "fc")
+    moves = 0
+    while killed(moves, *words):
+        if Path("out.prototxt").exists():
+            names = {layer.name for layer in read_net("out.prototxt").layer}
+            assert {layer.name for layer in read_weights("out.caffemodel").layers} <= names
+        moves += 1
+    assert moves == 4
+    assert sorted(path.name for path in Path().iterdir()) == ["out.caffemodel", "out.prototxt"]

@@ -3,6 +3,9 @@ from __future__ import annotations
 import csv
 import errno
 import os
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -156,3 +159,48 @@ def test_shards_sort_into_one_folder(model: Any, photos: Path, tmp_path: Path) -
         predict_folder(model.path, [photos], tmp_path / "o.csv", sort_into=tmp_path / "s", shard=(i, 3))
     names = {path.name for path in photos.rglob("*") if path.is_file()}
     assert {os.path.basename(os.readlink(path)) for path in (tmp_path / "s").rglob("*.*")} == names  # noqa: PTH115,PTH119
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no such locks there")
+def test_what_a_killed_copy_left_goes_with_the_next_run_but_not_what_is_being_copied(
+    model: Any, photos: Path, tmp_path: Path
+) -> None:
+    code = """
+import os, shutil, sys
+from pathlib import Path
+from autodial.deploy import predict_folder
+copy2 = shutil.copy2
+def copy(source, place):
+    copy2(source, place)
+    if sys.argv[4] == "killed":
+        os._exit(9)
+    print("copying", flush=True)
+    input()
+shutil.copy2 = copy
+model, photos, table, _ = sys.argv[1:]
+predict_folder(model, [photos], table, sort_into=Path(table).with_name("sorted"), copy=True)
+"""
+
+    def start(table: str, how: str) -> subprocess.Popen[str]:
+        command = [sys.executable, "-c", code, model.path, photos, tmp_path / table, how]
+        return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    place = tmp_path / "sorted"
+    assert start("killed.csv", "killed").wait() == 9
+    assert len(list(place.rglob("*.tmp"))) == 1
+    predict_folder(model.path, [photos], tmp_path / "killed.csv", sort_into=place, copy=True, resume=True)
+    assert not list(place.rglob("*.tmp"))
+    whole = content(place)
+
+    shutil.rmtree(place)
+    process = start("copying.csv", "copying")
+    assert process.stdout is not None and process.stdout.readline() == "copying\n"
+    (other,) = place.rglob("*.tmp")
+    foreign = other.with_name(".another-host-x.tmp")  # of a shard on another machine
+    foreign.touch()
+    predict_folder(model.path, [photos], tmp_path / "other.csv", sort_into=place, copy=True, resume=True)
+    assert other.exists() and foreign.exists()
+    foreign.unlink()
+    process.communicate("\n" * 100)
+    assert process.returncode == 0
+    assert content(place) == whole

@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import os
 import shlex
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -281,3 +283,44 @@ def test_a_folder_without_leave_to_write(images: Any) -> None:
     Path("closed").mkdir(0o500)
     with pytest.raises(InputError, match=r"closed/project: can't write to the folder .*closed "):
         init(folder="closed/project")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no such locks there")
+@pytest.mark.parametrize("there", [False, True])
+def test_killed_anywhere_it_leaves_all_or_nothing_and_runs_again(
+    images: Any, killed: Callable[..., bool], there: bool
+) -> None:
+    domains(images, color=False)
+    words = ("--arch", "digits", "--source", "source", "--target", "target")
+    init(folder="whole")
+    whole = files("whole")
+    moves = 0
+    while True:
+        folder = Path(f"in/killed_{moves}")
+        if there:
+            folder.mkdir(parents=True)
+        if not killed(moves, "init", folder, *words):
+            break
+        assert not (folder / "solver.prototxt").exists()
+        assert there or not folder.exists()
+        (Path("target") / "a box" / "0.png").touch()
+        run("init", str(folder), *words)
+        assert files(folder) == whole
+        moves += 1
+    assert moves == (12 if there else 7)
+    assert files(folder) == whole
+    assert not list(Path("in").rglob("*.tmp"))
+
+
+def files(folder: str | Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in Path(folder).iterdir()}
+
+
+def test_what_else_lies_in_a_folder_is_in_the_way_after_a_kill(images: Any, killed: Callable[..., bool]) -> None:
+    domains(images, color=False)
+    Path("project").mkdir()
+    assert killed(8, "init", "project", "--arch", "digits", "--source", "source", "--target", "target")
+    Path("project/notes.txt").write_text("mine")
+    with pytest.raises(InputError, match="project exists and is not empty"):
+        init()
+    assert Path("project/notes.txt").read_text() == "mine"

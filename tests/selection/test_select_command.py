@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -309,3 +310,27 @@ def test_one_selection_at_a_time_works_in_a_folder(tmp_path: Path) -> None:
         pass
     with locked(tmp_path):
         pass
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no such locks there")
+def test_killed_before_it_began_it_runs_again(
+    stripes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, killed: Callable[..., bool]
+) -> None:
+    monkeypatch.chdir(shutil.copytree(stripes, tmp_path / "project"))
+    words = ("--try", TRY, "-o", "killed", "--set", "solver.max_iter=2")
+    assert killed(0, "select", "--solver", "solver.prototxt", "--device", "cpu", *words)
+    (left,) = Path("killed").iterdir()
+    assert left.suffix == ".tmp"
+    # and a training that was killed between the two files of its first snapshot
+    job = Path("killed/candidates")
+    assert killed(1, "select", "--solver", "solver.prototxt", "--device", "cpu", *words)
+    assert not left.exists() and not job.exists()
+    result = select(*words)
+    assert result.exit_code == 0, result.output
+    assert not list(Path("killed").rglob("*.tmp"))
+    for folder in job.glob("*/fold_*"):
+        (folder / "result.json").unlink()
+        (folder / "net_iter_1.caffemodel").touch()
+    result = select(*words)
+    assert result.exit_code == 0, result.output
+    assert not list(job.rglob("*.caffemodel"))

@@ -61,11 +61,12 @@ def snapshots(prefix: str = "stripes") -> dict[str, bytes]:
 def test_a_killed_worker_changes_no_number(
     project: Path, caplog: pytest.LogCaptureFixture, workers: int, iteration: int
 ) -> None:
-    assert solver_that(workers=workers).solve()
+    options = {"workers": workers, "overrides": ["solver.max_iter=16"]}
+    assert solver_that(**options).solve()
     undisturbed = snapshots()
     shutil.rmtree("snapshots")
     at = range(iteration, iteration + 1)
-    assert solver_that(At(at, kill_a_worker), workers=workers).solve()
+    assert solver_that(At(at, kill_a_worker), **options).solve()
     assert snapshots() == undisturbed
     (message,) = caplog.messages
     assert message.startswith("A process that reads images died (killed by SIGKILL). Another one reads the same images")
@@ -328,3 +329,64 @@ def test_a_file_that_was_replaced_is_no_longer_written(tmp_path: Path) -> None:
         with pytest.raises(FileNotFoundError, match="another file has taken its place"):
             file.append(b"more")
     assert (tmp_path / "a").read_bytes() == b"another's"
+
+
+# --- the two files of a snapshot
+
+
+@signals
+def test_a_kill_between_the_files_of_a_snapshot_leaves_no_wrong_pair(
+    autodial: Autodial, project: Path, killed: Callable[..., bool]
+) -> None:
+    train = ("train", "--solver", "solver.prototxt", "--workers", "0", "--device", "cpu", "-o", "run")
+    assert autodial(*train)[0] == 0
+    earlier = snapshots()
+    resume = (*train, "--snapshot", "snapshots/stripes_iter_4.solverstate", "--set", "solver.base_lr=0.5")
+    seen = set()
+    moves = 0
+    while killed(moves, *resume):
+        left = snapshots()
+        pair = {name: data for name, data in left.items() if name.startswith("stripes_iter_8")}
+        seen.add((len(pair), pair.get("stripes_iter_8.caffemodel") == earlier["stripes_iter_8.caffemodel"]))
+        if len(pair) == 2:
+            assert pair["stripes_iter_8.solverstate"] == earlier["stripes_iter_8.solverstate"]
+        for name, data in earlier.items():
+            Path("snapshots", name).write_bytes(data)
+        moves += 1
+    # the earlier pair, the earlier weights alone, and the new weights alone
+    assert seen == {(2, True), (1, True), (1, False)}
+    assert not list(Path("snapshots").glob(".*"))
+    assert snapshots()["stripes_iter_8.caffemodel"] != earlier["stripes_iter_8.caffemodel"]
+
+
+def test_weights_that_were_not_written_with_the_state_are_refused(autodial: Autodial, project: Path) -> None:
+    train = ("train", "--solver", "solver.prototxt", "--workers", "0", "--device", "cpu", "-o", "run")
+    assert autodial(*train)[0] == 0
+    whole = snapshots()
+    shutil.copy("snapshots/stripes_iter_8.caffemodel", "snapshots/stripes_iter_4.caffemodel")
+    resume = (*train, "--snapshot", "snapshots/stripes_iter_4.solverstate")
+    status, _, err = autodial(*resume)
+    assert status == 2
+    assert "stripes_iter_4.caffemodel is not the file that was written with snapshots/stripes_iter_4.solverstate" in err
+    for name, data in whole.items():
+        Path("snapshots", name).write_bytes(data)
+    Path("snapshots").rename("moved")  # what moved is known by its names
+    assert autodial(*train, "--snapshot", "moved/stripes_iter_4.solverstate")[0] == 0
+    assert snapshots()["stripes_iter_8.caffemodel"] == whole["stripes_iter_8.caffemodel"]
+
+
+def test_the_weights_beside_the_state_go_before_others_of_the_same_path(project: Path) -> None:
+    assert solver_that().solve()
+    shutil.copytree("snapshots", "backup")
+    Path("snapshots/stripes_iter_4.caffemodel").write_bytes(Path("snapshots/stripes_iter_8.caffemodel").read_bytes())
+    solver = solver_that()
+    assert solver.restore("backup/stripes_iter_4.solverstate") == Path("backup/stripes_iter_4.caffemodel")
+
+
+def test_states_of_an_earlier_run_are_not_written_over(autodial: Autodial, project: Path) -> None:
+    train = ("train", "--solver", "solver.prototxt", "--workers", "0", "--device", "cpu")
+    assert autodial(*train)[0] == 0
+    for path in Path("snapshots").glob("*.caffemodel"):
+        path.unlink()
+    status, _, err = autodial(*train)
+    assert status == 2 and "stripes_iter_4.solverstate is a snapshot of an earlier run" in err
