@@ -107,8 +107,8 @@ def upgrade_net(net: Any, name: str) -> list[str]:
     """Bring a NetParameter up to date in place (Caffe: UpgradeNetAsNeeded).
 
     V0 and V1 layers become `layer`s, V0's padding layers the pad of the layer behind them, transformation fields of
-    V1's data layers a transform_param, net-level `input`s a layer of type Input, or nothing where they have no shapes and
-    a layer makes their blobs, and BatchNorm layers with three `param`s get lr_mult and decay_mult 0 there.
+    V1's data layers a transform_param, net-level `input`s a layer of type Input, or nothing where they have no shapes
+    and a layer makes their blobs, and BatchNorm layers with three `param`s get lr_mult and decay_mult 0 there.
 
     Args:
         net: the message; its blobs come along.
