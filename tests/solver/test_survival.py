@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import multiprocessing
 import os
 import shutil
@@ -105,7 +106,18 @@ def test_workers_that_die_again_and_again_end_the_run_with_a_snapshot(
     assert message.endswith("try fewer --workers, or --workers 0") and "\n" not in message
     assert len(caplog.messages) == 4
     assert {f"stripes_iter_{solver.iter}.{kind}" for kind in ("caffemodel", "solverstate")} <= snapshots().keys()
-    assert not multiprocessing.active_children()
+    wait_until(lambda: not multiprocessing.active_children())
+
+
+@signals
+def test_results_are_finished_in_order_whoever_dies() -> None:
+    workers = Workers(str, itertools.count(), 2, ahead=2, finish="{}!".format)
+    assert [next(workers) for _ in range(5)] == [f"{i}!" for i in range(5)]
+    for process in multiprocessing.active_children():
+        os.kill(process.pid or 0, signal.SIGKILL)
+    assert [next(workers) for _ in range(9)] == [f"{i}!" for i in range(5, 14)]
+    workers.close()
+    wait_until(lambda: not multiprocessing.active_children())
 
 
 @signals
