@@ -120,17 +120,6 @@ def test_results_are_finished_in_order_whoever_dies() -> None:
     wait_until(lambda: not multiprocessing.active_children())
 
 
-@signals
-def test_results_are_finished_in_order_whoever_dies() -> None:
-    workers = Workers(str, itertools.count(), 2, ahead=2, finish="{}!".format)
-    assert [next(workers) for _ in range(5)] == [f"{i}!" for i in range(5)]
-    for process in multiprocessing.active_children():
-        os.kill(process.pid or 0, signal.SIGKILL)
-    assert [next(workers) for _ in range(9)] == [f"{i}!" for i in range(5, 14)]
-    workers.close()
-    assert not multiprocessing.active_children()
-
-
 COMMAND = (sys.executable, "-m", "autodial", "train", "--solver", "solver.prototxt", "--device", "cpu")
 
 
