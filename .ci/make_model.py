@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from autodial.converters.onnx_export import export
-from autodial.net import Net
+from autodial.net.net import Net
 from autodial.proto import messages as pb
 from autodial.proto import parse_net
 

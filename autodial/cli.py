@@ -10,22 +10,22 @@ from typing import Annotated
 
 import typer
 
-from autodial.converters.command import export
-from autodial.converters.dialize_command import dialize
+from autodial.commands.demo import demo
+from autodial.commands.dialize import dialize
+from autodial.commands.doctor import doctor
+from autodial.commands.export import export
+from autodial.commands.init import init
+from autodial.commands.predict import predict
+from autodial.commands.recalibrate import recalibrate
+from autodial.commands.report import report
+from autodial.commands.select import select
+from autodial.commands.test import test
+from autodial.commands.time import time
+from autodial.commands.train import train
+from autodial.commands.upgrade import upgrade
 from autodial.data.decoder_messages import watch_decoders
-from autodial.demo.command import demo
-from autodial.deploy.command import predict
-from autodial.doctor_command import doctor
 from autodial.errors import AutodialError
-from autodial.init_command import init
-from autodial.recalibrate_command import recalibrate
-from autodial.report_command import report
-from autodial.select_command import select
-from autodial.streams import STANDARD_OUTPUT, discard, harmless, named
-from autodial.test_command import test
-from autodial.time_command import time
-from autodial.train_command import train
-from autodial.upgrade_command import upgrade
+from autodial.system.streams import STANDARD_OUTPUT, discard, harmless, named
 from autodial.wording import printable
 
 _NO_MEMORY = "can't allocate memory"

@@ -38,9 +38,9 @@ import adaptation_images as images
 from demo_seeds import machine
 
 from autodial import proto
-from autodial.cpus import available_cpus
-from autodial.proto.files import replacing
-from autodial.run_record import read_log
+from autodial.system.cpus import available_cpus
+from autodial.system.files import replacing
+from autodial.training.run_record import read_log
 
 VARIANTS = {
     "source-only": "source only",

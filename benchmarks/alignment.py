@@ -21,9 +21,9 @@ import torch
 from measuring import describe, peak_bytes, seconds, side_by_side
 from torch import Tensor, nn
 
-from autodial.devices import choose_device
 from autodial.layers import DomainAlignment, alignment_torch
 from autodial.layers.alignment import align
+from autodial.system.devices import choose_device
 
 SHAPES = [(48, 64, 112, 112), (48, 192, 56, 56), (256, 4096)]
 QUICK = [(6, 8, 14, 14), (16, 32)]

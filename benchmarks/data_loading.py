@@ -23,8 +23,8 @@ import numpy as np
 import torch
 
 from autodial.data.transforms import decode
-from autodial.feed import Feed, sources
-from autodial.net import Net
+from autodial.net.feed import Feed, sources
+from autodial.net.net import Net
 from autodial.proto import messages as pb
 from autodial.proto import parse_net
 

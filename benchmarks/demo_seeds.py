@@ -20,10 +20,10 @@ from typing import Any
 import torch
 
 from autodial import __version__
-from autodial.cpus import available_cpus
 from autodial.demo.story import run_demo
-from autodial.devices import choose_device
-from autodial.proto.files import replacing
+from autodial.system.cpus import available_cpus
+from autodial.system.devices import choose_device
+from autodial.system.files import replacing
 
 
 def result(folder: Path, seed: int, device: str) -> dict[str, Any]:

@@ -28,12 +28,12 @@ import torch
 from measuring import describe, side_by_side
 
 from autodial.converters.onnx_export import NetLogits, export
-from autodial.graph import Graph
-from autodial.net import Net
-from autodial.net_state import filter_net
+from autodial.net.net import Net
+from autodial.netparam.graph import Graph
+from autodial.netparam.net_state import filter_net
+from autodial.netparam.shipped import shipped_net
 from autodial.proto import LayerWeights, Weights, read_net
 from autodial.proto import messages as pb
-from autodial.shipped import shipped_net
 
 WATCHED = ("BatchNormalization", "Mul", "Add")
 """What Dial and Scale layers are in a graph."""

@@ -14,8 +14,8 @@ import statistics
 import tempfile
 from pathlib import Path
 
-from autodial.proto.files import replacing
-from autodial.solver import Solver
+from autodial.system.files import replacing
+from autodial.training.solver import Solver
 
 VARIANTS = {
     "source": ("source only", (72.4, 71.3)),

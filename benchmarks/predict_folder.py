@@ -33,10 +33,10 @@ import cv2
 import numpy as np
 import onnxruntime
 
-from autodial.cpus import available_cpus
 from autodial.deploy import Predictor, predict_folder
 from autodial.deploy.inputs import expand
 from autodial.deploy.reader import read_batches
+from autodial.system.cpus import available_cpus
 
 SIDE = 256
 

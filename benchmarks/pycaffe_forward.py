@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 
 import autodial.caffe as caffe
-import autodial.net
+import autodial.net.net
 from autodial.proto import parse_net
 
 NET = """
@@ -60,7 +60,7 @@ def main() -> None:
         path.write_text(text)
         shown = caffe.Net(str(path), caffe.TEST)
     shown.blobs["data"].data[...] = 0.5
-    plain = autodial.net.Net(parse_net(text), caffe.TEST)
+    plain = autodial.net.net.Net(parse_net(text), caffe.TEST)
     data = torch.full((arguments.batch_size, 1, 28, 28), 0.5)
 
     print(f"batch of {arguments.batch_size}, {arguments.passes} passes, {torch.get_num_threads()} threads")

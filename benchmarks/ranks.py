@@ -23,18 +23,18 @@ import torch
 from measuring import describe
 from torch import Tensor
 
-from autodial.cpus import available_cpus
-from autodial.data_parallel import DataParallel
-from autodial.devices import choose_device
-from autodial.feed import image_format
-from autodial.net import Net
-from autodial.net_state import filter_net
+from autodial.evaluation.timing import replace_missing_data
+from autodial.net.feed import image_format
+from autodial.net.net import Net
+from autodial.netparam.net_state import filter_net
+from autodial.netparam.shipped import shipped_net
 from autodial.proto import messages as pb
 from autodial.proto import read_net
-from autodial.ranks import Ranks
-from autodial.shipped import shipped_net
-from autodial.timing import replace_missing_data
-from autodial.update import SGD
+from autodial.system.cpus import available_cpus
+from autodial.system.devices import choose_device
+from autodial.system.ranks import Ranks
+from autodial.training.data_parallel import DataParallel
+from autodial.training.update import SGD
 
 
 def measure(path: Path, steps: int, kind: str) -> float:

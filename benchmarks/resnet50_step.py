@@ -21,8 +21,8 @@ from torch import Tensor, nn
 from torchvision.models import resnet50
 
 from autodial.converters import AutoDIAL, convert_batchnorm
-from autodial.devices import choose_device
 from autodial.layers import EntropyLoss
+from autodial.system.devices import choose_device
 
 CLASSES = 31
 

@@ -26,8 +26,8 @@ from predict_folder import write_images
 from timm.data import create_dataset, create_loader, resolve_data_config
 
 from autodial.converters import export_module
-from autodial.cpus import available_cpus
 from autodial.deploy import predict_folder
+from autodial.system.cpus import available_cpus
 
 CLASSES = 1000
 TOP_K = 5

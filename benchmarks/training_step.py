@@ -29,17 +29,17 @@ from plain import PlainAlignment
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
-from autodial.allocator import keep_freed_memory
-from autodial.devices import choose_device
-from autodial.feed import image_format
+from autodial.evaluation.timing import replace_missing_data
 from autodial.layers import registry
-from autodial.net import Net
-from autodial.net_state import filter_net
+from autodial.net.feed import image_format
+from autodial.net.net import Net
+from autodial.netparam.net_state import filter_net
+from autodial.netparam.shipped import shipped_net
 from autodial.proto import messages as pb
 from autodial.proto import read_net
-from autodial.shipped import shipped_net
-from autodial.timing import replace_missing_data
-from autodial.update import SGD
+from autodial.system.allocator import keep_freed_memory
+from autodial.system.devices import choose_device
+from autodial.training.update import SGD
 
 CLASSES = 10
 

@@ -21,11 +21,11 @@ from autodial.converters.net_text import net_to_text, write_net
 from autodial.converters.onnx_export import Prepared, load, prepare
 from autodial.converters.onnx_file import BATCHES, TOLERANCE, ExportReport, Runner, check_size, make_metadata, verify
 from autodial.errors import InputError
-from autodial.net import Net
-from autodial.outputs import check_output
+from autodial.net.net import Net
 from autodial.proto import LayerWeights, Weights
 from autodial.proto import messages as pb
-from autodial.proto.files import replacing, replacing_files, was_interrupted
+from autodial.system.files import replacing, replacing_files, was_interrupted
+from autodial.system.outputs import check_output
 
 DEPLOY = "deploy.prototxt"
 LABELS = "labels.txt"

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from autodial.errors import InputError
-from autodial.graph import Graph, Node
-from autodial.net_state import included
+from autodial.netparam.graph import Graph, Node
+from autodial.netparam.net_state import included
 from autodial.proto import messages as pb
 
 _CLASSIFIERS = ("InnerProduct", "Convolution")

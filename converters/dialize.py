@@ -19,7 +19,7 @@ from autodial.converters.dial_layers import Body, carry_weights, choose_layers
 from autodial.converters.domain_data import DomainData, read_domain_data
 from autodial.errors import InputError, WorkError
 from autodial.layers import layer_class
-from autodial.net import Net
+from autodial.net.net import Net
 from autodial.proto import Weights
 from autodial.proto import messages as pb
 

@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autodial.converters.image_input import ImageInput
-from autodial.cpus import available_cpus
 from autodial.data.transforms import decode, resize
 from autodial.errors import InputError
+from autodial.system.cpus import available_cpus
 
 BATCH = 32
 

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autodial.errors import InputError
-from autodial.graph import Graph, Node
+from autodial.netparam.graph import Graph, Node
 from autodial.proto import messages as pb
 
 Blobs = dict[str, list[NDArray[np.float64]]]

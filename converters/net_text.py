@@ -10,7 +10,7 @@ from typing import Any
 
 from google.protobuf import text_format  # type: ignore[import-untyped]
 
-from autodial.proto.files import replacing
+from autodial.system.files import replacing
 
 WIDTH = 120
 """Characters in the longest line, but for single values that are longer."""

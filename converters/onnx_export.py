@@ -38,12 +38,12 @@ from autodial.converters.reference import Progress, TrainingImages, measure
 from autodial.converters.triton import TritonModel
 from autodial.data.labels import read_labels, tell_apart
 from autodial.errors import InputError
-from autodial.graph import Graph, Node
-from autodial.net import Net
-from autodial.net_state import filter_net
+from autodial.net.net import Net
+from autodial.netparam.graph import Graph, Node
+from autodial.netparam.net_state import filter_net
+from autodial.netparam.variants import warn_of_lost_alignment
 from autodial.proto import LayerWeights, Weights
 from autodial.proto import messages as pb
-from autodial.variants import warn_of_lost_alignment
 from autodial.wording import counted
 
 _NOT_IN_ONNX = {

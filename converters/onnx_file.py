@@ -21,10 +21,10 @@ from autodial.converters.image_input import ImageInput
 from autodial.converters.precision import Agreement, Lowering, Precision, lower
 from autodial.converters.runtime import cpu_session
 from autodial.converters.triton import TritonModel
+from autodial.data.image_statistics import Reference
 from autodial.data.labels import tell_apart
-from autodial.drift import Reference
 from autodial.errors import InputError, WorkError
-from autodial.proto.files import replacing
+from autodial.system.files import replacing
 
 SCHEMA = 1
 """Version of the metadata's form."""

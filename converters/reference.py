@@ -14,10 +14,10 @@ from autodial.converters.file_batches import FileBatches
 from autodial.converters.image_input import ImageInput
 from autodial.converters.runtime import cpu_session
 from autodial.data.image_data import ImageData
+from autodial.data.image_statistics import Reference, figure_names, figures, image_figures
 from autodial.data.sequences import is_one_name
-from autodial.domains import data_in_train
-from autodial.drift import Reference, figure_names, figures, image_figures
 from autodial.errors import InputError
+from autodial.evaluation.domains import data_in_train
 from autodial.proto import messages as pb
 from autodial.wording import counted
 

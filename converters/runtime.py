@@ -6,7 +6,7 @@ from typing import Any
 
 import onnxruntime  # type: ignore[import-untyped]
 
-from autodial.cpus import available_cpus
+from autodial.system.cpus import available_cpus
 
 
 def cpu_session(model: bytes, *, optimized: bool = True) -> Any:

@@ -38,7 +38,7 @@ from autodial.data.sequences import is_one_name
 from autodial.data.transforms import Transform
 from autodial.errors import InputError, WorkError
 from autodial.layers import DomainAlignment
-from autodial.outputs import check_output
+from autodial.system.outputs import check_output
 from autodial.wording import counted
 
 

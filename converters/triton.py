@@ -17,8 +17,8 @@ from onnx import TensorProto
 
 from autodial.data.labels import tell_apart
 from autodial.errors import InputError, WorkError
-from autodial.outputs import check_folder
-from autodial.proto.files import replacing, replacing_files
+from autodial.system.files import replacing, replacing_files
+from autodial.system.outputs import check_folder
 
 MAX_BATCH_SIZE = 32
 """What dynamic batching puts together at most, until config.pbtxt says otherwise."""

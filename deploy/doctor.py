@@ -16,8 +16,8 @@ from importlib import metadata
 from typing import Any
 
 from autodial import DISTRIBUTION, __version__
-from autodial.cpus import available_cpus, cgroup_quota
 from autodial.deploy.providers import CPU, CUDA, cuda_device_count, quiet, reason
+from autodial.system.cpus import available_cpus, cgroup_quota
 
 # One convolution of 1 x 1, times 2: cuDNN is looked for when a convolution first runs. Written with onnx.helper.
 _MODEL = base64.b64decode(

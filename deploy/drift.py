@@ -1,7 +1,8 @@
 """Whether a folder's images, and a model's answers to them, look like the training list that the model was adapted to.
 
-For each figure of `autodial.drift`, the distance is Kolmogorov's and Smirnov's, the largest difference between the two
-cumulative distributions, at quantiles of the training list. Images of another mix of classes have other figures, and
+For each figure of `autodial.data.image_statistics`, the distance is Kolmogorov's and Smirnov's: the largest difference
+between the two cumulative distributions, at quantiles of the training list. Images of another mix of classes have
+other figures, and
 that is no other domain: the training list's images are weighted so that its predicted classes are as frequent as the
 folder's. A figure has moved if its distance is more than a tolerance, below which a difference doesn't matter, and an
 allowance for chance. The allowance is Hoeffding's (1963, theorem 2): the difference of two shares is a sum of
@@ -26,8 +27,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from autodial.data.image_statistics import OUTPUTS, Reference, Values, binned, figure_names
 from autodial.deploy.metadata import ModelInfo
-from autodial.drift import OUTPUTS, Reference, Values, binned, figure_names
 from autodial.errors import InputError
 
 SIGNIFICANCE = 1e-3

@@ -9,7 +9,7 @@ from typing import Annotated, Any, TypedDict, TypeVar
 
 from autodial.data.labels import check_class_names, tell_apart
 from autodial.errors import InputError
-from autodial.json_files import NotJsonError, WrongValueError, check, parse
+from autodial.system.json_files import NotJsonError, WrongValueError, check, parse
 from autodial.wording import counted
 
 KEY = "autodial"
@@ -103,7 +103,7 @@ class ModelInfo:
     version: str
     """Version of AutoDIAL that made the file."""
     reference: Mapping[str, Any] | None = field(default=None, repr=False)
-    """What the file keeps of its training images, as autodial.drift.Reference has it; None where it keeps nothing."""
+    """What the file keeps of its training images (see `autodial.data.image_statistics.Reference`); None for nothing."""
 
     @property
     def channels(self) -> int:

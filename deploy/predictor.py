@@ -8,13 +8,13 @@ from pathlib import Path
 
 import numpy as np
 
-from autodial.cpus import available_cpus
 from autodial.data.sequences import check_images
 from autodial.data.transforms import decode, resize
 from autodial.deploy.binding import BoundRun, FasterRun, Pixels, Run, Scores
 from autodial.deploy.metadata import INPUT, OUTPUTS, ModelInfo
 from autodial.deploy.providers import CUDA, open_model, reason
 from autodial.errors import InputError, WorkError
+from autodial.system.cpus import available_cpus
 
 BATCH_SIZE = 32
 

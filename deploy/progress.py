@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from autodial.terminal import Console
+from autodial.system.terminal import Console
 
 SECONDS_BETWEEN_LINES = 10.0
 

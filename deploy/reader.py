@@ -13,11 +13,11 @@ from itertools import islice
 import cv2
 import numpy as np
 
+from autodial.data.image_statistics import Values, image_figures
 from autodial.data.transforms import read_image
 from autodial.deploy.binding import Pixels
 from autodial.deploy.inputs import FileState, Image
 from autodial.deploy.predictor import Predictor
-from autodial.drift import Values, image_figures
 from autodial.errors import InputError
 
 _TASKS = 2
@@ -38,7 +38,7 @@ class Batch:
     readable: int
     """How many those are; what lies behind them is some other image's."""
     figures: Values | None
-    """Theirs, (readable, ...), a row of `autodial.drift.image_figures` each; None where they weren't asked for."""
+    """Their figures, (readable, ...), a row of `image_figures` each; None where they weren't asked for."""
     states: Sequence[FileState]
     """Per image: the state its file was in before it was read."""
     seconds: float

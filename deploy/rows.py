@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from autodial.data.image_statistics import Values, entropies, figures
 from autodial.deploy.binding import Scores
-from autodial.drift import Values, entropies, figures
 from autodial.errors import InputError, WorkError
 
 _ROW_GROUP = 2**16
@@ -41,7 +41,7 @@ class Row(NamedTuple):
     logits: Sequence[float] = ()
     """Of all classes, in their order."""
     figures: Sequence[float] = ()
-    """Those of `autodial.drift`, which are no part of the table."""
+    """Those of `autodial.data.image_statistics`, which are no part of the table."""
     damage: str = ""
     """What shows that the image's file is damaged; empty where nothing does. It has labels if there is no error."""
 

@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 
 from autodial import __version__
-from autodial.cpus import available_cpus
 from autodial.data.paths import find
 from autodial.data.sequences import is_one_name
 from autodial.deploy.binding import Scores
@@ -30,8 +29,9 @@ from autodial.deploy.rows import STATUSES, Columns, Csv, Row, format_of, score
 from autodial.deploy.sorting import Sorter
 from autodial.deploy.writer import STANDARD_OUTPUT, Table, open_table, unfinished, write_whole
 from autodial.errors import InputError, WorkError
-from autodial.hashing import file_hash
-from autodial.outputs import check_output
+from autodial.system.cpus import available_cpus
+from autodial.system.hashing import file_hash
+from autodial.system.outputs import check_output
 from autodial.wording import counted
 
 WHOLE = (1, 1)

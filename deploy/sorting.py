@@ -18,7 +18,7 @@ from itertools import chain, count
 from pathlib import Path
 
 from autodial.errors import InputError, WorkError
-from autodial.outputs import check_folder, is_abandoned, lock, real_path
+from autodial.system.outputs import check_folder, is_abandoned, lock, real_path
 
 _NO_LINKS = errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL
 """What file systems answer that have no links, and Windows without the privilege to make them."""

@@ -19,8 +19,8 @@ from autodial.deploy.inputs import FileState, Image
 from autodial.deploy.marks import Done, Marks, open_marks
 from autodial.deploy.rows import Format, Row
 from autodial.errors import AutodialError, InputError, WorkError
-from autodial.json_files import NotJsonError, check, parse
-from autodial.outputs import check_output, lock
+from autodial.system.json_files import NotJsonError, check, parse
+from autodial.system.outputs import check_output, lock
 
 STANDARD_OUTPUT = "-"
 

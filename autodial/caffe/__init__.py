@@ -5,10 +5,9 @@ autodial.errors, or ValueError for arguments that do not fit; what a layer writt
 is.
 """
 
-import autodial._torch  # noqa: F401
+import autodial.system._torch  # noqa: F401
 from autodial.caffe import classifier, coord_map, draw, io, net_spec, proto
 from autodial.caffe.classifier import Classifier, Detector
-from autodial.caffe.layer import Layer
 from autodial.caffe.mode import (
     has_nccl,
     init_log,
@@ -35,6 +34,7 @@ from autodial.caffe.solver import (
     get_solver,
 )
 from autodial.layers import registry
+from autodial.layers.user_layer import Layer
 from autodial.proto.messages import TEST, TRAIN
 
 __version__ = "1.0.0"

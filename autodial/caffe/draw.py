@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from autodial.errors import InputError
-from autodial.net_state import filter_net
+from autodial.netparam.net_state import filter_net
 from autodial.proto import messages as pb
 
 _BLOB_STYLE = {"shape": "octagon", "fillcolor": "#E0E0E0", "style": "filled"}

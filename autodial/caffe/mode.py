@@ -8,9 +8,9 @@ import sys
 
 import torch
 
-from autodial.devices import choose_device
 from autodial.errors import InputError
-from autodial.seeding import derive_seed
+from autodial.system.devices import choose_device
+from autodial.system.seeding import derive_seed
 
 _log = logging.getLogger(__name__)
 

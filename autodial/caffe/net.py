@@ -12,14 +12,14 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike
 
-import autodial.caffe.layer
-import autodial.net
+import autodial.layers.user_layer
+import autodial.net.net
 from autodial.caffe import mode
-from autodial.caffe.blob import Array, Blob, LayerBlobs, ParamBlob, download, share_memory, upload
 from autodial.caffe.steps import Fresh, Step, step_class
 from autodial.errors import InputError
 from autodial.layers import Layer, PythonLayer
 from autodial.layers.data_sources import MemoryDataLayer
+from autodial.layers.user_blobs import Array, Blob, LayerBlobs, ParamBlob, download, share_memory, upload
 from autodial.proto import binary, hdf5, read_net, read_weights
 
 
@@ -77,7 +77,7 @@ class Net:
             weights, phase, level = phase, level, 0
         path = Path(network_file)
         try:
-            module = autodial.net.Net(
+            module = autodial.net.net.Net(
                 read_net(path),
                 phase,
                 level=level,
@@ -92,13 +92,13 @@ class Net:
             self.copy_from(weights)
 
     @classmethod
-    def of(cls, module: autodial.net.Net, device: torch.device) -> Net:
+    def of(cls, module: autodial.net.net.Net, device: torch.device) -> Net:
         """The pycaffe face of a net that is on `device`."""
         net = cls.__new__(cls)
         net._show(module, device)
         return net
 
-    def _show(self, module: autodial.net.Net, device: torch.device) -> None:
+    def _show(self, module: autodial.net.net.Net, device: torch.device) -> None:
         self.module = module
         self._passes = 0
         self._seedings = mode.seedings()
@@ -106,7 +106,7 @@ class Net:
         layers: list[Any] = list(module.layers.values())
         self._layer_names = [message.name for message in messages]
         self.blobs: OrderedDict[str, Blob] = OrderedDict()
-        self.layers: list[NetLayer | autodial.caffe.layer.Layer] = []
+        self.layers: list[NetLayer | autodial.layers.user_layer.Layer] = []
         self._steps: list[Step] = []
         for i, (message, layer, needed) in enumerate(zip(messages, layers, _needed_gradients(module), strict=True)):
             for j, name in enumerate(message.top):
@@ -430,7 +430,7 @@ def _joined(parts: Sequence[Mapping[str, Array]], rows: int) -> dict[str, Array]
     return {name: np.concatenate([part[name] for part in parts])[:rows] for name in (parts[0] if parts else ())}
 
 
-def _needed_gradients(module: autodial.net.Net) -> list[list[bool] | None]:
+def _needed_gradients(module: autodial.net.net.Net) -> list[list[bool] | None]:
     """For each layer whether each bottom's gradient is needed, None where its backward pass is skipped (Net::Init).
 
     A layer is run backwards when a loss depends on it and it has something to learn, or a layer before it has; with

@@ -8,13 +8,13 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-import autodial.solver
+import autodial.training.solver
 from autodial.caffe import mode
 from autodial.caffe.net import Net
-from autodial.console import Lines
-from autodial.lr_policy import learning_rate, next_step
 from autodial.proto import read_solver
-from autodial.update import update_class
+from autodial.training.console import Lines
+from autodial.training.lr_policy import learning_rate, next_step
+from autodial.training.update import update_class
 
 Callback = Callable[[], object]
 
@@ -145,7 +145,7 @@ def get_solver(solver_file: str | os.PathLike[str]) -> Solver:
     return _classes[name](solver_file)
 
 
-class _Solver(autodial.solver.Solver):
+class _Solver(autodial.training.solver.Solver):
     """Runs the nets through their pycaffe faces, so that scripts see and may change every blob."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:

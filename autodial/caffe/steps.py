@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-import autodial.net
-from autodial.caffe.blob import Blob, LayerBlobs
+import autodial.net.net
 from autodial.errors import InputError
 from autodial.layers import DummyData, Eltwise, Layer, LayerError, PythonLayer, Shape, Split
+from autodial.layers.user_blobs import Blob, LayerBlobs
 
 Fresh = dict[str, Tensor]
 """What this pass has computed so far, by blob name; blobs that are not there are read from their arrays."""
@@ -38,7 +38,7 @@ class Step:
 
     def __init__(
         self,
-        module: autodial.net.Net,
+        module: autodial.net.net.Net,
         index: int,
         layer: Layer,
         bottoms: Sequence[Blob],

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from autodial.errors import WorkError
-from autodial.proto.files import replacing
+from autodial.system.files import replacing
 
 Images = npt.NDArray[np.uint8]
 Labels = npt.NDArray[np.int64]

@@ -8,10 +8,10 @@ from pathlib import Path
 import cv2
 from matplotlib.figure import SubFigure
 
-from autodial.proto.files import replacing
 from autodial.report.figures import plot_alphas
 from autodial.report.run import Curve
 from autodial.report.style import figure_style, new_figure
+from autodial.system.files import replacing
 
 _ROWS, _COLUMNS = 4, 8
 _RIGHT, _WRONG = "\N{CHECK MARK}", "\N{BALLOT X}"

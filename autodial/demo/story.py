@@ -16,19 +16,19 @@ import typer
 from rich.table import Table
 
 from autodial import proto
-from autodial.converters.command import export
+from autodial.commands.export import export
+from autodial.commands.predict import predict
+from autodial.commands.train import train
 from autodial.data.image_list import ImageList
 from autodial.demo.images import CLASSES, DigitFiles, write_images
 from autodial.demo.picture import draw
-from autodial.deploy.command import predict
-from autodial.devices import choose_device
 from autodial.errors import InputError
-from autodial.outputs import check_folder
-from autodial.proto.files import entries, replacing
+from autodial.netparam.shipped import shipped_net, shipped_solver
 from autodial.report.run import Run
-from autodial.shipped import shipped_net, shipped_solver
-from autodial.terminal import Console
-from autodial.train_command import train
+from autodial.system.devices import choose_device
+from autodial.system.files import entries, replacing
+from autodial.system.outputs import check_folder
+from autodial.system.terminal import Console
 
 _NET, _SOLVER = "train_val.prototxt", "solver.prototxt"
 _MODEL = "target_predictor.onnx"

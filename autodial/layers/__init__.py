@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import autodial._torch  # noqa: F401
+import autodial.system._torch  # noqa: F401
 from autodial.layers.accuracy import Accuracy
 from autodial.layers.activations import BNLL, ELU, Dropout, PReLU, ReLU, Sigmoid, Softmax, TanH
 from autodial.layers.base import Layer, LayerContext, LayerError, Shape, layer_class, registry

@@ -8,15 +8,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from autodial.layers.base import Layer, LayerContext, LayerError, Shape, register
-
-if TYPE_CHECKING:
-    import autodial.caffe
+from autodial.layers.user_blobs import Blob, LayerBlobs, download, upload
+from autodial.layers.user_layer import Layer as UserLayer
 
 
 @register("Python")
@@ -41,12 +40,7 @@ class PythonLayer(Layer):
     tops = (0, None)
     full_precision = True  # numpy has no bfloat16
 
-    def __init__(
-        self, user: autodial.caffe.Layer, param: Any, phase: int, bottom_shapes: Sequence[Shape], num_tops: int
-    ) -> None:
-        # Here, as autodial.caffe imports this package.
-        from autodial.caffe.blob import Blob, LayerBlobs
-
+    def __init__(self, user: UserLayer, param: Any, phase: int, bottom_shapes: Sequence[Shape], num_tops: int) -> None:
         super().__init__()
         self._names: list[str] = []
         self.bottom = [Blob(shape) for shape in bottom_shapes]
@@ -60,8 +54,6 @@ class PythonLayer(Layer):
 
     @classmethod
     def from_caffe(cls, context: LayerContext) -> PythonLayer:
-        from autodial.caffe.layer import Layer as UserLayer
-
         param = context.param.python_param
         module = _import(param.module, context.base_dir)
         user_class = getattr(module, param.layer, None)
@@ -97,8 +89,6 @@ class PythonLayer(Layer):
     @contextmanager
     def blobs_on_host(self) -> Iterator[None]:
         """Let the user's code see its parameters and change them."""
-        from autodial.caffe.blob import download, upload
-
         download(self.user.blobs)
         yield
         upload(self.user.blobs)

@@ -14,7 +14,7 @@ N = TypeVar("N", int, Tensor)
 
 
 class Group(Protocol):
-    """The processes; `autodial.ranks.Ranks` is one."""
+    """The processes; `autodial.system.ranks.Ranks` is one."""
 
     rank: int
     size: int

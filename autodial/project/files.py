@@ -6,12 +6,12 @@ from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 
-from autodial import outputs
 from autodial.errors import InputError, WorkError
 from autodial.project.plan import PARTS, SOLVER
 from autodial.project.scan import Domain, shown
 from autodial.proto import Weights, write_weights
-from autodial.proto.files import entries, replacing, replacing_files, was_interrupted
+from autodial.system import outputs
+from autodial.system.files import entries, replacing, replacing_files, was_interrupted
 
 UNLABELLED = -1
 """Label in lists whose labels nothing reads."""

@@ -11,8 +11,8 @@ from autodial.data.paths import find
 from autodial.data.source import BATCH_OPTIONS
 from autodial.data.transforms import size_before_crop
 from autodial.errors import InputError
-from autodial.graph import Graph, Node
-from autodial.net_state import included
+from autodial.netparam.graph import Graph, Node
+from autodial.netparam.net_state import included
 from autodial.project.split import Split
 from autodial.proto import LayerWeights, Weights, read_blob
 from autodial.proto import messages as pb

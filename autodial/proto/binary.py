@@ -19,8 +19,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from autodial.errors import InputError, WorkError
 
+from ..system.files import existing_file, is_binary, read_bytes, replacing
 from . import messages, schema
-from .files import existing_file, is_binary, read_bytes, replacing
 from .upgrade import upgrade_net
 from .weights import LayerWeights, State, Weights
 

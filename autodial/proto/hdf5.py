@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 
 from autodial.errors import InputError, WorkError
 
+from ..system.files import replacing
 from . import messages
-from .files import replacing
 from .hdf5_file import import_h5py, reading
 from .weights import LayerWeights, State, Weights
 

@@ -19,7 +19,7 @@ from typing import Any
 
 from autodial.errors import InputError
 
-from .files import existing_file
+from ..system.files import existing_file
 
 # What HDF5's C library and h5py raise for damage, and what comes of a group or type where a dataset should be, or of an
 # end where there should be more.

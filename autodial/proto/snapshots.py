@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from ..system.files import is_hdf5
 from . import binary, hdf5
-from .files import is_hdf5
 from .weights import State, Weights
 
 

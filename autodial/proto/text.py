@@ -10,8 +10,8 @@ from google.protobuf import text_format  # type: ignore[import-untyped]
 
 from autodial.errors import InputError
 
+from ..system.files import is_binary, read_bytes, replacing
 from . import messages
-from .files import is_binary, read_bytes, replacing
 from .parser import Parser, top_level_names
 from .upgrade import upgrade_net, upgrade_solver
 

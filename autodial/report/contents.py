@@ -11,7 +11,6 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from autodial import __version__
-from autodial.collapse import SHARE
 from autodial.report.data import Sizes
 from autodial.report.evaluation import Absent, Evaluation, Thumbnail
 from autodial.report.features import Floats
@@ -32,7 +31,8 @@ from autodial.report.page import Page, ShownImage, data_uri, short_path
 from autodial.report.predictions import Predictions
 from autodial.report.run import Curve, Run
 from autodial.report.style import Picture, figure_style, picture
-from autodial.run_record import Start
+from autodial.training.collapse import SHARE
+from autodial.training.run_record import Start
 from autodial.wording import counted
 
 _ROWS = 40

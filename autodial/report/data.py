@@ -12,14 +12,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autodial.data.source import ALL, Source
-from autodial.domains import DataTop, without_augmentation
 from autodial.errors import InputError
-from autodial.graph import Graph, Node
+from autodial.evaluation.domains import DataTop, without_augmentation
 from autodial.layers import layer_class
 from autodial.layers.data_sources import SourceLayer
-from autodial.net import Net
-from autodial.net_state import filter_net
-from autodial.outputs import files_of
+from autodial.net.net import Net
+from autodial.netparam.data_files import files_of
+from autodial.netparam.graph import Graph, Node
+from autodial.netparam.net_state import filter_net
 from autodial.proto import messages as pb
 from autodial.report.run import Run
 

@@ -22,16 +22,15 @@ from autodial.data.datum_data import DatumData
 from autodial.data.image_data import ImageData
 from autodial.data.labels import read_labels, tell_apart
 from autodial.data.source import Source
-from autodial.devices import naming_full_memory
-from autodial.domains import DataTop, data_in_train, file_options, without_augmentation
 from autodial.errors import InputError
-from autodial.feed import Feed
-from autodial.graph import Graph
-from autodial.hashing import file_hash
+from autodial.evaluation.domains import DataTop, data_in_train, file_options, without_augmentation
+from autodial.evaluation.scoring import Row
 from autodial.layers import DomainAlignment
 from autodial.layers.data_sources import SourceLayer
-from autodial.net import Net
-from autodial.net_state import filter_net
+from autodial.net.feed import Feed
+from autodial.net.net import Net
+from autodial.netparam.graph import Graph
+from autodial.netparam.net_state import filter_net
 from autodial.proto import messages as pb
 from autodial.report.data import (
     ChosenRows,
@@ -48,8 +47,9 @@ from autodial.report.data import (
 from autodial.report.features import Capture, Domain, LayerFeatures
 from autodial.report.predictions import Predictions, why_unlabelled
 from autodial.report.run import Run, Snapshot
-from autodial.scoring import Row
-from autodial.solver import load_weights
+from autodial.system.devices import naming_full_memory
+from autodial.system.hashing import file_hash
+from autodial.training.solver import load_weights
 from autodial.wording import counted
 
 T = TypeVar("T")

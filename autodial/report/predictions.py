@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from autodial.scoring import Row
+from autodial.evaluation.scoring import Row
 
 Floats = NDArray[np.float64]
 

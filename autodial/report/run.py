@@ -10,8 +10,8 @@ from typing import Any, Literal
 
 from autodial import proto
 from autodial.errors import InputError
-from autodial.net_state import filter_net
-from autodial.run_record import LOG, RECORD, Start, read_events, read_starts
+from autodial.netparam.net_state import filter_net
+from autodial.training.run_record import LOG, RECORD, Start, read_events, read_starts
 
 Kind = Literal["train", "test"]
 
@@ -152,7 +152,7 @@ class Run:
 
     @property
     def collapses(self) -> list[Mapping[str, Any]]:
-        """The alarms that the target's predictions had collapsed (autodial.collapse)."""
+        """The alarms that the target's predictions had collapsed (autodial.training.collapse)."""
         return [event for event in self.events if event["event"] == "collapse"]
 
     @property
@@ -193,7 +193,7 @@ class Run:
         return self._mappings("alphas")
 
     def diversity(self) -> list[Curve]:
-        """Of the target's predictions, by EntropyLoss layer (autodial.collapse)."""
+        """Of the target's predictions, by EntropyLoss layer (autodial.training.collapse)."""
         return self._mappings("diversity")
 
     def learning_rate(self) -> Curve:

@@ -8,10 +8,10 @@ from dataclasses import dataclass, fields
 from statistics import mean
 from typing import Any
 
-from autodial.collapse import SHARE
 from autodial.selection.candidates import Candidate
 from autodial.selection.criteria import accuracy_error
 from autodial.selection.measures import Measures
+from autodial.training.collapse import SHARE
 
 DIVERSE = 0.5
 """The class-diversity guard: the share of the most diverse candidate's diversity that a candidate must keep.
@@ -19,7 +19,7 @@ DIVERSE = 0.5
 Diversity is the entropy of the target's mean prediction relative to that of the source's labels. A target that really
 has fewer or rarer classes shows so in every candidate, and what is lost from one candidate to the next is the
 candidates' doing. Half of the entropy is as many classes as the square root: 3.2 of 10, 5.6 of 31. Below a share of 1/3
-of the source's (autodial.collapse.SHARE), a candidate has collapsed whatever the others do.
+of the source's (autodial.training.collapse.SHARE), a candidate has collapsed whatever the others do.
 """
 TRUSTED = 1 / 8
 """The share of the held-out images that the weighted ones must be worth for the weights to be trusted."""

@@ -13,28 +13,29 @@ from typing import Any
 
 import torch
 
-from autodial import json_files, proto
+from autodial import proto
 from autodial.data.image_data import ImageData
 from autodial.data.source import Source
-from autodial.data_checks import check_data, label_readers
-from autodial.devices import choose_device
-from autodial.domains import data_in_test, data_in_train, fed_net
 from autodial.errors import InputError
-from autodial.feed import sources
-from autodial.hashing import file_hash
+from autodial.evaluation.domains import data_in_test, data_in_train, fed_net
 from autodial.layers import layer_class
-from autodial.net import Net
-from autodial.net_state import filter_net
-from autodial.outputs import lock
-from autodial.overrides import apply_to_nets, apply_to_solver, for_nets
+from autodial.net.data_checks import check_data, label_readers
+from autodial.net.feed import sources
+from autodial.net.net import Net
+from autodial.netparam.net_state import filter_net
+from autodial.netparam.overrides import apply_to_nets, apply_to_solver, for_nets
 from autodial.proto import messages as pb
-from autodial.proto.files import entries, replacing
 from autodial.selection.candidates import Candidate
 from autodial.selection.choice import Row, mean_measures
 from autodial.selection.holdout import write_folds
 from autodial.selection.job import Job, read_result
 from autodial.selection.measures import Measures
-from autodial.solver import Solver
+from autodial.system import json_files
+from autodial.system.devices import choose_device
+from autodial.system.files import entries, replacing
+from autodial.system.hashing import file_hash
+from autodial.system.outputs import lock
+from autodial.training.solver import Solver
 
 RECORD = "experiment.json"
 _CONTEXT_BYTES = 2**29

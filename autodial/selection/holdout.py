@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from autodial.data.image_data import ImageData
 from autodial.errors import InputError
-from autodial.proto.files import replacing
-from autodial.seeding import derive_seed
+from autodial.system.files import replacing
+from autodial.system.seeding import derive_seed
 
 PARTS = 5
 """Parts of the source; held out is a fifth."""

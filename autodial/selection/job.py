@@ -15,12 +15,12 @@ from dataclasses import fields as dataclass_fields
 from pathlib import Path
 from typing import Annotated, Any, TypedDict
 
-from autodial import json_files
+from autodial.commands.options import INTERRUPTED
 from autodial.errors import AutodialError, DivergedError, InputError
-from autodial.json_files import FilePath, WrongValueError
-from autodial.options import INTERRUPTED
-from autodial.proto.files import replacing
 from autodial.selection.holdout import Fold
+from autodial.system import json_files
+from autodial.system.files import replacing
+from autodial.system.json_files import FilePath, WrongValueError
 
 _PREFIX = "net"
 _ITERATION = re.compile(r"_iter_([0-9]{1,10})$")
@@ -219,7 +219,7 @@ def run(job: Job, workers: int) -> None:
 
 def _train(job: Job, workers: int) -> Path:
     """`autodial train`, from the last snapshot if there is one; returns the caffemodel."""
-    from autodial.train_command import train
+    from autodial.commands.train import train
 
     logs = job.folder / "run"
     states = job.folder.glob(f"{_PREFIX}_iter_*.solverstate")
@@ -245,9 +245,9 @@ def _train(job: Job, workers: int) -> Path:
 
 
 def _measure(job: Job, weights: Path, workers: int) -> dict[str, Any]:
-    from autodial.devices import choose_device
     from autodial.proto import read_net
     from autodial.selection.measures import measure
+    from autodial.system.devices import choose_device
 
     measures = measure(
         read_net(job.net),
@@ -263,7 +263,7 @@ def _measure(job: Job, weights: Path, workers: int) -> dict[str, Any]:
 
 def _collapsed_at(job: Job) -> int | None:
     """The iteration of the last alarm that the target's predictions had collapsed."""
-    from autodial.run_record import read_events
+    from autodial.training.run_record import read_events
 
     alarms = [row["iteration"] for row in read_events(job.folder / "run") if row["event"] == "collapse"]
     return alarms[-1] if alarms else None

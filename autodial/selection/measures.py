@@ -11,14 +11,22 @@ import torch
 from numpy.typing import NDArray
 
 from autodial.data.image_list import ImageList
-from autodial.domains import DataTop, DomainBatches, data_in_test, data_in_train, fed_net, reading, without_augmentation
 from autodial.errors import DivergedError, InputError
-from autodial.net import Net
+from autodial.evaluation.domains import (
+    DataTop,
+    DomainBatches,
+    data_in_test,
+    data_in_train,
+    fed_net,
+    reading,
+    without_augmentation,
+)
+from autodial.evaluation.scoring import Scorer
+from autodial.net.net import Net
 from autodial.proto import messages as pb
-from autodial.scoring import Scorer
 from autodial.selection import criteria
 from autodial.selection.holdout import Fold
-from autodial.solver import load_weights
+from autodial.training.solver import load_weights
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 
+from autodial.commands.options import INTERRUPTED
 from autodial.errors import WorkError
-from autodial.options import INTERRUPTED
 from autodial.selection.job import Job
 
 _CGROUP = Path("/sys/fs/cgroup")

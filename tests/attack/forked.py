@@ -12,17 +12,17 @@ from pathlib import Path
 
 def preload() -> None:
     """Import what commands import when they run, so that a kill meets their work and not their imports."""
-    import autodial.converters.command
+    import autodial.commands.export
     import autodial.converters.dialize
     import autodial.converters.onnx_export
     import autodial.deploy.runner
+    import autodial.evaluation.recalibrate
     import autodial.project.plan
-    import autodial.recalibrate
     import autodial.report.contents
     import autodial.report.evaluation
-    import autodial.run_log
     import autodial.selection.experiment
-    import autodial.solver  # noqa: F401
+    import autodial.training.run_log
+    import autodial.training.solver  # noqa: F401
 
 
 def start(arguments: list[str], folder: Path, log: Path) -> int:

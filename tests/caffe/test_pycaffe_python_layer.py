@@ -15,9 +15,9 @@ import torch
 
 import autodial.caffe as caffe
 from autodial.errors import InputError
-from autodial.net import Net
+from autodial.net.net import Net
 from autodial.proto import parse_net, parse_solver
-from autodial.solver import Solver
+from autodial.training.solver import Solver
 
 Write = Callable[..., str]
 
@@ -323,10 +323,10 @@ def test_what_the_users_code_raises_comes_through(net: Callable[..., caffe.Net],
 def test_nets_without_them_do_not_load_pycaffe() -> None:
     code = """
         import sys
-        import autodial.net
+        import autodial.net.net
         from autodial.proto import parse_net
         net = 'layer { name: "x" type: "DummyData" top: "x" dummy_data_param { shape { dim: 1 } } }'
-        autodial.net.Net(parse_net(net), 0)
+        autodial.net.net.Net(parse_net(net), 0)
         assert "autodial.layers.python_layer" in sys.modules
         assert not any(name.startswith("autodial.caffe") for name in sys.modules)
     """

@@ -18,8 +18,8 @@ from rich.text import Text
 
 from autodial import __version__ as autodial_version
 from autodial.errors import InputError
-from autodial.streams import harmless, named
-from autodial.terminal import Console
+from autodial.system.streams import harmless, named
+from autodial.system.terminal import Console
 
 HELP = """
 import sys

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from autodial.net_state import filter_net
+from autodial.netparam.net_state import filter_net
 from autodial.proto import messages as pb
 
 

@@ -23,12 +23,12 @@ from autodial.converters import caffe_export
 from autodial.converters.caffe_export import export_caffe
 from autodial.converters.onnx_export import export
 from autodial.errors import InputError
-from autodial.net import Net
-from autodial.overrides import apply_to_nets
+from autodial.net.net import Net
+from autodial.netparam.overrides import apply_to_nets
+from autodial.netparam.shipped import shipped_net
+from autodial.netparam.variants import read_variant
 from autodial.proto import LayerWeights, Weights, parse_net, read_blob, read_net, read_weights, write_weights
 from autodial.proto import messages as pb
-from autodial.shipped import shipped_net
-from autodial.variants import read_variant
 
 Autodial = Callable[..., tuple[int, str, str]]
 

@@ -17,7 +17,7 @@ from originals import shared, shared_files
 from autodial.converters.dialize import dialize
 from autodial.converters.net_text import net_to_text
 from autodial.errors import InputError, WorkError
-from autodial.net import Net
+from autodial.net.net import Net
 from autodial.proto import LayerWeights, Weights, parse_net, read_net, read_weights, write_weights
 from autodial.proto import messages as pb
 

@@ -11,7 +11,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from autodial.converters.dialize_command import dialize
+from autodial.commands.dialize import dialize
 from autodial.errors import AutodialError, InputError
 from autodial.proto import LayerWeights, Weights, parse_net, read_net, read_weights, write_weights
 from autodial.proto import messages as pb

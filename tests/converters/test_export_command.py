@@ -12,7 +12,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from autodial.converters.command import export
+from autodial.commands.export import export
 from autodial.errors import InputError
 from autodial.proto import LayerWeights, Weights, parse_net, write_weights
 

@@ -10,7 +10,7 @@ from originals import RECORDS
 
 from autodial.converters.fold import Folded, fold
 from autodial.errors import InputError
-from autodial.net import Net
+from autodial.net.net import Net
 from autodial.proto import LayerWeights, Weights, parse_net
 from autodial.proto import messages as pb
 

@@ -19,7 +19,7 @@ from torch import nn
 
 from autodial.converters import TritonModel, convert_batchnorm, export_module
 from autodial.converters.onnx_export import export
-from autodial.net import Net
+from autodial.net.net import Net
 from autodial.proto import LayerWeights, Weights, parse_net
 from autodial.proto import messages as pb
 

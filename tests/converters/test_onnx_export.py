@@ -23,7 +23,7 @@ from autodial.converters.onnx_export import export
 from autodial.converters.onnx_file import ExportReport
 from autodial.deploy.metadata import ModelInfo
 from autodial.errors import InputError, WorkError
-from autodial.net import Net
+from autodial.net.net import Net
 from autodial.proto import LayerWeights, Weights, parse_net, read_net
 from autodial.proto import messages as pb
 

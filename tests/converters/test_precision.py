@@ -17,13 +17,13 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 from torch import nn
 
+from autodial.commands.export import describe
 from autodial.converters import AutoDIAL, convert_batchnorm, export_module
-from autodial.converters.command import describe
 from autodial.converters.onnx_export import export
 from autodial.converters.onnx_float16 import rounding_to_float16, to_float16
 from autodial.deploy import Predictor
 from autodial.errors import InputError, WorkError
-from autodial.net import Net
+from autodial.net.net import Net
 from autodial.proto import Weights, parse_net
 from autodial.proto import messages as pb
 

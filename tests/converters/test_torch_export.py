@@ -20,8 +20,8 @@ from torch.nn.utils import parametrizations
 from typer.testing import CliRunner
 
 from autodial.cli import app
+from autodial.commands.export import describe
 from autodial.converters import AutoDIAL, convert_batchnorm, export_module, onnx_file, torch_export
-from autodial.converters.command import describe
 from autodial.converters.torch_fold import fold_graph
 from autodial.deploy import Predictor
 from autodial.errors import InputError, WorkError

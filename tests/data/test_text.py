@@ -13,9 +13,9 @@ from autodial.data.hdf5_data import HDF5Data
 from autodial.data.image_list import ImageList
 from autodial.data.labels import read_labels
 from autodial.errors import InputError
+from autodial.netparam.variants import apply_variants
 from autodial.proto import messages as pb
 from autodial.proto import parse_net, read_net
-from autodial.variants import apply_variants
 
 
 def read_hdf5_list(path: Path) -> Any:

@@ -12,10 +12,10 @@ import pytest
 import typer
 from rich.console import Console
 
+from autodial.commands.demo import demo
 from autodial.data.image_list import ImageList
-from autodial.demo.command import demo
 from autodial.errors import InputError
-from autodial.run_record import read_log
+from autodial.training.run_record import read_log
 
 story = pytest.importorskip("autodial.demo.story", reason="needs the packages of autodial[train]")
 images = pytest.importorskip("autodial.demo.images")
@@ -45,7 +45,7 @@ def read_table(path: Path) -> list[dict[str, str]]:
 
 
 def test_demo_trains_exports_and_predicts_four_variants(short: None) -> None:
-    from autodial.test_command import test
+    from autodial.commands.test import test
 
     out = io.StringIO()
     demo = Path("demo")

@@ -17,10 +17,10 @@ pytest.importorskip("torch", reason="needs the packages of autodial[train]")
 
 from autodial.converters.onnx_export import export
 from autodial.demo.images import write_images
+from autodial.netparam.shipped import shipped_net, shipped_solver
 from autodial.proto import messages as pb
 from autodial.proto import read_net, read_weights
-from autodial.shipped import shipped_net, shipped_solver
-from autodial.solver import Solver
+from autodial.training.solver import Solver
 
 HELD = 1000
 """Images of each domain that training doesn't see."""

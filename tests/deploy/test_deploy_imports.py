@@ -17,7 +17,7 @@ def loaded_after(program: str) -> set[str]:
 
 
 def test_importing_the_package_and_the_command_is_light() -> None:
-    program = "import autodial.deploy, autodial.deploy.command"
+    program = "import autodial.deploy, autodial.commands.predict"
     assert not loaded_after(program) & {"torch", "onnx", "onnxruntime", "cv2", "matplotlib", "numpy", "google"}
 
 

@@ -11,7 +11,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from autodial import doctor_command
+from autodial.commands import doctor as doctor_command
 from autodial.deploy import doctor, providers
 from autodial.deploy.doctor import Check, Status, examine
 

@@ -9,10 +9,10 @@ import cv2
 import numpy as np
 import pytest
 
-from autodial.deploy.command import describe_drift
+from autodial.commands.predict import describe_drift
+from autodial.data.image_statistics import Reference, entropies, figure_names, figures, image_figures
 from autodial.deploy.drift import Counts, Drift, Verdict, read_reference
 from autodial.deploy.metadata import ModelInfo
-from autodial.drift import Reference, entropies, figure_names, figures, image_figures
 from autodial.errors import InputError
 
 NAMES = figure_names(1)

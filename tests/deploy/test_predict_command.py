@@ -18,8 +18,8 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from autodial.commands.predict import describe, predict
 from autodial.deploy import Summary
-from autodial.deploy.command import describe, predict
 from autodial.deploy.runner import Stage
 from autodial.errors import InputError, WorkError
 
@@ -100,7 +100,7 @@ def test_ctrl_c_keeps_the_rows(model: Any, photos: Path, tmp_path: Path) -> None
 import signal, time, typer
 signal.signal(signal.SIGINT, signal.default_int_handler)
 from autodial.deploy import predictor
-from autodial.deploy.command import predict
+from autodial.commands.predict import predict
 run, batches = predictor.Predictor.run, iter(range(6))
 def slow(*arguments):
     if next(batches) == 4:

@@ -15,8 +15,8 @@ import onnx
 import pytest
 from onnx import helper
 
+from autodial.data.image_statistics import Reference, figure_names, figures, image_figures
 from autodial.deploy import Predictor, predict_folder, writer
-from autodial.drift import Reference, figure_names, figures, image_figures
 from autodial.errors import InputError, WorkError
 
 Run = Callable[..., tuple[int, str, str]]

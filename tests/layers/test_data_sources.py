@@ -11,14 +11,14 @@ import pytest
 import torch
 from originals import shared
 
-from autodial.data_checks import check_data
 from autodial.errors import InputError
-from autodial.feed import Feed, sources
+from autodial.evaluation.scoring import Scorer
 from autodial.layers.data_sources import MemoryDataLayer
-from autodial.net import Net
+from autodial.net.data_checks import check_data
+from autodial.net.feed import Feed, sources
+from autodial.net.net import Net
 from autodial.proto import messages as pb
 from autodial.proto import parse_net, read_net, read_weights
-from autodial.scoring import Scorer
 
 CPU = torch.device("cpu")
 

@@ -22,7 +22,7 @@ from google.protobuf.descriptor import FieldDescriptor
 from autodial.errors import InputError
 from autodial.layers import registry
 from autodial.layers.data_sources import SourceLayer
-from autodial.net import Net
+from autodial.net.net import Net
 from autodial.proto import messages as pb
 from autodial.proto import parse_net
 

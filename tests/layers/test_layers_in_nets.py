@@ -9,7 +9,7 @@ import torch
 
 from autodial import proto
 from autodial.errors import InputError
-from autodial.net import Net
+from autodial.net.net import Net
 from autodial.proto import messages as pb
 
 

@@ -11,12 +11,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from autodial.data_parallel import DataParallel
 from autodial.layers import DomainAlignment
 from autodial.layers.shares import Shares
-from autodial.net import Net
+from autodial.net.net import Net
 from autodial.proto import messages as pb
 from autodial.proto import parse_net
+from autodial.training.data_parallel import DataParallel
 
 T = TypeVar("T")
 _SECONDS = 60

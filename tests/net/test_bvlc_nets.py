@@ -21,10 +21,10 @@ import pytest
 from originals import shared
 
 from autodial.errors import InputError
-from autodial.net import Net
+from autodial.net.net import Net
 from autodial.proto import messages as pb
 from autodial.proto import read_net, read_solver
-from autodial.solver import Solver
+from autodial.training.solver import Solver
 
 BVLC = shared("reference/bvlc")
 

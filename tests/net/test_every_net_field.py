@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from autodial.errors import InputError
-from autodial.net import Net
+from autodial.net.net import Net
 from autodial.proto import messages as pb
 from autodial.proto import parse_net
 

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-import autodial.net
+import autodial.net.net
 from autodial.errors import InputError
-from autodial.net import Net
+from autodial.net.net import Net
 from autodial.proto import messages as pb
 from autodial.proto import parse_net
 
@@ -79,14 +79,14 @@ def one_by_one(net: Net, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
 def counting(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     """The number of layers of each fused run."""
     counts: list[int] = []
-    run = autodial.net.run_fused
+    run = autodial.net.net.run_fused
 
     def counted(layers: list[object], bottom: Tensor) -> Tensor:
         counts.append(len(layers))
         return run(layers, bottom)  # type: ignore[arg-type]
 
     with monkeypatch.context() as patch:
-        patch.setattr(autodial.net, "run_fused", counted)
+        patch.setattr(autodial.net.net, "run_fused", counted)
         yield counts
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from autodial.errors import InputError
-from autodial.net import Net
+from autodial.net.net import Net
 from autodial.proto import LayerWeights, Weights, parse_net
 from autodial.proto import messages as pb
 

@@ -18,7 +18,7 @@ import torch
 from originals import RECORDS
 
 from autodial.converters.dialize import dialize
-from autodial.net import Net
+from autodial.net.net import Net
 from autodial.proto import messages as pb
 from autodial.proto import read_net, read_weights
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from originals import RECORDS, shared
 
-from autodial.net import Net
+from autodial.net.net import Net
 from autodial.proto import messages as pb
 from autodial.proto import read_net
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from autodial.data_parallel import DataParallel, check_test_net
 from autodial.errors import InputError
-from autodial.net import Net
-from autodial.net_state import filter_net
+from autodial.evaluation.timing import replace_missing_data
+from autodial.net.net import Net
+from autodial.netparam.net_state import filter_net
+from autodial.netparam.shipped import shipped_names, shipped_net
 from autodial.proto import messages as pb
 from autodial.proto import parse_net, read_net
-from autodial.ranks import Ranks
-from autodial.shipped import shipped_names, shipped_net
-from autodial.timing import replace_missing_data
+from autodial.system.ranks import Ranks
+from autodial.training.data_parallel import DataParallel, check_test_net
 
 TWO = Ranks(0, 2, 0, 2)
 X = 'layer { name: "x" type: "Input" top: "x" input_param { shape { dim: 6 dim: 4 } } }'

@@ -19,8 +19,8 @@ from autodial import proto
 from autodial.cli import app
 from autodial.data.image_list import ImageList
 from autodial.errors import InputError, WorkError
-from autodial.proto.files import replacing
-from autodial.shipped import shipped_net, shipped_solver
+from autodial.netparam.shipped import shipped_net, shipped_solver
+from autodial.system.files import replacing
 
 pytestmark = pytest.mark.usefixtures("here")
 

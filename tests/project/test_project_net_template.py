@@ -11,13 +11,13 @@ from originals import RECORDS, shared
 
 from autodial import proto
 from autodial.errors import InputError
-from autodial.graph import Graph
-from autodial.net_state import filter_net
+from autodial.netparam.graph import Graph
+from autodial.netparam.net_state import filter_net
+from autodial.netparam.shipped import shipped_names, shipped_net
 from autodial.project.net_template import Filling, NetTemplate
 from autodial.project.split import Split
 from autodial.proto import LayerWeights, Weights
 from autodial.proto import messages as pb
-from autodial.shipped import shipped_names, shipped_net
 
 FILLING = Filling(7, Split(5, 3), test_list="test.txt", test_batch=9, labelled=True, size=(28, 30))
 

@@ -6,11 +6,11 @@ import pytest
 
 from autodial import proto
 from autodial.errors import InputError
-from autodial.lr_policy import learning_rate, next_step
+from autodial.netparam.shipped import shipped_solver
 from autodial.project.schedule import drops, fill_intervals, iterations, stretch
 from autodial.project.split import even_batches, split_batch
 from autodial.proto import messages as pb
-from autodial.shipped import shipped_solver
+from autodial.training.lr_policy import learning_rate, next_step
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,8 @@ import time
 import pytest
 
 from autodial.errors import InputError
-from autodial.net import Net
-from autodial.overrides import apply_to_nets
+from autodial.net.net import Net
+from autodial.netparam.overrides import apply_to_nets
 from autodial.proto import messages as pb
 from autodial.proto import parse_net, parse_solver
 

@@ -394,7 +394,7 @@ def test_nets_inside_of_a_solver() -> None:
 
 def test_recorded_v1_weights_give_the_recorded_outputs() -> None:
     torch = pytest.importorskip("torch")
-    from autodial.net import Net
+    from autodial.net.net import Net
 
     expected = np.load(UPGRADE / "v1_expected.npz")
     net = Net(read_net(UPGRADE / "v1_net.prototxt"), messages.TEST)

@@ -11,9 +11,9 @@ from google.protobuf import text_format
 from originals import UPGRADE
 from typer.testing import CliRunner
 
+from autodial.commands.upgrade import upgrade
 from autodial.errors import InputError
 from autodial.proto import LayerWeights, State, Weights, messages, read_weights, write_state, write_weights
-from autodial.upgrade_command import upgrade
 
 app = typer.Typer()
 app.command()(upgrade)

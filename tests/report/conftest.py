@@ -58,7 +58,7 @@ def write_project(folder: Path) -> None:
 @pytest.fixture(scope="session")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A project whose run `run` is finished; it is not to be changed."""
-    from autodial.train_command import train
+    from autodial.commands.train import train
 
     folder = tmp_path_factory.mktemp("spots")
     write_project(folder)

@@ -188,8 +188,8 @@ def test_the_working_directory_is_left_as_it_was(
 
 
 def test_weights_that_diverged(trained: Path, tmp_path: Path) -> None:
-    from autodial.hashing import file_hash
     from autodial.report.run import Snapshot
+    from autodial.system.hashing import file_hash
 
     weights = proto.read_weights(trained / "spots_iter_8.caffemodel")
     for layer in weights.layers:

@@ -14,7 +14,7 @@ from autodial.report.contents import write_report
 from autodial.report.evaluation import Absent, Evaluation
 from autodial.report.page import Page, ShownImage, short_path, text
 from autodial.report.run import Run
-from autodial.run_log import RunLog
+from autodial.training.run_log import RunLog
 
 HOSTILE = "</td><script>alert('1 & 2')</script> \"quoted\" \udcff \x00 \u202e end"
 

@@ -11,7 +11,7 @@ from autodial.errors import DivergedError
 from autodial.proto import read_net, read_weights, write_weights
 from autodial.selection.holdout import Fold
 from autodial.selection.measures import measure
-from autodial.solver import Solver
+from autodial.training.solver import Solver
 
 
 def test_scores_that_overflow_are_those_of_a_training_that_diverged(

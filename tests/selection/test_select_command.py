@@ -24,13 +24,13 @@ from autodial import proto
 from autodial.cli import app
 from autodial.data.image_list import ImageList
 from autodial.errors import InputError
-from autodial.feed import sources
-from autodial.net import Net
+from autodial.net.feed import sources
+from autodial.net.net import Net
 from autodial.proto import messages as pb
 from autodial.selection import criteria
 from autodial.selection.experiment import locked
 from autodial.selection.job import Job
-from autodial.solver import Solver
+from autodial.training.solver import Solver
 
 TRY = "loss-target.loss_weight=0,0.5"
 

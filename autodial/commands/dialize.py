@@ -1,0 +1,185 @@
+"""The command `autodial dialize`."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from autodial.commands.options import LogitsOption
+from autodial.errors import InputError
+
+if TYPE_CHECKING:
+    from autodial.converters.dialize import DialReport
+
+
+def dialize(
+    net: Annotated[Path, typer.Argument(metavar="NET.prototxt", help="A classification net: train_val or deploy.")],
+    weights: Annotated[
+        Path | None, typer.Argument(metavar="[W.caffemodel]", help="Its weights.", show_default=False)
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="OUT.prototxt",
+            help="The file to write; weights lie beside it as OUT.caffemodel.",
+            show_default="NET_autodial.prototxt",
+        ),
+    ] = None,
+    classes: Annotated[
+        int | None,
+        typer.Option(
+            min=2,
+            metavar="N",
+            help="Give it a new classifier of N classes, which learns ten times as fast.",
+            show_default="its own, with its weights",
+        ),
+    ] = None,
+    after: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="conv|ip|NAME,...",
+            help="Put Dial and Scale behind every Convolution, every InnerProduct, or the layer of that name; may be "
+            "repeated.",
+            show_default="ip in a net without BatchNorm",
+        ),
+    ] = None,
+    batch_size: Annotated[
+        int | None,
+        typer.Option(min=2, help="Images in a batch, source and target together.", show_default="the net's own, or 64"),
+    ] = None,
+    slice_point: Annotated[
+        int | None,
+        typer.Option(min=1, help="How many of them are the source's.", show_default="half of them"),
+    ] = None,
+    resize: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SIZE|HEIGHTxWIDTH",
+            help="Size that images are resized to.",
+            show_default="the mean image's, or what suits crop or input",
+        ),
+    ] = None,
+    transform: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FIELDS",
+            help='transform_param of the data layers, such as "crop_size: 224 mirror: true mean_value: 104".',
+            show_default="the net's own",
+        ),
+    ] = None,
+    no_dropout: Annotated[
+        bool, typer.Option("--no-dropout", help="Leave out Dropout, as the paper does in AlexNet.")
+    ] = False,
+    logits: LogitsOption = None,
+) -> None:
+    """Turn any Caffe classification net into its AutoDIAL net, and take its weights along.
+
+    BatchNorm becomes Dial and starts from the stored statistics; a net without it gets Dial and Scale behind its
+    InnerProducts. The net written reads source.txt and target.txt in TRAIN, target_test.txt in TEST, beside itself.
+    """
+    from autodial import proto
+    from autodial.converters.dialize import dialize as dialize_net
+    from autodial.converters.net_text import net_to_text, write_net
+    from autodial.netparam.data_files import files_of
+    from autodial.proto.parser import Parser
+    from autodial.system.files import replacing_files
+    from autodial.system.outputs import check_output
+
+    if slice_point is not None and batch_size is None:
+        raise InputError("--slice-point is a part of --batch-size: state that, too")
+    source_batch = batch_size and (batch_size // 2 if slice_point is None else slice_point)
+    if batch_size and source_batch and source_batch >= batch_size:
+        raise InputError(f"--slice-point {source_batch} leaves no target images in a batch of {batch_size}")
+    output = output or Path(f"{net.stem}_autodial.prototxt")
+    stated = None
+    if transform is not None:
+        stated = proto.messages.TransformationParameter()
+        Parser(transform, "--transform").parse_into(stated)
+    param = proto.read_net(net)
+    inputs = [net, *files_of(param, net.parent), *([weights] if weights else [])]
+    final = check_output(output, inputs, suffixes=[".prototxt"])
+    place = final if output.is_symlink() else output
+    written = place.with_suffix(".caffemodel")
+    if weights:
+        check_output(written, inputs)
+
+    stored = proto.read_weights(weights) if weights else None
+    try:
+        made = dialize_net(
+            param,
+            stored,
+            after=[word for words in after for word in words.split(",")] if after else None,
+            classes=classes,
+            source_batch=source_batch,
+            target_batch=batch_size and source_batch and batch_size - source_batch,
+            size=_size(resize),
+            transform=stated,
+            dropout=not no_dropout,
+            logits=logits,
+            base_dir=net.parent,
+        )
+    except InputError as error:
+        raise InputError(f"{net}: {error}") from error
+    _move_mean_files(made.net, net.parent, output.parent)
+    origin = f"{net.name} and {weights.name}" if weights else net.name
+    header = [f"Made from {origin} by autodial dialize.", made.batches]
+    text = net_to_text(made.net, header=header, sections=made.sections)
+    if made.weights:
+        with replacing_files(place.parent, last=place.name) as aside:
+            proto.write_weights(made.weights, aside / written.name)
+            write_net(aside / place.name, text)
+    else:
+        write_net(output, text)
+    typer.echo(f"Wrote {output}" + (f" and {written}" if made.weights else ""))
+    for line in describe(made.report):
+        typer.echo(line)
+
+
+def describe(report: DialReport) -> list[str]:
+    """A DialReport as lines of text."""
+    lines = []
+    if report.replaced:
+        lines.append(f"BatchNorm layers that are Dial layers now: {len(report.replaced)}")
+    if report.inserted:
+        lines.append(f"Dial and Scale layers are new behind {', '.join(report.inserted)}")
+    for name, new in report.renamed.items():
+        lines.append(f"New classifier {new} in the place of {name}, learning at ten times the rate")
+    if report.removed:
+        lines.append(f"Left out: {', '.join(report.removed)}")
+    if report.ignored:
+        lines.append(f"Ignored layers of the weights, which the net lacks: {_counted(report.ignored)}")
+    if report.missing:
+        lines.append(f"Not in the weights, and left to their fillers: {', '.join(report.missing)}")
+    if report.max_difference is not None:
+        lines.append(
+            f'Largest difference of the logits "{report.logits}" from the original net\'s in TEST: '
+            f"{report.max_difference:.2g}, where the largest is {report.logits_range:.3g} (on random images)"
+        )
+    return [*lines, *(f"Note: {note}" for note in report.notes)]
+
+
+def _counted(names: tuple[str, ...]) -> str:
+    return f"{len(names)} ({', '.join(names[:5])}{', ...' if len(names) > 5 else ''})"
+
+
+def _size(text: str | None) -> tuple[int, int] | None:
+    if text is None:
+        return None
+    match = re.fullmatch(r"([1-9]\d*)(?:x([1-9]\d*))?", text)
+    if match is None:
+        raise InputError(f"--resize {text}: state a number of pixels, or HEIGHTxWIDTH, such as 256 or 240x320")
+    return int(match[1]), int(match[2] or match[1])
+
+
+def _move_mean_files(net: Any, source: Path, destination: Path) -> None:
+    """Let relative paths that are found beside the original be found beside the result."""
+    for layer in net.layer:
+        name = layer.transform_param.mean_file
+        if name and not Path(name).exists() and (source / name).exists():
+            layer.transform_param.mean_file = Path(os.path.relpath(source / name, destination)).as_posix()

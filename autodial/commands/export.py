@@ -1,0 +1,272 @@
+"""The command `autodial export`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from autodial.commands.options import (
+    JsonOption,
+    LevelOption,
+    LogitsOption,
+    SettingsOption,
+    StageOption,
+    VariantOption,
+    WeightsOption,
+)
+from autodial.errors import InputError
+from autodial.wording import counted
+
+if TYPE_CHECKING:
+    from autodial.converters.fold import Domain
+    from autodial.converters.onnx_file import ExportReport
+
+
+class PrecisionChoice(str, Enum):
+    """Of weights and computation."""
+
+    float32 = "float32"
+    fp16 = "fp16"
+    int8 = "int8"
+
+
+class StatisticsDomain(str, Enum):
+    """Whose statistics the predictor normalizes with."""
+
+    source = "source"
+    target = "target"
+
+
+def export(
+    net: Annotated[Path, typer.Option(metavar="NET.prototxt", help="The net; its TEST phase is exported.")],
+    weights: WeightsOption,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="MODEL.onnx",
+            help="The ONNX file to write.",
+            show_default="target_predictor.onnx, or source_predictor.onnx with --domain source",
+        ),
+    ] = None,
+    caffe: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="Write plain Caffe instead, without the AutoDIAL fork's layers: deploy.prototxt, "
+            "target_predictor.caffemodel, labels.txt.",
+        ),
+    ] = None,
+    triton: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="Add the net to this Triton model repository instead, with config.pbtxt and labels.txt, as the next "
+            "version of the model of its name.",
+        ),
+    ] = None,
+    name: Annotated[
+        str | None,
+        typer.Option(help="Of the model in Triton's repository.", show_default="the net's"),
+    ] = None,
+    domain: Annotated[
+        StatisticsDomain | None,
+        typer.Option(
+            help="Whose statistics the Dial layers normalize with: target for target images, source for a predictor of "
+            "source images.",
+            show_default="what their test_stats say, which is target unless the net states another",
+        ),
+    ] = None,
+    labels: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="LABELS.txt",
+            help="Names of the classes, one per line.",
+            show_default="labels.txt beside the net, where it fits",
+        ),
+    ] = None,
+    logits: LogitsOption = None,
+    keep_affine: Annotated[
+        bool,
+        typer.Option(
+            "--keep-affine", help="Leave the folded statistics in the graph, as Mul and Add, or Scale layers."
+        ),
+    ] = False,
+    raw_input: Annotated[
+        bool, typer.Option("--raw-input", help="Take the net's input blob, float32, instead of uint8 images.")
+    ] = False,
+    precision: Annotated[
+        PrecisionChoice,
+        typer.Option(help="Of weights and computation; images, logits and probabilities are of the same types in all."),
+    ] = PrecisionChoice.float32,
+    calibration: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER|LIST",
+            help="Images of the target, to calibrate int8 on and to compare fp16 and int8 with float32 on.",
+            show_default="the target's list in TRAIN, or TEST's list",
+        ),
+    ] = None,
+    min_agreement: Annotated[
+        float | None,
+        typer.Option(
+            min=0,
+            max=1,
+            help="Write fp16 or int8 only if this share of the images keeps float32's class.",
+            show_default="0.99",
+        ),
+    ] = None,
+    settings: SettingsOption = None,
+    variants: VariantOption = None,
+    level: LevelOption = 0,
+    stage: StageOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Write a trained net as an ONNX file that labels images, for `autodial predict` and any ONNX runtime.
+
+    The target domain's statistics are folded into the weights; crop, mean and scale are part of the graph. The file is
+    compared with the net as it was, on images of its list where they are there, before it is written.
+
+    fp16 and int8 are compared with float32 on up to 500 images of the target, int8 on others than those that it is
+    calibrated on, and refused where too many change their class.
+
+    With --caffe the net becomes a deploy.prototxt and a caffemodel for readers of Caffe files, with the crop's size as
+    its input; comments in deploy.prototxt say how an image is to be prepared.
+    """
+    import json
+
+    from autodial import proto
+    from autodial.converters.caffe_export import check_caffe_folder, export_caffe
+    from autodial.converters.onnx_export import export as export_onnx
+    from autodial.converters.triton import TritonModel
+    from autodial.netparam.data_files import files_of
+    from autodial.netparam.net_state import put_in_state
+    from autodial.netparam.overrides import apply_to_nets
+    from autodial.netparam.variants import read_variant
+    from autodial.system.outputs import check_output
+
+    forms = [flag for flag, path in (("-o", output), ("--caffe", caffe), ("--triton", triton)) if path is not None]
+    if len(forms) > 1:
+        first, second = forms[:2]
+        raise InputError(
+            f"{first} and {second} are two forms of the net, and one run writes one: leave out one of them"
+        )
+    if name is not None and triton is None:
+        raise InputError("--name is that of a model in Triton's repository: give --triton too, or leave it out")
+    if caffe is not None and (precision != PrecisionChoice.float32 or calibration or min_agreement is not None):
+        raise InputError("--precision is for ONNX files, also in Triton's repository: plain Caffe is float32")
+    if raw_input and caffe is not None:
+        raise InputError(
+            "--raw-input is for ONNX files: plain Caffe always takes the net's input blob, so leave it out"
+        )
+    param = read_variant(net, variants or ())
+    apply_to_nets(settings or (), [param])
+    put_in_state(param, level, stage or ())
+    statistics: Domain | None = domain.value if domain else None
+    destination = output or Path(f"{statistics or 'target'}_predictor.onnx")
+    inputs: list[str | Path] = [net, labels or net.parent / "labels.txt", *weights.split(",")]
+    inputs += files_of(param, net.parent)
+    inputs += [calibration] if calibration else []
+    model = None
+    if triton is not None:
+        # The source's predictor is another model, and not a version of the target's.
+        title = f"{param.name}-source" if statistics == "source" else param.name
+        model = TritonModel.named(triton, title) if name is None else TritonModel(triton, name)
+    if caffe is None and triton is None:
+        check_output(destination, inputs, suffixes=[".onnx"])
+    if caffe is not None:
+        check_caffe_folder(caffe, param, inputs, domain=statistics)
+    trained = proto.merge_weights([proto.read_weights(file) for file in weights.split(",")])
+    options: dict[str, Any] = {
+        "logits": logits,
+        "labels": labels,
+        "keep_affine": keep_affine,
+        "domain": statistics,
+        "base_dir": net.parent,
+    }
+    if caffe is None:
+        with _progress() as progress:
+            report = export_onnx(
+                param,
+                trained,
+                destination if model is None else model,
+                raw_input=raw_input,
+                precision=precision.value,
+                calibration=calibration,
+                min_agreement=min_agreement,
+                progress=progress,
+                **options,
+            )
+    else:
+        report = export_caffe(param, trained, caffe, **options)
+    typer.echo(json.dumps(report.record(), indent=2) if as_json else describe(report))
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[int, int], None]]:
+    """Yield a function of the training images done and of all, which shows them as a bar on a terminal."""
+    from rich.progress import Progress
+
+    from autodial.system.terminal import Console
+
+    console = Console(stderr=True)
+    with Progress(console=console, disable=not console.is_terminal, transient=True) as bar:
+        task = bar.add_task("training images", visible=False)
+        yield lambda done, total: bar.update(task, completed=done, total=total, visible=True)
+
+
+def describe(report: ExportReport) -> str:
+    """An ExportReport as a few lines of text."""
+    metadata = report.metadata
+    taken = f'blob "{report.input}"'
+    if not metadata["raw_input"]:
+        height, width = metadata["size"]
+        taken = f"images of {height} x {width}, {metadata['channel_order']}"
+    statistics = f", {metadata['statistics']} statistics" if metadata["statistics"] else ""
+    kept = f"; in the graph remain {', '.join(report.kept)}" if report.kept else ""
+    return "\n".join(
+        [
+            f"Wrote {report.output}: {taken} to {counted(len(metadata['classes']), 'class', 'classes')}{statistics}",
+            f"Folded into other layers: {len(report.merged)}{kept}",
+            f"Largest difference from the unfolded net: {report.max_difference:.2g}, {report.relative_difference:.1g} "
+            f"of the logits' range {report.logits_range:.3g} (on {report.compared_on})",
+            *_describe_agreement(report),
+            *_describe_reference(metadata.get("reference")),
+            _describe_files(report),
+            *report.notes,
+        ]
+    )
+
+
+def _describe_reference(reference: dict[str, Any] | None) -> list[str]:
+    if reference is None:
+        return []
+    kept = f"{reference['images']} of {counted(reference['listed'], 'image')} of {reference['list']}"
+    return [f"Kept for `autodial predict --drift`: figures of {kept}"]
+
+
+def _describe_files(report: ExportReport) -> str:
+    if report.opset is None:
+        return ", ".join(f"{name} ({size / 2**20:.1f} MiB)" for name, size in report.files.items())
+    names = "" if report.files.keys() == {report.output.name} else f"{', '.join(report.files)}: "
+    return f"{names}{report.file_size / 2**20:.1f} MiB, opset {report.opset}, IR version {report.ir_version}"
+
+
+def _describe_agreement(report: ExportReport) -> list[str]:
+    agreement = report.agreement
+    if agreement is None:
+        return []
+    calibrated = ""
+    if agreement.calibration_images:
+        calibrated = f"; calibrated on {agreement.calibration_images} others"
+    return [
+        f"{report.precision} beside float32 ({agreement.float32_file_size / 2**20:.1f} MiB): the same class for "
+        f"{agreement.same_class:.2%}, probabilities within {agreement.max_probability_difference:.2g} (on "
+        f"{agreement.compared_on}{calibrated})"
+    ]

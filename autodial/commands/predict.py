@@ -1,0 +1,278 @@
+"""The command `autodial predict`."""
+
+from __future__ import annotations
+
+import re
+from contextlib import nullcontext
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from autodial.commands.options import INTERRUPTED, JsonOption
+from autodial.errors import InputError, WorkError
+from autodial.wording import counted
+
+if TYPE_CHECKING:
+    from autodial.deploy.drift import Drift
+    from autodial.deploy.runner import Summary
+
+CLASSES_SHOWN = 10
+BALANCE_SHOWN = 3
+
+
+class OnError(str, Enum):
+    """What an image that can't be read does to the run."""
+
+    skip = "skip"
+    fail = "fail"
+
+
+class OnDamage(str, Enum):
+    """What becomes of a damaged image that can be decoded."""
+
+    label = "label"
+    skip = "skip"
+
+
+def predict(
+    model: Annotated[Path, typer.Argument(metavar="MODEL", help="The .onnx file that `autodial export` wrote.")],
+    inputs: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="INPUT",
+            help="Images, folders (searched recursively), .txt lists (a path per line, with or without a label), "
+            "quoted glob patterns ('photos/**/*.jpg'), and - for a list on standard input, whose relative paths mean "
+            "the working directory.",
+            show_default=False,
+        ),
+    ],
+    output: Annotated[
+        str,
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="OUT",
+            help="The table to write: OUT.csv, OUT.jsonl or OUT.parquet; - for CSV on standard output.",
+        ),
+    ],
+    top_k: Annotated[int, typer.Option(min=1, help="Labels per image, the most probable first.")] = 1,
+    logits: Annotated[bool, typer.Option("--logits", help="Write all classes' logits, too.")] = False,
+    entropy: Annotated[bool, typer.Option("--entropy", help="Write the probabilities' entropy, too, in nats.")] = False,
+    spreadsheet_safe: Annotated[
+        bool,
+        typer.Option(
+            "--spreadsheet-safe",
+            help="Put ' in front of the paths, labels and errors in CSV that a spreadsheet would run as formulas.",
+        ),
+    ] = False,
+    sort_into: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR", help="Make a folder per label in DIR, with links to its images.", show_default=False
+        ),
+    ] = None,
+    copy: Annotated[bool, typer.Option("--copy", help="With --sort-into: copies instead of links.")] = False,
+    on_error: Annotated[
+        OnError, typer.Option(help="What an image that can't be read does: skip leaves it a row, fail ends the run.")
+    ] = OnError.skip,
+    max_failures: Annotated[
+        int | None,
+        typer.Option(
+            min=0, metavar="N", help="End the run at more than N images without labels.", show_default="any number"
+        ),
+    ] = None,
+    on_damage: Annotated[
+        OnDamage,
+        typer.Option(
+            help="What becomes of a damaged image that can be decoded: label gives it labels, skip leaves it a row "
+            "without labels, which is a failure. Its status is damaged either way."
+        ),
+    ] = OnDamage.label,
+    resume: Annotated[
+        bool,
+        typer.Option(
+            "--resume",
+            help="Go on with what an interrupted run left, if it left something. Images that have changed since their "
+            "rows were written are refused.",
+        ),
+    ] = False,
+    shard: Annotated[
+        str,
+        typer.Option(
+            metavar="I/N", help="Label every N-th image only, from the I-th on (1/N to N/N), into OUT-I-of-N.csv."
+        ),
+    ] = "1/1",
+    drift: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="SUMMARY.json",
+            help="Compare the images, and the entropy, confidence and balance of their labels, with the model's "
+            "training list; warn if they are others, and write the figures here.",
+            show_default=False,
+        ),
+    ] = None,
+    batch_size: Annotated[int, typer.Option(min=1, help="Images that the model sees at once.")] = 32,
+    device: Annotated[
+        str, typer.Option(help="auto (a GPU where one works, else the CPU), cpu, cuda, or cuda:N.")
+    ] = "auto",
+    workers: Annotated[
+        int | None,
+        typer.Option(min=1, help="Threads that decode images.", show_default="one per CPU"),
+    ] = None,
+    threads: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="CPUs that the model keeps busy where it runs on the CPU (ONNX Runtime's intra-op threads).",
+            show_default="all",
+        ),
+    ] = None,
+    quiet: Annotated[
+        bool, typer.Option("--quiet", "-q", help="Say nothing but warnings and errors: no progress, no summary.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Label images with an exported model and write a table: one row per image, in a fixed order.
+
+    The columns are path, status, label_1, probability_1, ..., label_K,
+    probability_K, error. An image that can't be read is a row with status
+    "error", and the rest goes on. One with status "damaged" has its labels,
+    and the column error says what the decoder complained of.
+
+    The exit status is 0 if an image got its labels, or a shard has none to
+    label; 1 if no image did or the work failed, 2 if something given can't
+    be used, and 130 after Ctrl-C. The rows of a run that was cut short, even
+    killed, stay in OUT.partial for --resume, and an existing OUT stays as it
+    was.
+
+    --json prints the summary as one JSON object on standard output: the table, rows, counts by status and by class,
+    seconds, and the device.
+    """
+    import json
+
+    from autodial.deploy.drift import Verdict
+    from autodial.deploy.progress import show_progress
+    from autodial.deploy.runner import predict_folder
+
+    if copy and sort_into is None:
+        raise InputError("--copy says how --sort-into sorts: name a folder with --sort-into.")
+    if as_json and output == "-":
+        raise InputError("-o - and --json both take standard output: name a file for the table.")
+    if on_error is OnError.fail:
+        if max_failures:
+            raise InputError(
+                "--on-error fail ends at the first failure, so it allows no --max-failures: leave out one."
+            )
+        max_failures = 0
+    try:
+        with nullcontext() if quiet else show_progress() as progress:
+            summary = predict_folder(
+                model,
+                inputs,
+                output,
+                top_k=top_k,
+                logits=logits,
+                entropy=entropy,
+                spreadsheet_safe=spreadsheet_safe,
+                batch_size=batch_size,
+                device=device,
+                workers=workers,
+                threads=threads,
+                max_failures=max_failures,
+                label_damaged=on_damage is OnDamage.label,
+                sort_into=sort_into,
+                copy=copy,
+                shard=_shard(shard),
+                resume=resume,
+                drift=drift,
+                progress=progress,
+            )
+    except KeyboardInterrupt as stop:
+        typer.echo(f"Interrupted.{stop}", err=True)
+        raise typer.Exit(INTERRUPTED) from None
+    if as_json:
+        typer.echo(json.dumps(summary.record(), indent=2))
+    elif not quiet:
+        typer.echo(describe(summary), err=True)
+    if (quiet or as_json) and summary.drift is not None and summary.drift.verdict is Verdict.SHIFTED:
+        typer.echo("\n".join(describe_drift(summary.drift)), err=True)
+    if not (quiet or as_json) and summary.table != Path(output):
+        typer.echo(f"The table is {summary.table}", err=True)
+    if summary.images and summary.errors == summary.images:
+        what = "The only image" if summary.images == 1 else f"None of the {summary.images} images"
+        verb = "can't" if summary.images == 1 else "can"
+        raise WorkError(f"{what} {verb} be labelled: the table's column error says why.")
+
+
+def _shard(text: str) -> tuple[int, int]:
+    match = re.fullmatch(r"([0-9]+)/([0-9]+)", text)
+    if match is None:
+        raise InputError(f"--shard {text}: write I/N, as in 2/8.")
+    return int(match[1]), int(match[2])
+
+
+def describe(summary: Summary) -> str:
+    """A Summary as a few lines of text."""
+    new = summary.images - summary.resumed
+    lines = [
+        f"{counted(new, 'image')} in {summary.seconds:.1f} s ({summary.images_per_second:.0f} images/s) "
+        f"on {summary.provider} ({summary.reason})"
+    ]
+    if summary.resumed:
+        lines.append(f"{counted(summary.resumed, 'more row')} from the interrupted run")
+    if summary.cuda_failure is not None:
+        lines.append(f"The GPU was not used: {summary.cuda_failure}.")
+    rates = [f"{stage.name} ({stage.images_per_second:.0f} images/s)" for stage in summary.stages if stage.seconds]
+    if rates:
+        lines.append(f"Slowest: {'; then '.join([rates[0], ', '.join(rates[1:])]) if rates[1:] else rates[0]}")
+    if summary.errors:
+        lines.append(f"{summary.errors} without labels: the column error says why")
+    if damaged := summary.statuses.get("damaged"):
+        lines.append(f"{damaged} damaged: their rows have that status, and what the decoder said")
+    if summary.passed_over:
+        from autodial.deploy.inputs import describe_kinds
+
+        lines.append(f"Passed over, as hidden or no image by the name: {describe_kinds(summary.passed_over)}")
+    shown = list(summary.counts.items())[:CLASSES_SHOWN]
+    lines += [f"{count:>9}  {label}" for label, count in shown]
+    if len(shown) < len(summary.counts):
+        lines.append(f"{'':>9}  and {counted(len(summary.counts) - len(shown), 'more class', 'more classes')}")
+    if summary.drift is not None:
+        lines += describe_drift(summary.drift)
+    return "\n".join(lines)
+
+
+def describe_drift(drift: Drift) -> list[str]:
+    """What a Drift says, in a line or more."""
+    from autodial.deploy.drift import Verdict
+
+    reference = drift.reference
+    listed = f"{counted(len(reference.classes), 'image')} of {reference.list_name}"
+    if drift.verdict is Verdict.TOO_FEW:
+        if not drift.images:
+            return [f"Drift: no image got a label, so there is nothing to compare with {listed}"]
+        few = counted(min(drift.images, len(reference.classes)), "image")
+        return [f"Drift: nothing beyond chance against {listed}, but {few} would show an extreme difference only"]
+    if drift.verdict is Verdict.ALIKE:
+        return [f"Drift: the images look like the {reference.domain}'s that the model was trained on ({listed})"]
+    lines = []
+    if drift.verdict is Verdict.SHIFTED:
+        lines.append(
+            f"Warning: the images don't look like the {reference.domain}'s that the model was trained on ({listed}); "
+            "its labels may be worse here"
+        )
+    for figure in drift.figures:
+        if figure.shifted:
+            less = figure.below > figure.reference_below
+            found, expected = figure.below, figure.reference_below
+            shares = (found, expected) if less else (1 - found, 1 - expected)
+            where = f"below {figure.edge:.4g}" if less else f"at {figure.edge:.4g} or more"
+            lines.append(f"  {figure.name}: {shares[0]:.0%} {where}, where {shares[1]:.0%} would be expected")
+    if drift.classes is not None and drift.classes.shifted:
+        most = drift.classes.moved()[:BALANCE_SHOWN]
+        moved = ", ".join(f"{name} {share:.0%} (not {expected:.0%})" for name, expected, share in most)
+        start = "  " if lines else f"Drift: the images look like {listed}, class by class; "
+        lines.append(f"{start}the balance of the labels is another (label shift): {moved}")
+    return lines

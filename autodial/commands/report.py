@@ -1,0 +1,149 @@
+"""The command `autodial report`."""
+
+from __future__ import annotations
+
+import glob
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from autodial.commands.options import INTERRUPTED, DeviceOption, WorkersOption
+from autodial.errors import InputError
+from autodial.wording import counted
+
+if TYPE_CHECKING:
+    from autodial.report.run import Run
+
+
+def report(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="The run folder that `autodial train` wrote.")],
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="REPORT.html",
+            help="The page to write; its figures are written beside it, as REPORT-*.png.",
+            show_default="RUN/report.html",
+        ),
+    ] = None,
+    layers: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME,NAME",
+            help="Dial layers to show features of.",
+            show_default="the first, a middle and the last one",
+        ),
+    ] = None,
+    images: Annotated[
+        int, typer.Option(min=2, help="Images of each domain to run the net on, evenly spaced over its list.")
+    ] = 1000,
+    allow_python: Annotated[
+        bool,
+        typer.Option(
+            "--allow-python",
+            help="Run the code of Python layers, if you trust whoever wrote it; a net that needs them is not evaluated "
+            "otherwise.",
+        ),
+    ] = False,
+    device: DeviceOption = "auto",
+    workers: WorkersOption = None,
+) -> None:
+    """Show a training run on one page: what was run, every alpha, the losses, and what the net makes of the target.
+
+    The page needs no other file and no network. Curves are those of RUN's log; a run that is still going, or was
+    interrupted, is shown as far as it got. Features, predictions and the confusion matrix come from running its newest
+    snapshot on images of the lists that it was trained and tested with. Where a part can't be had, its place says why.
+
+    Nothing that a run folder holds is run, and nothing but the page and its figures is written. What its net names is
+    read, wherever it lies, and images of it are shown: look at the page before you pass it on.
+    """
+    from autodial.net.feed import default_workers
+    from autodial.report.contents import write_report
+    from autodial.report.evaluation import evaluate
+    from autodial.report.run import Run
+    from autodial.system.devices import choose_device
+    from autodial.system.files import replacing
+
+    read = Run.read(run)
+    chosen_layers = _choose_layers(read, layers)
+    page = _check_output(output or run / "report.html", read)
+    _refuse_links(output or run / "report.html")
+    chosen = choose_device(device)
+    try:
+        with _progress() as progress:
+            evaluation = evaluate(
+                read,
+                images=images,
+                layers=chosen_layers,
+                device=chosen,
+                workers=default_workers() if workers is None else workers,
+                allow_python=allow_python,
+                progress=progress,
+            )
+            written = write_report(read, evaluation)
+    except KeyboardInterrupt:
+        typer.echo("Interrupted: nothing was written.", err=True)
+        raise typer.Exit(INTERRUPTED) from None
+    for name, figure in written.figures.items():
+        with replacing(page.with_name(f"{page.stem}-{name}.png")) as file:
+            file.write(figure.png)
+    with replacing(page) as file:
+        file.write(written.html)
+    # a terminal takes no bytes that are not UTF-8
+    shown = os.fsencode(output or run / "report.html").decode("utf-8", "backslashreplace")
+    typer.echo(
+        f"Wrote {shown} ({len(written.html) / 1e6:.1f} MB) and beside it "
+        f"{counted(len(written.figures), 'figure')}, {Path(shown).stem}-*.png"
+    )
+
+
+def _choose_layers(run: Run, names: str | None) -> Sequence[str]:
+    """The Dial layers that are asked for, or the first, a middle and the last one."""
+    dials = run.dials
+    if names is None:
+        return list(dict.fromkeys([*dials[:1], *dials[len(dials) // 2 :][:1], *dials[-1:]]))
+    asked = list(dict.fromkeys(names.split(",")))
+    for name in asked:
+        if name not in dials:
+            there = f"it has {', '.join(dials)}" if dials else "it has none"
+            raise InputError(f'--layers {names}: the net has no Dial layer "{name}"; {there}')
+    return asked
+
+
+def _check_output(output: Path, run: Run) -> Path:
+    """Where the page goes, checked before the work."""
+    from autodial.netparam.data_files import files_of
+    from autodial.system.outputs import check_output
+
+    folder = Path(run.record["folder"])
+    inputs = [
+        folder / path
+        for net, beside in ((run.train_net, run.train_folder), (run.test_net, run.test_folder))
+        for path in files_of(net, beside or Path())
+    ]
+    return check_output(output, inputs, suffixes=[".html", ".htm"])
+
+
+def _refuse_links(page: Path) -> None:
+    """Refuse to write the page or a figure through a link: a run folder that somebody sent may have any."""
+    for path in (page, *page.parent.glob(f"{glob.escape(page.stem)}-*.png")):
+        if path.is_symlink():
+            raise InputError(f"{path} is a link, and a report does not write to where it leads: remove it")
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[float], None]]:
+    """Yield a function that moves a bar on a terminal's standard error."""
+    from rich.progress import Progress
+
+    from autodial.system.terminal import Console
+
+    console = Console(stderr=True)
+    with Progress(console=console, disable=not console.is_terminal) as bar:
+        task = bar.add_task("running the net", total=1.0)
+        yield lambda share: bar.update(task, completed=share)

@@ -1,0 +1,154 @@
+"""The command `autodial test`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from autodial.commands.options import (
+    DeviceOption,
+    LevelOption,
+    LogitsOption,
+    SettingsOption,
+    StageOption,
+    VariantOption,
+    WeightsOption,
+    WorkersOption,
+)
+from autodial.errors import InputError, WorkError
+from autodial.wording import counted
+
+
+def test(
+    net: Annotated[Path, typer.Option(metavar="NET.prototxt", help="The net; its TEST phase is run.")],
+    weights: WeightsOption,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="SCORES.csv", help="Write a row per image of the list.")
+    ] = None,
+    iterations: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Run this many whole batches, as `caffe test` does, instead of every image once.",
+            show_default="every image once",
+        ),
+    ] = None,
+    logits: LogitsOption = None,
+    device: DeviceOption = "auto",
+    settings: SettingsOption = None,
+    variants: VariantOption = None,
+    level: LevelOption = 0,
+    stage: StageOption = None,
+    workers: WorkersOption = None,
+) -> None:
+    """Score a trained net: its TEST phase over every image of its list, once.
+
+    Prints each output blob - accuracies, losses - averaged over the images. SCORES.csv has the columns path, label,
+    predicted, loss (-log of the label's probability), and probability_0, probability_1, ... by class. Scores that are
+    NaN or infinite are told of, with exit status 1; the rest is printed and written all the same.
+    """
+    import time
+
+    from rich.progress import track
+
+    from autodial import proto
+    from autodial.evaluation.scoring import Scorer, why_no_rows, write_scores
+    from autodial.net.data_checks import check_data
+    from autodial.net.feed import default_workers
+    from autodial.net.net import Net
+    from autodial.netparam.data_files import files_of
+    from autodial.netparam.net_state import put_in_state
+    from autodial.netparam.overrides import apply_to_nets
+    from autodial.netparam.variants import read_variant
+    from autodial.system.devices import choose_device
+    from autodial.system.outputs import check_output
+    from autodial.system.terminal import Console
+    from autodial.training.console import describe_output
+    from autodial.training.score_watch import describe
+    from autodial.training.solver import load_weights
+
+    param = read_variant(net, variants or ())
+    apply_to_nets(settings or (), [param])
+    put_in_state(param, level, stage or ())
+    if output is not None:
+        check_output(output, (net, *weights.split(","), *files_of(param, net.parent)), suffixes=[".csv"])
+    chosen = choose_device(device)
+    try:
+        built = Net(param, proto.messages.TEST, base_dir=net.parent).to(chosen)
+        scores = _find_logits(param, logits, required=output is not None)
+    except InputError as error:
+        raise InputError(f"{net}, TEST phase: {error}") from error
+    if missing := load_weights(built, weights.split(","), whole=param):
+        raise InputError(
+            f"{weights} holds nothing for {', '.join(missing)}: name the weights that this net was trained to"
+        )
+    if unstored := built.without_statistics():
+        typer.echo(f"No statistics were ever stored in {', '.join(unstored)}: train the net first.", err=True)
+    check_data(built)
+
+    if scores is not None and output is None and logits is None and why_no_rows(built, scores):
+        scores = None  # as the rows are not asked for
+    started = time.perf_counter()
+    try:
+        scorer = Scorer(
+            built,
+            device=chosen,
+            workers=default_workers() if workers is None else workers,
+            iterations=iterations,
+            logits=scores,
+        )
+    except InputError as error:
+        raise InputError(f"{net}: {error}") from error
+    console = Console(stderr=True)
+    for _ in track(scorer.run(), "testing", total=scorer.batches, console=console, disable=not console.is_terminal):
+        pass
+    means = scorer.means()
+    for name, values in means.items():
+        typer.echo(describe_output(name, values, built.loss_weights.get(name, 0.0)))
+    if scores is not None:
+        accuracy = None if means.keys() & _accuracies(param, scores) else scorer.accuracy()
+        over_them = "" if accuracy is None else f": accuracy over them = {accuracy:.6g}"
+        typer.echo(f"{counted(len(scorer.rows), 'image')} in {time.perf_counter() - started:.1f} s{over_them}")
+    if output is not None:
+        write_scores(scorer.rows, output)
+    if scorer.not_finite:
+        raise WorkError(f"{weights}: {describe(scorer.not_finite)}: the training diverged, or the file is damaged")
+
+
+def _find_logits(param: Any, blob: str | None, *, required: bool) -> str | None:
+    """The blob that the TEST phase reads as class scores; None, unless `required`, where there is not just one."""
+    from autodial.netparam.graph import Graph
+    from autodial.netparam.net_state import filter_net
+    from autodial.proto import messages as pb
+
+    graph = Graph(filter_net(param, pb.TEST).layer)
+    try:
+        value = graph.logits(blob)
+    except InputError:
+        if required or blob is not None:
+            raise
+        return None
+    name = str(graph.names[value])
+    if graph.last(name) != value:
+        raise InputError(f'a layer overwrites blob "{name}", the logits, in place; give its top another name')
+    return name
+
+
+def _accuracies(param: Any, scores: str) -> set[str]:
+    """The tops of the TEST phase's Accuracy layers that say how often the highest of these scores is the label's."""
+    from autodial.netparam.graph import Graph
+    from autodial.netparam.net_state import filter_net
+    from autodial.proto import messages as pb
+
+    graph = Graph(filter_net(param, pb.TEST).layer)
+    read = {graph.last(scores)}
+    read.update(
+        top for node in graph.nodes if node.param.type == "Softmax" for top in node.tops if read & {*node.bottoms}
+    )
+    return {
+        node.param.top[0]
+        for node in graph.nodes
+        if node.param.type == "Accuracy" and node.param.accuracy_param.top_k == 1 and node.bottoms[0] in read
+    }

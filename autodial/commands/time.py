@@ -1,0 +1,147 @@
+"""The command `autodial time`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from autodial.commands.options import DeviceOption, JsonOption, LevelOption, SettingsOption, StageOption, VariantOption
+from autodial.errors import InputError
+from autodial.wording import counted
+
+if TYPE_CHECKING:
+    from autodial.evaluation.timing import LayerTime
+
+
+class Phase(str, Enum):
+    TRAIN = "TRAIN"
+    TEST = "TEST"
+
+
+def time(
+    net: Annotated[Path, typer.Option(metavar="NET.prototxt", help="The net.")],
+    weights: Annotated[
+        str | None, typer.Option(metavar="W1,W2", help="A .caffemodel, or several; the times hardly depend on it.")
+    ] = None,
+    phase: Annotated[Phase, typer.Option(case_sensitive=False, help="The phase to run.")] = Phase.TRAIN,
+    iterations: Annotated[int, typer.Option(min=1, help="Passes to average over.")] = 50,
+    device: DeviceOption = "auto",
+    settings: SettingsOption = None,
+    variants: VariantOption = None,
+    level: LevelOption = 0,
+    stage: StageOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Time a net layer by layer, forward and backward, as `caffe time` does.
+
+    A layer that no gradient goes through has no backward time; it shows as frozen where its parameters have lr_mult 0.
+    A data layer's time is that of reading a batch in this process, without workers. Where its files are missing, random
+    images of the size that the prototxt states take their place.
+    """
+    import json
+    from dataclasses import asdict
+
+    from rich.progress import track
+
+    from autodial import proto
+    from autodial.evaluation.timing import replace_missing_data, time_layers
+    from autodial.net.net import Net
+    from autodial.netparam.net_state import filter_net, put_in_state
+    from autodial.netparam.overrides import apply_to_nets
+    from autodial.netparam.variants import read_variant
+    from autodial.system.devices import choose_device, naming_full_memory
+    from autodial.system.terminal import Console
+    from autodial.training.solver import load_weights
+
+    param = read_variant(net, variants or ())
+    apply_to_nets(settings or (), [param])
+    put_in_state(param, level, stage or ())
+    chosen = choose_device(device)
+    try:
+        filtered = filter_net(param, getattr(proto.messages, phase.value))
+        filtered, synthetic = replace_missing_data(filtered, net.parent)
+        built = Net(filtered, filtered.state.phase, base_dir=net.parent)
+    except InputError as error:
+        raise InputError(f"{net}, {phase.value} phase: {error}") from error
+    for name, shapes in synthetic.items():
+        sizes = ", ".join(" x ".join(map(str, shape)) for shape in shapes)
+        typer.echo(f'layer "{name}": its data is missing; random numbers are used instead: {sizes}', err=True)
+    if weights is not None:
+        load_weights(built, weights.split(","))
+
+    console = Console(stderr=True)
+    batches = track(range(iterations), "timing", console=console, disable=not console.is_terminal)
+    with naming_full_memory():
+        times = time_layers(built.to(chosen), chosen, batches)
+
+    forward = sum(row.forward_ms for row in times)
+    backward = sum(row.backward_ms or 0.0 for row in times)
+    machine = _machine(chosen)
+    if not as_json:
+        typer.echo(f"{net}, {phase.value} phase on {machine['device']}: mean of {counted(iterations, 'iteration')}")
+        for line in _table(times, forward, backward):
+            typer.echo(line)
+        return
+    record = {
+        "net": str(net),
+        "name": built.param.name,
+        "phase": phase.value,
+        "level": built.param.state.level,
+        "stages": list(built.param.state.stage),
+        "variants": variants or [],
+        "settings": settings or [],
+        "iterations": iterations,
+        **machine,
+        "inputs": {blob: list(built.blob_shapes[blob]) for blob in built.inputs},
+        "synthetic": list(synthetic),
+        "layers": [asdict(row) for row in times],
+        "forward_ms": forward,
+        "backward_ms": backward,
+        "total_ms": forward + backward,
+    }
+    typer.echo(json.dumps(record, indent=2))
+
+
+def _machine(device: Any) -> dict[str, Any]:
+    """What the times are of."""
+    import platform
+
+    import torch
+
+    from autodial import __version__
+
+    cuda = device.type == "cuda"
+    return {
+        "device": f"{device} ({torch.cuda.get_device_name(device)})" if cuda else "cpu",
+        "threads": torch.get_num_threads(),
+        "versions": {
+            "autodial": __version__,
+            "torch": torch.__version__,
+            "cuda": torch.version.cuda,
+            "python": platform.python_version(),
+        },
+    }
+
+
+def _table(times: Sequence[LayerTime], forward: float, backward: float) -> list[str]:
+    """A line per layer, and the sums."""
+    rows = [
+        (
+            row.name,
+            row.type,
+            f"{row.forward_ms:.3f}",
+            f"{row.backward_ms:.3f}" if row.backward_ms is not None else "frozen" if row.frozen else "-",
+        )
+        for row in times
+    ]
+    header = ("layer", "type", "forward ms", "backward ms")
+    sums = ("total", f"{forward + backward:.3f} ms", f"{forward:.3f}", f"{backward:.3f}")
+    widths = [max(map(len, column)) for column in zip(header, sums, *rows, strict=True)]
+    return [
+        f"{name:<{widths[0]}}  {kind:<{widths[1]}}  {ahead:>{widths[2]}}  {back:>{widths[3]}}"
+        for name, kind, ahead, back in (header, *rows, sums)
+    ]

@@ -1,0 +1,230 @@
+"""The samples of a net's two domains, each once, in order, and prepared as the TEST phase prepares images."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from autodial.data.source import FILE_OPTIONS
+from autodial.errors import InputError
+from autodial.layers import Shape, layer_class
+from autodial.net.data_checks import check_data
+from autodial.net.feed import Feed, sources
+from autodial.net.net import Net
+from autodial.netparam.graph import Graph, Node
+from autodial.netparam.net_state import filter_net
+from autodial.proto import messages as pb
+
+_TRANSFORMING = ("ImageData", "Data")
+
+
+class DataTop(NamedTuple):
+    """A data layer and the name of its top that holds the images."""
+
+    layer: Any
+    blob: str
+
+
+def data_in_test(net: Any) -> DataTop:
+    """What a NetParameter's Dial layers depend on in the TEST phase.
+
+    Raises:
+        InputError: there is no Dial layer, or it does not depend on one top of one data layer.
+    """
+    graph = Graph(filter_net(net, pb.TEST).layer)
+    found = _data_tops(graph, _dial_tops(graph))
+    if len(found) != 1:
+        names = ", ".join(f'"{data.blob}" of layer "{data.layer.name}"' for data in found) or "none"
+        raise InputError(f"the TEST phase's Dial layers must depend on one blob of one data layer; it is {names}")
+    return found[0]
+
+
+def data_in_train(net: Any) -> tuple[DataTop, DataTop] | None:
+    """The source and the target of a NetParameter's TRAIN phase.
+
+    They are the data layers behind the first and the second bottom of the Concat layer that joins them along the batch
+    axis in front of a Dial layer. None if there is no such layer, as in a net for the TEST phase alone.
+    """
+    try:
+        graph = Graph(filter_net(net, pb.TRAIN).layer)
+    except InputError:
+        return None
+    for node in _ancestors(graph, _dial_tops(graph)):
+        if node.param.type == "Concat" and node.param.concat_param.axis == 0 and len(node.bottoms) == 2:
+            source, target = (_data_tops(graph, [bottom]) for bottom in node.bottoms)
+            if len(source) == len(target) == 1 and source != target:
+                return source[0], target[0]
+    return None
+
+
+def without_augmentation(data: DataTop, test: DataTop, batch_size: int | None = None) -> DataTop:
+    """A data layer that reads its files in their order and neither mirrors nor crops at random.
+
+    What is done to images is left as it is, but for the crop, which is the TEST phase's: a net that crops with a layer
+    of its own does so in that phase alone.
+
+    Args:
+        data: of any phase.
+        test: of the TEST phase.
+        batch_size: None for the TEST phase's, or else its own.
+
+    Raises:
+        InputError: it is a layer that gets its data from a program.
+    """
+    layer = pb.LayerParameter()
+    layer.CopyFrom(data.layer)
+    layer.phase = pb.TEST
+    for field in ("include", "exclude"):
+        layer.ClearField(field)
+    options = file_options(layer)
+    for field in ("shuffle", "rand_skip"):
+        if field in options.DESCRIPTOR.fields_by_name:
+            options.ClearField(field)
+    like = file_options(test.layer) if test.layer.type in FILE_OPTIONS else options
+    options.batch_size = batch_size or like.batch_size
+    if layer.type in _TRANSFORMING:
+        layer.transform_param.mirror = False
+        if test.layer.type in _TRANSFORMING:
+            layer.transform_param.crop_size = test.layer.transform_param.crop_size
+    return DataTop(layer, data.blob)
+
+
+def reading(data: DataTop, path: Path, size: tuple[int, int] | None = None) -> DataTop:
+    """A data layer that reads other files than before: a list of images or HDF5 files, or an LMDB, as its type has it.
+
+    Args:
+        path: the list or database. Relative paths in a list mean the working directory, then the list's folder.
+        size: height and width to resize images to where the layer states none.
+
+    Raises:
+        InputError: it is a layer that gets its data from a program.
+    """
+    layer = pb.LayerParameter()
+    layer.CopyFrom(data.layer)
+    options = file_options(layer)
+    options.source = str(path.absolute())
+    if layer.type == "ImageData":
+        options.ClearField("root_folder")
+        if size is not None and not options.new_height:
+            options.new_height, options.new_width = size
+    return DataTop(layer, data.blob)
+
+
+def fed_net(net: Any, blob: str, shape: Shape) -> tuple[Any, str | None]:
+    """What a NetParameter's TEST phase needs for its Dial layers and its logits, with an Input layer for its data.
+
+    Args:
+        blob: name of the data's blob, as `data_in_test` finds it.
+        shape: of that blob, with the batch axis.
+
+    Returns:
+        a NetParameter, and the name of the logits: what the loss, Accuracy or Softmax layer reads. None where the TEST
+        phase has no such blob, or several, or one that is overwritten in place.
+    """
+    graph = Graph(filter_net(net, pb.TEST).layer)
+    dials = _dial_tops(graph)
+    try:
+        logits = graph.logits()
+        behind = _data_tops(graph, [*dials, logits])
+        known = len(behind) == 1 and graph.last(graph.names[logits]) == logits
+    except InputError:
+        known = False
+    for value in [value for value, name in enumerate(graph.names) if name == blob]:
+        if layer_class(graph.producer(value).param.type).is_data:
+            graph.feed(value, shape)
+    pruned = pb.NetParameter(name=net.name)
+    for node in _ancestors(graph, [*dials, logits] if known else dials):
+        layer = pruned.layer.add()
+        layer.CopyFrom(node.param)
+        layer.ClearField("loss_weight")
+        del layer.top[:]
+        layer.top.extend(graph.names[top] for top in node.tops)
+    return pruned, graph.names[logits] if known else None
+
+
+class DomainBatches:
+    """Every row of a data layer's files once, in batches on a device, the last of which holds what is left.
+
+    It can be gone through any number of times, each of which starts worker processes of its own.
+
+    Args:
+        data: a layer `without_augmentation`.
+        blob: what the batches call it.
+        device: where the batches go.
+        workers: processes that read images ahead.
+        base_dir: folder of the prototxt.
+
+    Attributes:
+        path: the list or database, as the layer names it.
+        rows: number of rows.
+        shape: of a batch, (N, C, H, W).
+
+    Raises:
+        InputError: files that can't be read; it names the layer. Iterating: also the row.
+    """
+
+    def __init__(self, data: DataTop, blob: str, *, device: torch.device, workers: int, base_dir: Path | None) -> None:
+        self._net = Net(pb.NetParameter(layer=[data.layer]), pb.TEST, base_dir=base_dir)
+        self._top, self._blob = data.blob, blob
+        self._device, self._workers = device, workers
+        self.path: str = file_options(data.layer).source
+        (source,) = sources(self._net).values()
+        self.rows = len(source)
+        self.shape: Shape = self._net.blob_shapes[self._top]
+
+    def check(self) -> None:
+        """Look at every file of an image list; InputError if one is missing or no image."""
+        check_data(self._net)
+
+    def __len__(self) -> int:
+        return -(-self.rows // self.shape[0])
+
+    def __iter__(self) -> Iterator[dict[str, Tensor]]:
+        feed = Feed(self._net, range(len(self)), device=self._device, workers=self._workers)
+        with closing(feed):
+            for index, tops in enumerate(feed):
+                yield {self._blob: tops[self._top][: self.rows - index * self.shape[0]]}
+
+
+def file_options(layer: Any) -> Any:
+    """The message that says which files a data layer reads; InputError if a program feeds it."""
+    if layer.type not in FILE_OPTIONS:
+        raise InputError(
+            f'layer "{layer.name}" ({layer.type}) gets its data from a program, and nothing says how images are to be '
+            "prepared for it: use a net whose data layer is of the type ImageData, Data or HDF5Data"
+        )
+    return getattr(layer, FILE_OPTIONS[layer.type])
+
+
+def _dial_tops(graph: Graph) -> list[int]:
+    tops = [top for node in graph.nodes if node.param.type == "Dial" for top in node.tops]
+    if not tops:
+        raise InputError(
+            "the net has no Dial layer, so there are no statistics of domains: `autodial dialize` makes such a net of "
+            "one with BatchNorm layers"
+        )
+    return tops
+
+
+def _ancestors(graph: Graph, values: Iterable[int]) -> list[Node]:
+    """The nodes that values depend on, in the net's order."""
+    needed = {id(node) for value in values for node in graph.ancestors(value)}
+    return [node for node in graph.nodes if id(node) in needed]
+
+
+def _data_tops(graph: Graph, values: Sequence[int]) -> list[DataTop]:
+    """The tops of data layers that values depend on, or are."""
+    nodes = _ancestors(graph, values)
+    read = {bottom for node in nodes for bottom in node.bottoms}.union(values)
+    return [
+        DataTop(node.param, graph.names[top])
+        for node in nodes
+        if layer_class(node.param.type).is_data
+        for top in node.tops
+        if top in read
+    ]

@@ -1,0 +1,589 @@
+"""The paper's inference step (section 3.2): with every parameter fixed, a Dial layer's statistics over whole data sets.
+
+What reaches a Dial layer depends on the statistics of the Dial layers before it, so they are computed in the order of
+the net: those of a layer when all before it are final, each domain normalized by its own predictor. Layers of one
+depth, such as the branches of an inception block, have no Dial layer of the other before them and share a pass.
+
+A pass runs the layers from where the one before it stopped, if what was alive there fits in memory for all samples, and
+else from the last place where it did, or from the inputs. With K depths and everything in memory, the whole takes one
+pass over the net and its inputs; with nothing in memory, K passes over the inputs and about K / 2 over the net. The
+statistics are the same either way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from math import prod
+from typing import Literal, NamedTuple, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from autodial.errors import InputError, WorkError
+from autodial.layers.batch_norm import BatchNorm
+from autodial.layers.dial import SOURCE, TARGET, DomainAlignment
+from autodial.net.net import Net
+from autodial.proto import Weights
+from autodial.proto import messages as pb
+
+Array = NDArray[np.float64]
+Domain = Literal["source", "target"]
+
+MEMORY = 2**31
+"""Bytes for what is kept from one pass to the next, unless said otherwise."""
+
+
+class Batches(Protocol):
+    """A domain's samples in batches, the same each time they are gone through: a list, for example.
+
+    A batch holds a float32 tensor (n, ...) for each input that the Dial layers depend on; n may differ from the net's.
+    """
+
+    def __len__(self) -> int:
+        """The number of batches."""
+
+    def __iter__(self) -> Iterator[Mapping[str, Tensor]]:
+        """Every batch, from the first one."""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where a recalibration is.
+
+    Attributes:
+        number, passes: of the pass in progress, from 1, and how many there are.
+        domain: whose batches are being run.
+        share: of the whole work that is done, by the number of multiplications, in [0, 1].
+    """
+
+    number: int
+    passes: int
+    domain: Domain
+    share: float
+
+
+@dataclass(frozen=True)
+class Distance:
+    """How far two pairs of mean and deviation per channel are apart, in deviations.
+
+    A channel's distance is sqrt((mean_a - mean_b)^2 + (deviation_a - deviation_b)^2), the Wasserstein distance of two
+    normal distributions, divided by a deviation of reference. Deviations are sqrt(variance + eps), as the layer's.
+
+    Attributes:
+        mean: over the channels.
+        worst: the largest of all channels.
+        channel: the one that has it, from 0.
+    """
+
+    mean: float
+    worst: float
+    channel: int
+
+
+@dataclass(frozen=True)
+class LayerChange:
+    """What became of a Dial layer.
+
+    Attributes:
+        name: the layer's.
+        alpha: clipped to [0.5, 1].
+        source_values, target_values: values per channel, samples times positions, that the statistics are of; None for
+            a source that was left as it was.
+        moved_source, moved_target: from a predictor's stored statistics to its new ones, in new deviations; None where
+            nothing had been stored, or where they were left as they were.
+        apart: of the two domains as they enter the layer, in deviations of an even mixture of both; None without a
+            source.
+        aligned: of the two domains as they leave it, in the units of its output; None without a source. It equals
+            `apart` at alpha 0.5, where both are transformed alike, and is 0 at alpha 1.
+    """
+
+    name: str
+    alpha: float
+    source_values: int | None
+    target_values: int
+    moved_source: Distance | None
+    moved_target: Distance | None
+    apart: Distance | None
+    aligned: Distance | None
+
+
+@dataclass(frozen=True)
+class Recalibration:
+    """What a recalibration did.
+
+    Attributes:
+        layers: every Dial layer, in the net's order.
+        source_samples: number of samples; None where the source was left as it was.
+        target_samples: number of samples.
+        changed: share of the target's samples that have another most probable class than with the stored statistics, in
+            [0, 1]; None without logits, or where a layer had stored nothing.
+        passes: over the net, or parts of it.
+    """
+
+    layers: tuple[LayerChange, ...]
+    source_samples: int | None
+    target_samples: int
+    changed: float | None
+    passes: int
+
+
+@torch.no_grad()
+def recalibrate(
+    net: Net,
+    source: Batches | None,
+    target: Batches,
+    *,
+    logits: str | None = None,
+    memory: int = MEMORY,
+    report: Callable[[Progress], None] | None = None,
+) -> Recalibration:
+    """Compute the statistics of a net's Dial layers over both domains, and store them with normalizer 1.
+
+    Per layer and channel, with mean m and variance v of all source and all target values, the source's predictor gets
+    (paper, appendix A, with the whole data sets in place of the batch)
+
+        mean_st = alpha * m_s + (1 - alpha) * m_t
+        var_st = alpha * (v_s + (m_s - mean_st)^2) + (1 - alpha) * (v_t + (m_t - mean_st)^2)
+
+    and the target's the mirrored ones. Sums are in float64, and the order of the samples makes no difference. The
+    variances do not carry the m / (m - 1) of training's moving averages: that corrects for small batches, of which
+    there are none here, and without it the target's statistics at alpha 1 are the same whatever the source.
+
+    Nothing else of the net changes, and after an exception nothing has.
+
+    Args:
+        net: a TEST net with its weights. BatchNorm layers keep their stored statistics, Dropout does nothing.
+        source: the source's samples; None leaves the statistics of its predictor as they are, which needs every alpha
+            to be 1.
+        target: the target's samples.
+        logits: a blob of scores, (n, classes, ...), whose largest is compared before and after; it costs one more pass
+            over the target.
+        memory: bytes in the computer's memory for what is kept from one pass to the next, reckoned for batches of the
+            net's size.
+        report: is called after each batch.
+
+    Raises:
+        InputError: a net without Dial layers, in TRAIN phase, or with layers that use a batch's own statistics or
+            share stored ones; an alpha below 1, or nothing stored, without a source; no samples; no such logits; an
+            input that a batch lacks.
+        WorkError: values that are not finite reach a Dial layer, or the logits.
+    """
+    run = _Run(net, source, target, logits, memory, report or (lambda progress: None))
+    saved = [(dial, dial.test_stats, [blob.clone() for blob in dial.blobs]) for dial in run.dials.values()]
+    try:
+        return run.run()
+    except BaseException:
+        for dial, _, blobs in saved:
+            for blob, old in zip(dial.blobs, blobs, strict=True):
+                blob.copy_(old)
+        raise
+    finally:
+        for dial, domain, _ in saved:
+            dial.test_stats = domain
+
+
+def with_statistics(weights: Weights, net: Net) -> Weights:
+    """Weights in which the statistics of a net's Dial layers take the place of those stored; all else is as it was.
+
+    Args:
+        weights: what the net was loaded from, at least.
+    """
+    dials = _dial_layers(net)
+    return Weights(
+        weights.name,
+        [
+            replace(
+                layer,
+                blobs=[layer.blobs[0], *(blob.cpu().numpy() for blob in dials[layer.name].blobs[1:])],
+                legacy=layer.legacy & {0},
+            )
+            if layer.name in dials
+            else layer
+            for layer in weights.layers
+        ],
+    )
+
+
+class _Statistics(NamedTuple):
+    """Mean and variance by channel, (C,) each."""
+
+    mean: Array
+    variance: Array
+
+    def normalized(self, by: _Statistics, eps: float) -> tuple[Array, Array]:
+        """Mean and deviation after a layer that has the statistics `by`; eps counts as a part of both variances."""
+        scale = 1 / np.sqrt(by.variance + eps)
+        return (self.mean - by.mean) * scale, np.sqrt(self.variance + eps) * scale
+
+    def mixed(self, other: _Statistics, share: float) -> _Statistics:
+        """Those of a mixture of two distributions, this one's share being `share`."""
+        mean = share * self.mean + (1 - share) * other.mean
+        return _Statistics(
+            mean,
+            share * (self.variance + (self.mean - mean) ** 2)
+            + (1 - share) * (other.variance + (other.mean - mean) ** 2),
+        )
+
+
+class _Moments:
+    """Count, mean and sum of squared deviations by channel, in float64 (Chan, Golub and LeVeque, 1979)."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._mean = self._squares = torch.zeros(())
+
+    def add(self, x: Tensor) -> None:
+        """Add a batch (n, C, ...), or (n,) of one channel."""
+        x = x.double() if x.dim() > 1 else x.double().unsqueeze(1)
+        axes = [0, *range(2, x.dim())]
+        count = x.numel() // x.shape[1]
+        mean = x.mean(axes)
+        squares = (x - mean.view(-1, *[1] * (x.dim() - 2))).square_().sum(axes)
+        if not self.count:
+            self.count, self._mean, self._squares = count, mean, squares
+            return
+        total = self.count + count
+        delta = mean - self._mean
+        self._mean = self._mean + delta * (count / total)
+        self._squares = self._squares + squares + delta.square() * (self.count * count / total)
+        self.count = total
+
+    def statistics(self) -> _Statistics:
+        """Mean and biased variance of all that was added."""
+        return _Statistics(self._mean.cpu().numpy(), (self._squares / self.count).cpu().numpy())
+
+
+class _Steps:
+    """Which layers of a net can run once the Dial layers of a depth are final.
+
+    The depth of a Dial layer is the largest number of Dial layers in a row before it. A layer's step is the number of
+    depths that must be final before it can run; that of a Dial layer is its depth + 1.
+
+    Attributes:
+        depths: of every Dial layer, by name.
+        count: number of depths.
+        inputs: blobs to feed.
+    """
+
+    def __init__(self, net: Net, logits: str | None) -> None:
+        self._net, self._logits = net, logits
+        messages = net.param.layer
+        needed = set() if logits is None else {logits}
+        order: list[int] = []
+        for i in range(len(messages) - 1, -1, -1):
+            if isinstance(net.layer(messages[i].name), DomainAlignment) or not needed.isdisjoint(messages[i].top):
+                order.append(i)
+                needed.difference_update(messages[i].top)
+                needed.update(messages[i].bottom)
+
+        self.depths: dict[str, int] = {}
+        self._steps: dict[int, int] = {}
+        """By number of layer, in the net's order, for those that a Dial layer or the logits depend on."""
+        self._spans: list[tuple[str, int, int]] = []
+        """Blobs with the steps of the layer that makes them and of the one that reads them."""
+        made: dict[str, int] = {}
+        for i in reversed(order):
+            message = messages[i]
+            step = max((made[bottom] for bottom in message.bottom), default=0)
+            if isinstance(net.layer(message.name), DomainAlignment):
+                self.depths[message.name] = step
+                step += 1
+            self._steps[i] = step
+            self._spans += [(bottom, made[bottom], step) for bottom in message.bottom]
+            made.update((top, step) for top in message.top)
+        self.count = 1 + max(self.depths.values())
+        if logits is not None:
+            self._spans.append((logits, made[logits], self.count + 1))
+        read = {name for name, _, _ in self._spans}
+        self.inputs = [name for name in net.inputs if name in read]
+
+    def kept(self, step: int) -> list[str]:
+        """The blobs that layers up to `step` make and later ones read."""
+        return list(dict.fromkeys(name for name, made, read in self._spans if made <= step < read))
+
+    def batch_bytes(self, step: int) -> int:
+        """Bytes of `kept`, for a batch of the net's size."""
+        return sum(4 * prod(self._net.blob_shapes[name]) for name in self.kept(step))
+
+    def work(self, after: int | None, step: int) -> int:
+        """About how many multiplications `run` takes, for a batch of the net's size."""
+        total = 0
+        for message in (self._net.param.layer[i] for i in self._between(after, step)):
+            weights = sum(blob.numel() for blob in self._net.layer(message.name).blobs)
+            for shape in (self._net.blob_shapes[top] for top in message.top):
+                # Convolution and InnerProduct use each weight once per row and position of the top
+                total += prod(shape) + prod((*shape[:1], *shape[2:])) * weights
+        return total
+
+    def run(self, values: dict[str, Tensor], after: int | None, step: int) -> None:
+        """Run the layers behind step `after`, or from the inputs on, up to `step`; `values` holds the blobs.
+
+        Layers run out of the net's order, which is safe: a blob has one reader, as Split layers see to.
+        """
+        for i in self._between(after, step):
+            message = self._net.param.layer[i]
+            if self._net.layer(message.name).is_data:
+                continue
+            self._net.run_layer(i, values)
+            for bottom in message.bottom:
+                if bottom not in message.top and bottom != self._logits:
+                    del values[bottom]
+
+    def _between(self, after: int | None, step: int) -> list[int]:
+        return [i for i, own in self._steps.items() if own <= step and (after is None or own > after)]
+
+
+class _Pass(NamedTuple):
+    """The layers behind step `after` (None: from the inputs) up to `step`, and whether to keep what is there then."""
+
+    after: int | None
+    step: int
+    keep: bool
+
+
+@dataclass
+class _Samples:
+    """A domain's batches, and what a recalibration learns of them.
+
+    Attributes:
+        kept: by batch, the blobs at the end of the last pass that kept them, on the CPU.
+        count: number of samples.
+        old_classes, classes: by batch, the most probable with the stored and with the new statistics.
+    """
+
+    domain: Domain
+    batches: Batches
+    kept: list[dict[str, Tensor]] = field(default_factory=list)
+    count: int = 0
+    old_classes: list[Tensor] = field(default_factory=list)
+    classes: list[Tensor] = field(default_factory=list)
+
+
+class _Run:
+    """One recalibration."""
+
+    def __init__(
+        self,
+        net: Net,
+        source: Batches | None,
+        target: Batches,
+        logits: str | None,
+        memory: int,
+        report: Callable[[Progress], None],
+    ) -> None:
+        self.dials = _dial_layers(net)
+        _check_net(net, logits)
+        if source is None:
+            _check_without_source(self.dials)
+        self._net, self._logits, self._report = net, logits, report
+        self._device = next(iter(self.dials.values())).mean.device
+        self._bottoms = {message.name: message.bottom[0] for message in net.param.layer if message.name in self.dials}
+        self._target = _Samples("target", target)
+        self._domains = [self._target] if source is None else [_Samples("source", source), self._target]
+        for samples in self._domains:
+            if not len(samples.batches):
+                raise InputError(f"the {samples.domain} has no samples to compute statistics of")
+        self._steps = _Steps(net, logits)
+        if not self._steps.inputs:
+            raise InputError("the Dial layers depend on no input of the net")
+        self._passes = self._plan(memory)
+        self._total = sum(
+            self._work(number, samples) * len(samples.batches)
+            for number in range(len(self._passes))
+            for samples in self._running(number)
+        )
+        self._done = 0
+
+    def _plan(self, memory: int) -> list[_Pass]:
+        """A pass for each depth, and one behind the last to the logits."""
+        batches = sum(len(samples.batches) for samples in self._domains)
+        last = self._steps.count - (self._logits is None)
+        plan: list[_Pass] = []
+        after = None
+        for step in range(last + 1):
+            keep = step < last and self._steps.batch_bytes(step) * batches <= memory
+            plan.append(_Pass(after, step, keep))
+            after = step if keep else after
+        return plan
+
+    def _running(self, number: int) -> list[_Samples]:
+        """The domains that a pass runs."""
+        return self._domains if self._passes[number].step < self._steps.count else [self._target]
+
+    def _work(self, number: int, samples: _Samples) -> int:
+        """Multiplications of a pass for a batch of the net's size."""
+        predicting = self._steps.work(None, self._steps.count) if self._predicts_first(number, samples) else 0
+        return predicting + self._steps.work(self._passes[number].after, self._passes[number].step)
+
+    def _predicts_first(self, number: int, samples: _Samples) -> bool:
+        """Whether the classes with the stored statistics are found in this pass, which has the inputs at hand."""
+        return number == 0 and samples is self._target and self._logits is not None
+
+    def run(self) -> Recalibration:
+        had_statistics = not self._net.without_statistics()
+        changes: dict[str, LayerChange] = {}
+        for number, pass_ in enumerate(self._passes):
+            names = [name for name, depth in self._steps.depths.items() if depth == pass_.step]
+            moments: dict[str, dict[Domain, _Moments]] = {name: {} for name in names}
+            for samples in self._running(number):
+                for name in names:
+                    moments[name][samples.domain] = _Moments()
+                self._run_pass(number, samples, {name: moments[name][samples.domain] for name in names})
+            changes.update((name, _store(name, self.dials[name], moments[name])) for name in names)
+        changed = None
+        if self._logits is not None and had_statistics:
+            differ = torch.cat(self._target.old_classes) != torch.cat(self._target.classes)
+            changed = differ.double().mean().item()
+        return Recalibration(
+            layers=tuple(changes[name] for name in self.dials),
+            source_samples=next((samples.count for samples in self._domains if samples.domain == "source"), None),
+            target_samples=self._target.count,
+            changed=changed,
+            passes=len(self._passes),
+        )
+
+    def _run_pass(self, number: int, samples: _Samples, moments: Mapping[str, _Moments]) -> None:
+        """Run a pass over a domain, adding what reaches Dial layers to their moments."""
+        for dial in self.dials.values():
+            dial.test_stats = samples.domain
+        pass_ = self._passes[number]
+        for index, batch in enumerate(samples.batches if pass_.after is None else samples.kept):
+            values = self._inputs(batch) if pass_.after is None else self._on_device(batch)
+            if number == 0:
+                samples.count += len(values[self._steps.inputs[0]])
+            if self._predicts_first(number, samples):
+                samples.old_classes.append(self._classes(self._run_layers(index, values, None, self._steps.count)))
+            values = self._run_layers(index, values, pass_.after, pass_.step)
+            for name, so_far in moments.items():
+                so_far.add(values[self._bottoms[name]])
+            if pass_.step == self._steps.count:
+                samples.classes.append(self._classes(values))
+                self._check_finite(values)
+            if pass_.keep:
+                # in the place of what was kept for this batch before, so that both are never there in full
+                samples.kept[index : index + 1] = [{name: values[name].cpu() for name in self._steps.kept(pass_.step)}]
+            self._done += self._work(number, samples)
+            self._report(Progress(number + 1, len(self._passes), samples.domain, self._done / self._total))
+
+    def _inputs(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        for name in self._steps.inputs:
+            if name not in batch:
+                raise InputError(f'blob "{name}", which the Dial layers depend on, must be fed')
+        return self._on_device({name: batch[name] for name in self._steps.inputs})
+
+    def _on_device(self, blobs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return {name: blob.to(self._device) for name, blob in blobs.items()}
+
+    def _run_layers(self, index: int, values: Mapping[str, Tensor], after: int | None, step: int) -> dict[str, Tensor]:
+        """The blobs that steps leave of batch `index`; `values` stays as it is."""
+        self._net.seed_pass(index)
+        values = dict(values)
+        self._steps.run(values, after, step)
+        return values
+
+    def _classes(self, values: Mapping[str, Tensor]) -> Tensor:
+        assert self._logits is not None
+        return values[self._logits].argmax(1).cpu()
+
+    def _check_finite(self, values: Mapping[str, Tensor]) -> None:
+        assert self._logits is not None
+        if not values[self._logits].amax(1).isfinite().all():
+            raise WorkError(
+                f'the scores in blob "{self._logits}" are not finite (NaN or infinite): the weights are of a training '
+                "that diverged, or damaged"
+            )
+
+
+def _dial_layers(net: Net) -> dict[str, DomainAlignment]:
+    return {name: layer for name in net.layer_names if isinstance(layer := net.layer(name), DomainAlignment)}
+
+
+def _check_net(net: Net, logits: str | None) -> None:
+    """Refuse nets whose Dial layers have no statistics of their own that hold for every batch."""
+    if net.phase != pb.TEST:
+        raise InputError("a net in TRAIN phase normalizes with the batch's statistics: build it for the TEST phase")
+    if logits is not None and logits not in net.blob_shapes:
+        raise InputError(f'the net has no blob "{logits}" to take the logits from')
+    dials = _dial_layers(net)
+    if not dials:
+        raise InputError("the net has no Dial layer, so there are no statistics to compute")
+    for name in net.layer_names:
+        layer = net.layer(name)
+        if isinstance(layer, DomainAlignment | BatchNorm) and layer.use_global_stats is False:
+            raise InputError(
+                f'layer "{name}" ({layer.type_name}) has use_global_stats: false, so that it never uses stored '
+                "statistics: set it to true, or leave it out, for the TEST phase"
+            )
+    owners: dict[int, str] = {}
+    for name, dial in dials.items():
+        owner = owners.setdefault(dial.mean.data_ptr(), name)
+        if owner != name:
+            raise InputError(
+                f'layers "{owner}" and "{name}" share their statistics, which can be those of one layer only: leave '
+                "out the names in their param fields"
+            )
+
+
+def _check_without_source(dials: Mapping[str, DomainAlignment]) -> None:
+    """Refuse to leave the source out where the target's statistics depend on it, or where it has none to keep."""
+    for name, dial in dials.items():
+        if dial.mixing < 1:
+            raise InputError(
+                f'layer "{name}" has alpha {dial.mixing:.4g}, so the target\'s statistics there are mixed with the '
+                "source's, whose samples are needed too"
+            )
+        if not dial.normalizer.any():
+            raise InputError(
+                f"layer \"{name}\" has never stored statistics, so the source's can't be left as they are: its samples "
+                "are needed too"
+            )
+
+
+def _store(name: str, dial: DomainAlignment, moments: Mapping[Domain, _Moments]) -> LayerChange:
+    """Mix the statistics of both domains, store them in a layer, and say what that changed."""
+    found = {domain: so_far.statistics() for domain, so_far in moments.items()}
+    for domain, statistics in found.items():
+        if not all(np.isfinite(values).all() for values in statistics):
+            raise WorkError(
+                f'values that are not finite reach layer "{name}" from the {domain}: the weights are of a training '
+                "that diverged"
+            )
+    alpha, eps = dial.mixing, dial.eps
+    source, target = found.get("source"), found["target"]
+    had_statistics = bool(dial.normalizer.any())
+    old = [_stored(dial, row) for row in (SOURCE, TARGET)]
+    new = [old[SOURCE] if source is None else source.mixed(target, alpha)]
+    new.append(target if source is None else target.mixed(source, alpha))
+    dial.mean.copy_(torch.from_numpy(np.stack([predictor.mean for predictor in new])))
+    dial.variance.copy_(torch.from_numpy(np.stack([predictor.variance for predictor in new])))
+    dial.normalizer.fill_(1)
+
+    def distance(a: _Statistics, b: _Statistics, by_a: _Statistics, by_b: _Statistics) -> Distance:
+        means, deviations = zip(a.normalized(by_a, eps), b.normalized(by_b, eps), strict=True)
+        channels = np.hypot(means[0] - means[1], deviations[0] - deviations[1])
+        worst = int(channels.argmax())
+        return Distance(float(channels.mean()), float(channels[worst]), worst)
+
+    moved: list[Distance | None] = [None, None]
+    if had_statistics:
+        moved = [distance(before, after, after, after) for before, after in zip(old, new, strict=True)]
+    joint = None if source is None else source.mixed(target, 0.5)
+    return LayerChange(
+        name=name,
+        alpha=alpha,
+        source_values=None if source is None else moments["source"].count,
+        target_values=moments["target"].count,
+        moved_source=None if source is None else moved[SOURCE],
+        moved_target=moved[TARGET],
+        apart=None if source is None or joint is None else distance(source, target, joint, joint),
+        aligned=None if source is None else distance(source, target, *new),
+    )
+
+
+def _stored(dial: DomainAlignment, row: int) -> _Statistics:
+    """What one of a layer's predictors uses."""
+    scale = 1 / dial.normalizer.item() if dial.normalizer.any() else 0.0
+    return _Statistics(*(blob[row].double().cpu().numpy() * scale for blob in (dial.mean, dial.variance)))

@@ -1,0 +1,1 @@
+"""Nets as torch modules, and how they are fed."""

@@ -1,0 +1,89 @@
+"""What can be known to be wrong with a net's images and labels before the first iteration."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from autodial.errors import InputError
+from autodial.layers import DomainAlignment
+from autodial.layers.base import canonical_axis
+from autodial.net.feed import sources
+from autodial.net.net import Net
+
+_log = logging.getLogger(__name__)
+
+_PARAMETERS = {"SoftmaxWithLoss": ("softmax_param", "loss_param"), "Accuracy": ("accuracy_param", "accuracy_param")}
+"""By type of the layers that take class labels: the messages that hold axis and ignore_label."""
+
+
+class LabelReader(NamedTuple):
+    """A loss or an accuracy that takes labels as a data layer gives them."""
+
+    layer: str
+    source: str
+    """The data layer's name."""
+    top: int
+    """Which of the data layer's tops holds the labels."""
+    classes: int
+    """The labels are in [0, classes)."""
+    ignored: int | None
+    """A label that counts for nothing."""
+
+
+def check_data(net: Net) -> None:
+    """Look at every file in the image lists, and at every label that a loss or an accuracy reads.
+
+    Labels that no such layer reads, a target's for example, may be anything. Of a database too large for it, labels
+    are left to the layer that reads them.
+
+    Raises:
+        InputError: an image that is missing or no image, or a label that is no class of the scores it is compared
+            with; it names the list and the line.
+    """
+    for source in sources(net).values():
+        source.check()
+    for reader in label_readers(net):
+        for where, label in sources(net)[reader.source].labels(reader.top):
+            if not 0 <= label < reader.classes and label != reader.ignored:
+                raise InputError(
+                    f"{where}: label {label} is not in [0, {reader.classes}), "
+                    f'the classes that layer "{reader.layer}" compares it with'
+                )
+
+
+def check_slices(net: Net) -> None:
+    """Warn where a train net parts source and target in several places of the batch: one of them is a mistake."""
+    points: dict[int, str] = {}
+    for message in net.param.layer:
+        layer = net.layer(message.name)
+        if isinstance(layer, DomainAlignment) and layer.training and layer.slice_point is not None:
+            points.setdefault(layer.slice_point, message.name)
+        elif message.type == "Slice" and message.slice_param.axis == 0 and len(message.slice_param.slice_point) == 1:
+            points.setdefault(message.slice_param.slice_point[0], message.name)
+        elif message.type == "Concat" and message.concat_param.axis == 0 and len(message.bottom) == 2:
+            points.setdefault(net.blob_shapes[message.bottom[0]][0], message.name)
+    if len(points) > 1:
+        places = ", ".join(f'{point} in layer "{name}"' for point, name in points.items())
+        _log.warning("Source and target are parted in several places of the batch: after %s.", places)
+
+
+def label_readers(net: Net) -> Iterator[LabelReader]:
+    """The losses and accuracies to which labels of a data layer go as they are."""
+    read = sources(net)
+    labels: dict[str, tuple[str, int]] = {}
+    for message in net.param.layer:
+        if message.type in _PARAMETERS and message.bottom[1] in labels:
+            with_axis, with_ignored = (getattr(message, field) for field in _PARAMETERS[message.type])
+            shape = net.blob_shapes[message.bottom[0]]
+            ignored = with_ignored.ignore_label if with_ignored.HasField("ignore_label") else None
+            classes = shape[canonical_axis(with_axis.axis, len(shape))]
+            yield LabelReader(message.name, *labels[message.bottom[1]], classes, ignored)
+        passed_on = labels.get(message.bottom[0]) if message.type == "Split" else None
+        for j, top in enumerate(message.top):
+            labels.pop(top, None)
+            if passed_on is not None:
+                labels[top] = passed_on
+            elif message.name in read:
+                labels[top] = (message.name, j)

@@ -1,0 +1,363 @@
+"""Named variants: what an AutoDIAL net is compared with, made from the net itself instead of a copy of its file."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from autodial.data.text import read_text
+from autodial.errors import InputError
+from autodial.netparam.overrides import apply_to_nets
+from autodial.proto import messages as pb
+from autodial.proto.text import read_net
+from autodial.proto.weights import LayerWeights, Weights
+from autodial.wording import counted
+
+_log = logging.getLogger(__name__)
+
+VARIANTS = {
+    "source-only": "the network without alignment, trained on the source's images alone",
+    "entropy-only": "the network without alignment, trained with the source's labels and the target's entropy",
+    "adabn": "each domain normalized with its own statistics (alpha fixed to 1), without the entropy loss",
+    "fixed-alpha": "AutoDIAL with alpha fixed to 1",
+}
+"""Names of the variants that every AutoDIAL net has, and what each is. The net as it is has no name."""
+
+FIXING = ("adabn", "fixed-alpha")
+"""Variants that fix alpha, whatever the weights to start from hold."""
+
+_SUFFIX = ".settings"
+_BIAS_TERMS = {
+    "Convolution": "convolution_param",
+    "Deconvolution": "convolution_param",
+    "InnerProduct": "inner_product_param",
+}
+"""By type of the layers that Dial layers are put behind: the message that says whether it has a bias."""
+_LOGITS_READERS = ("SoftmaxWithLoss", "Softmax", "Accuracy", "EntropyLoss")
+
+
+def apply_variant(net: Any, name: str) -> Any:
+    """A variant of an AutoDIAL net.
+
+    "fixed-alpha" and "adabn" start every Dial layer's alpha at 1 and keep it there, also where the net fixes it to
+    another value. "adabn" (Li et al., 2016) further gives EntropyLoss layers the weight 0, and takes the target's
+    statistics in TEST.
+
+    "source-only" and "entropy-only" undo the alignment:
+
+    - A Dial layer that was added to a network goes, and so does the Scale that reads it. Dial layers behind layers with
+      a bias are such, and those that make the logits.
+    - One that stands in for batch normalization becomes a BatchNorm layer of the same name, over the whole batch, and
+      its Scale stays. Dial layers behind layers without a bias are such, and then those behind all convolutions; and
+      those that `autodial dialize` made from BatchNorm layers, which it names "X-dial" where no layer is called "X".
+    - A Scale stays without its Dial layer, as a bias, if the layer before has none.
+
+    "source-only" also takes away what only the target's samples of a batch go through: their data, the Concat and Slice
+    layers that join and split the domains along axis 0, the EntropyLoss. All other layers stay as they are.
+
+    Args:
+        net: a NetParameter of any phases, whose batches hold the source's samples first; it is not changed.
+        name: a key of VARIANTS.
+
+    Returns:
+        a new NetParameter.
+
+    Raises:
+        InputError: no such variant; a net without Dial layers; or, for "source-only", domains that no pair of layers
+            with two bottoms and two tops joins and splits.
+    """
+    if name not in VARIANTS:
+        raise InputError(f'no variant "{name}"; there are {", ".join(VARIANTS)}')
+    if not any(layer.type == "Dial" for layer in net.layer):
+        raise InputError(f'variant "{name}" changes Dial layers, and the net has none: it takes an AutoDIAL net')
+    if name in FIXING:
+        return _with_alpha_1(net, without_entropy=name == "adabn")
+    plain = _without_alignment(net)
+    return _without_target(plain) if name == "source-only" else plain
+
+
+def read_variant(path: Path, names: Sequence[str]) -> Any:
+    """The net in a file, turned into variants of it (see `apply_variants`); errors name the file."""
+    net = read_net(path)
+    try:
+        return apply_variants(net, names, path.parent)
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from error
+
+
+def apply_variants(net: Any, names: Sequence[str], folder: Path | None) -> Any:
+    """Variants of a net, each made from what the one before left.
+
+    Args:
+        net: a NetParameter; it is not changed.
+        names: keys of VARIANTS, and NAME for files NAME.settings in the folder, which hold a setting (see
+            autodial.netparam.overrides) a line, empty lines, and comments behind a "#" at a line's start.
+        folder: that of the net's file; None for a net without a file.
+
+    Returns:
+        a new NetParameter; `net` itself if there are no names.
+
+    Raises:
+        InputError: no such variant, a file that can't be read, or what `apply_variant` or a setting raises.
+    """
+    for name in names:
+        files = {path.stem: path for path in sorted(folder.glob(f"*{_SUFFIX}"))} if folder else {}
+        if name in VARIANTS:
+            net = apply_variant(net, name)
+        elif name in files:
+            net = _with_settings(net, files[name])
+        else:
+            beside = "".join(f", {other} ({path})" for other, path in files.items())
+            raise InputError(f"--variant {name}: no such variant; there are {', '.join(VARIANTS)}{beside}")
+    return net
+
+
+def fit_weights(weights: Weights, net: Any, source: str) -> Weights:
+    """Weights of an AutoDIAL net as its variants without alignment take them.
+
+    Where the net has a BatchNorm layer and the weights a Dial layer, its blobs become BatchNorm's: the statistics of
+    one domain, where both domains still have the same, as in a net that was just made from one with BatchNorm layers.
+
+    Args:
+        net: the variant, a NetParameter.
+        source: the weights' file, for messages.
+
+    Raises:
+        InputError: the domains' statistics are no longer the same.
+    """
+    normalizing = {layer.name for layer in net.layer if layer.type == "BatchNorm"}
+    return Weights(
+        weights.name,
+        [
+            _as_batch_norm(layer, source) if layer.name in normalizing and len(layer.blobs) == 4 else layer
+            for layer in weights.layers
+        ],
+    )
+
+
+def warn_of_lost_alignment(weights: Weights, net: Any) -> None:
+    """Warn if weights were trained with Dial layers that a NetParameter has not, in any phase."""
+    held = {layer.name for layer in net.layer}
+    lost = [layer.name for layer in weights.layers if layer.name not in held and _is_trained_dial(layer)]
+    if lost:
+        _log.warning(
+            "The weights were trained with %s that the net lacks, %s first: with another --variant? Without alignment, "
+            "the other layers' weights give other results.",
+            *(counted(len(lost), "Dial layer"), lost[0]),
+        )
+
+
+def _is_trained_dial(layer: LayerWeights) -> bool:
+    """Whether its statistics weigh more than the one batch that `dialize` gives them."""
+    if layer.type != "Dial" or len(layer.blobs) != 4:
+        return False
+    normalizer = layer.blobs[3]
+    return normalizer is not None and float(normalizer.max()) > 1
+
+
+def _as_batch_norm(layer: LayerWeights, source: str) -> LayerWeights:
+    _, mean, variance, normalizer = layer.blobs
+    statistics = []
+    for blob in (mean, variance):
+        if blob is None or blob.ndim != 2 or not np.array_equal(blob[0], blob[-1]):
+            raise InputError(
+                f'layer "{layer.name}": {source} holds statistics of two domains, and the net has a BatchNorm layer: '
+                "start from the weights that the AutoDIAL net itself was started from"
+            )
+        statistics.append(blob[0])
+    return LayerWeights(layer.param, [*statistics, normalizer])
+
+
+def _with_settings(net: Any, path: Path) -> Any:
+    lines = read_text(path, "a list of settings").splitlines()
+    changed = _copy(net)
+    for number, line in enumerate(map(str.strip, lines), 1):
+        if not line or line.startswith("#"):
+            continue
+        if line.startswith("solver."):
+            raise InputError(f"{path}:{number}: {line}: a variant changes a net; set what is the solver's with --set")
+        try:
+            apply_to_nets([line], [changed])
+        except InputError as error:
+            raise InputError(f"{path}:{number}: {error}") from error
+    return changed
+
+
+def _with_alpha_1(net: Any, *, without_entropy: bool) -> Any:
+    changed = _copy(net)
+    for layer in changed.layer:
+        if layer.type == "Dial":
+            if not layer.param:
+                layer.param.add(decay_mult=0)
+            layer.param[0].lr_mult = 0
+            layer.dial_param.weight_filler.CopyFrom(pb.FillerParameter(type="constant", value=1))
+            if without_entropy:
+                layer.dial_param.ClearField("test_stats")
+        elif layer.type == "EntropyLoss" and without_entropy:
+            layer.loss_weight[:] = [0]
+    return changed
+
+
+# --- without alignment
+
+
+def _without_alignment(net: Any) -> Any:
+    dials = [i for i, layer in enumerate(net.layer) if layer.type == "Dial"]
+    fed_by = {i: _weighted_layer_before(net, i) for i in dials}
+    # nobody leaves out a convolution's bias but for the shift of a normalization behind it
+    batch_normalized = any(
+        layer is not None and layer.type == "Convolution" and not _has_bias(layer) for layer in fed_by.values()
+    )
+    dropped: set[int] = set()
+    normalized: set[int] = set()
+    for i, layer in fed_by.items():
+        scale = _scale_behind(net, i)
+        biased = layer is not None and _has_bias(layer)
+        if _makes_logits(net, i if scale is None else scale):
+            stands_in = False
+        elif _replaces_batch_norm(net, i):
+            stands_in = True
+        else:
+            stands_in = not biased or (batch_normalized and layer.type != "InnerProduct")
+        if stands_in:
+            normalized.add(i)
+        else:
+            dropped.update((i, scale) if biased and scale is not None else (i,))
+    renamed = {net.layer[i].top[0]: net.layer[i].bottom[0] for i in dropped}
+
+    plain = _copy(net, layers=False)
+    for i, layer in enumerate(net.layer):
+        if i not in dropped:
+            kept = _add(plain, layer, renamed)
+            if i in normalized:
+                _become_batch_norm(kept)
+    return plain
+
+
+def _weighted_layer_before(net: Any, dial: int) -> Any:
+    """The convolution or inner product that makes what a Dial layer reads; None if another kind of layer does."""
+    blob = net.layer[dial].bottom[0]
+    maker = next((layer for layer in reversed(net.layer[:dial]) if blob in layer.top), None)
+    return maker if maker is not None and maker.type in _BIAS_TERMS else None
+
+
+def _replaces_batch_norm(net: Any, dial: int) -> bool:
+    """Whether a Dial layer has the name that dialize gives it for a BatchNorm layer "X": "X-dial", without an "X"."""
+    name, dash, _ = net.layer[dial].name.rpartition("-dial")
+    return bool(dash) and all(layer.name != name for layer in net.layer)
+
+
+def _has_bias(layer: Any) -> bool:
+    return bool(getattr(layer, _BIAS_TERMS[layer.type]).bias_term)
+
+
+def _scale_behind(net: Any, dial: int) -> int | None:
+    """Number of the Scale layer that is the first to read what a Dial layer makes; None if another kind of layer is."""
+    blob = net.layer[dial].top[0]
+    for i, layer in enumerate(net.layer[dial + 1 :], dial + 1):
+        if blob in layer.bottom:
+            return i if layer.type == "Scale" and list(layer.bottom) == [blob] else None
+    return None
+
+
+def _makes_logits(net: Any, number: int) -> bool:
+    """Whether a layer's top is what losses read, or what is split into domains for them."""
+    blob = net.layer[number].top[0]
+    for layer in net.layer[number + 1 :]:
+        if blob in layer.bottom and (layer.type in _LOGITS_READERS or (layer.type == "Slice" and _axis(layer) == 0)):
+            return True
+        if blob in layer.top:
+            return False
+    return False
+
+
+def _become_batch_norm(layer: Any) -> None:
+    layer.type = "BatchNorm"
+    for field in ("eps", "moving_average_fraction", "use_global_stats"):
+        if layer.dial_param.HasField(field):
+            setattr(layer.batch_norm_param, field, getattr(layer.dial_param, field))
+    for field in ("dial_param", "param", "blobs"):
+        layer.ClearField(field)
+
+
+# --- without the target
+
+
+def _without_target(net: Any) -> Any:
+    joins = [layer for layer in net.layer if layer.type == "Concat" and _axis(layer) == 0]
+    splits = [layer for layer in net.layer if layer.type == "Slice" and _axis(layer) == 0]
+    _check_two_domains(joins, splits)
+    kept = [layer for layer in net.layer if layer not in (*joins, *splits)]
+    target = {join.bottom[1] for join in joins} | {split.top[1] for split in splits}
+    gone: list[Any] = []
+    while branch := [layer for layer in kept if target.intersection((*layer.bottom, *layer.top))]:
+        target.update(top for layer in branch for top in layer.top)
+        gone += branch
+        kept = [layer for layer in kept if layer not in branch]
+        # what only fed layers that are gone, such as target images that a layer crops before they are joined
+        target.update(top for layer in kept for top in layer.top if _is_idle(top, kept, gone))
+
+    # the source's data takes the name of the joined batch, as the TEST phase's data has that name too
+    renamed = {join.bottom[0]: join.top[0] for join in joins} | {split.top[0]: split.bottom[0] for split in splits}
+    source = _copy(net, layers=False)
+    for layer in kept:
+        _add(source, layer, renamed)
+    return source
+
+
+def _check_two_domains(joins: Sequence[Any], splits: Sequence[Any]) -> None:
+    if bool(joins) != bool(splits):
+        have, lack = ("Concat", "Slice") if joins else ("Slice", "Concat")
+        raise InputError(
+            'variant "source-only" needs Concat layers that join the domains along axis 0 and Slice layers that split '
+            f"them, and the net has such a {have} layer and no such {lack} layer"
+        )
+    for layer in (*joins, *splits):
+        blobs = layer.bottom if layer.type == "Concat" else layer.top
+        if len(blobs) != 2:
+            raise InputError(
+                f'layer "{layer.name}" ({layer.type}): variant "source-only" takes two blobs here, the source\'s and '
+                f"then the target's, and not {len(blobs)}"
+            )
+
+
+def _is_idle(blob: str, kept: Sequence[Any], gone: Sequence[Any]) -> bool:
+    """Whether only layers that are gone read a blob, apart from those that write it themselves."""
+    return any(blob in layer.bottom for layer in gone) and not any(
+        blob in layer.bottom and blob not in layer.top for layer in kept
+    )
+
+
+# --- messages
+
+
+def _axis(layer: Any) -> int:
+    param, old = (layer.concat_param, "concat_dim") if layer.type == "Concat" else (layer.slice_param, "slice_dim")
+    return int(getattr(param, old if param.HasField(old) else "axis"))
+
+
+def _copy(net: Any, *, layers: bool = True) -> Any:
+    copy = pb.NetParameter()
+    copy.CopyFrom(net)
+    if not layers:
+        del copy.layer[:]
+    return copy
+
+
+def _add(net: Any, layer: Any, renamed: Mapping[str, str]) -> Any:
+    """Add a copy of a layer to a net, its blobs renamed; returns the copy."""
+    copy = net.layer.add()
+    copy.CopyFrom(layer)
+    copy.bottom[:] = [_resolve(blob, renamed) for blob in layer.bottom]
+    copy.top[:] = [_resolve(blob, renamed) for blob in layer.top]
+    return copy
+
+
+def _resolve(blob: str, renamed: Mapping[str, str]) -> str:
+    while renamed.get(blob, blob) != blob:
+        blob = renamed[blob]
+    return blob

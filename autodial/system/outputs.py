@@ -1,0 +1,109 @@
+"""Where a command may write its result, found out before the work."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+from autodial.errors import InputError
+
+
+def real_path(path: str | Path) -> Path:
+    """`path`, absolute and without links; one that leads to itself stays, where Path.resolve fails, as one with NUL."""
+    try:
+        return Path(os.path.realpath(path))
+    except ValueError:
+        return Path(path).absolute()
+
+
+def check_output(output: str | Path, inputs: Iterable[str | Path] = (), *, suffixes: Sequence[str] = ()) -> Path:
+    """The file that `output` leads to, links followed.
+
+    Args:
+        inputs: files that the same command reads, and so must not write over.
+        suffixes: one of which the name must end in, so that a slip does not write over a file of another kind.
+
+    Raises:
+        InputError: the name has another suffix, there is something else than a file under it, no folder to put it in or
+            no leave to write there, or it is one of the inputs.
+    """
+    if str(output) == "-":
+        raise InputError("-: this command writes a file and not to standard output; name one.")
+    final = real_path(output)
+    if final.exists() and not final.is_file():
+        raise InputError(f"{output}: not a regular file; name a file to write.")
+    if not final.parent.is_dir():
+        raise InputError(f"{output}: there is no folder {final.parent}; make it first.")
+    check_writable(final.parent, output)
+    if final in set(map(real_path, inputs)):
+        raise InputError(f"{output}: the same command reads this file; choose another name for the output.")
+    if suffixes and not str(output).lower().endswith(tuple(suffixes)):
+        raise InputError(f"{output}: name a file that ends in {' or '.join(suffixes)}.")
+    return final
+
+
+def check_folder(folder: str | Path) -> None:
+    """Raise InputError unless there is a folder of this name to write to, or it can be made."""
+    if str(folder) == "-":
+        raise InputError("-: this command writes a folder and not to standard output; name one.")
+    place = Path(folder).absolute()
+    while not place.exists():
+        place = place.parent
+    if not place.is_dir():
+        raise InputError(f"{folder}: {place} is not a folder; name another one to write to.")
+    check_writable(place, folder)
+
+
+def check_writable(folder: Path, output: str | Path) -> None:
+    """Raise InputError, which names `output`, unless a file can be made in `folder`: rights alone tell root nothing."""
+    try:
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise InputError(
+            f"{output}: can't write to the folder {folder} ({error.strerror}); choose another one."
+        ) from error
+
+
+def lock(file: IO[Any] | int) -> bool:
+    """Lock an open file, or a descriptor, until it is closed; False if another process has locked it.
+
+    Where the system or the file system has no such locks, nothing is locked, and that is True.
+    """
+    if sys.platform == "win32":
+        return True
+    import fcntl
+
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        pass
+    return True
+
+
+def is_abandoned(path: Path) -> bool:
+    """Whether a file or folder is one that no process has locked, as those do that write it aside.
+
+    False where that can't be known: on Windows, on file systems without locks, and without leave to open it.
+    """
+    if sys.platform == "win32":
+        return False
+    import fcntl
+
+    try:
+        descriptor = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    finally:
+        os.close(descriptor)
+    return True

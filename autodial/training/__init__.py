@@ -1,0 +1,1 @@
+"""Solvers, and what they report."""

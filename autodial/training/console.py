@@ -1,0 +1,111 @@
+"""What a training run shows: lines, and a progress bar on a terminal."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from autodial.system.terminal import Console
+from autodial.training.monitor import CollapseRow, Monitor, RunningSolver, TestRow, TrainRow, Values
+from autodial.training.score_watch import describe
+from autodial.training.solver import Solver
+
+_SHOWN = 8
+"""Elements of an output blob that a line shows."""
+_REFRESH = 0.5
+"""Seconds between two looks at the loss for the progress bar, each of which waits for the device."""
+
+
+class Lines(Monitor):
+    """Caffe's lines, one per fact, for terminals and logs alike.
+
+    Args:
+        write: prints a line.
+    """
+
+    def __init__(self, write: Callable[[str], None]) -> None:
+        self._write = write
+
+    def displayed(self, row: TrainRow) -> None:
+        speed = "" if row.images_per_s is None else f" ({row.images_per_s:.4g} images/s)"
+        self._write(f"Iteration {row.iteration}, lr = {row.lr:.6g}, loss = {row.loss:.6g}{speed}")
+        self._outputs("Train", row.outputs, row.loss_weights)
+        if row.alphas:
+            low, high = (choose(row.alphas, key=row.alphas.__getitem__) for choose in (min, max))
+            self._write(f"    alpha from {row.alphas[low]:.4f} ({low}) to {row.alphas[high]:.4f} ({high})")
+
+    def tested(self, row: TestRow) -> None:
+        self._write(f"Iteration {row.iteration}, testing net {row.net}")
+        self._outputs("Test", row.outputs, row.loss_weights)
+        if row.not_finite:
+            self._write(f"Warning: {describe(row.not_finite)}, so that accuracies say nothing.")
+
+    def collapsed(self, row: CollapseRow) -> None:
+        self._write(
+            f'Warning: in front of layer "{row.layer}" the target\'s predictions have collapsed: their mean is spread '
+            f"over {row.in_use:.2g} of {row.classes} classes, the source's labels over {row.in_source:.2g}. Remedies: "
+            "a smaller loss_weight of that layer (lambda), larger batches, alpha fixed to 1 (--variant fixed-alpha); "
+            "`autodial select` chooses among such settings without target labels."
+        )
+
+    def saved(self, model: Path, state: Path) -> None:
+        self._write(f"Snapshot: {model} and {state.name}")
+
+    def _outputs(self, kind: str, outputs: Mapping[str, Values], loss_weights: Mapping[str, float]) -> None:
+        number = 0  # Caffe counts elements
+        for name, values in outputs.items():
+            line = describe_output(name, values, loss_weights.get(name, 0.0))
+            self._write(f"    {kind} net output #{number}: {line}")
+            number += len(values)
+
+
+class Bar(Monitor):
+    """A progress bar with iterations, loss, learning rate, images per second and the time left, and `Lines` above it.
+
+    Use it as a context manager.
+    """
+
+    def __init__(self, console: Console, solver: Solver) -> None:
+        self._progress = Progress(
+            TextColumn("training"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[status]}"),
+            TimeRemainingColumn(),
+            console=console,
+        )
+        self._task = self._progress.add_task(
+            "training", total=solver.param.max_iter, completed=solver.iter, status="loss -"
+        )
+        self._looked = time.monotonic()
+        self._tail = ""
+
+    def __enter__(self) -> Bar:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._progress.stop()
+
+    def displayed(self, row: TrainRow) -> None:
+        speed = "" if row.images_per_s is None else f"  {row.images_per_s:.4g} images/s"
+        self._tail = f"  lr {row.lr:.4g}{speed}"
+
+    def iterated(self, solver: RunningSolver) -> None:
+        self._progress.update(self._task, completed=solver.iter)
+        now = time.monotonic()
+        if now - self._looked >= _REFRESH or solver.iter == solver.param.max_iter:
+            self._looked = now
+            self._progress.update(self._task, status=f"loss {solver.smoothed_loss():.4g}{self._tail}")
+
+
+def describe_output(name: str, values: Values, loss_weight: float) -> str:
+    """`loss-target = 1.2 (* 0.1 = 0.12 loss)`, or a list where the blob has several elements."""
+    if len(values) == 1:
+        loss = f" (* {loss_weight:.6g} = {loss_weight * values[0]:.6g} loss)" if loss_weight else ""
+        return f"{name} = {values[0]:.6g}{loss}"
+    more = f", ... {len(values)} in all" if len(values) > _SHOWN else ""
+    return f"{name} = [{', '.join(f'{value:.6g}' for value in values[:_SHOWN])}{more}]"

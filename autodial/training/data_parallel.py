@@ -1,0 +1,219 @@
+"""Training one net on several ranks: how its batch is shared out, and which nets can be."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import accumulate, pairwise
+
+import torch
+from torch import Tensor
+
+from autodial.errors import InputError
+from autodial.layers import (
+    BatchNorm,
+    Bias,
+    Concat,
+    DomainAlignment,
+    InfogainLoss,
+    Layer,
+    LayerError,
+    Reduction,
+    Reshape,
+    Scale,
+    Shape,
+    Slice,
+)
+from autodial.layers.base import canonical_axis
+from autodial.layers.shares import Shares
+from autodial.net.net import Net
+from autodial.system.ranks import Ranks
+
+Parts = tuple[int, ...]
+"""Rows of a blob by the data layer that they come from (`Shares.parts`)."""
+Layout = Parts | None
+"""None: a number, or several, to which each rank adds what its rows give."""
+
+_ROW_BY_ROW = {
+    *("AbsVal", "ArgMax", "BNLL", "Bias", "Concat", "Convolution", "Crop", "Deconvolution", "Dropout", "ELU"),
+    *("Eltwise", "Embed", "Exp", "Flatten", "InnerProduct", "LRN", "Log", "MVN", "PReLU", "Pooling", "Power", "ReLU"),
+    *("Reduction", "Reshape", "Scale", "Sigmoid", "Silence", "Slice", "Softmax", "Split", "TanH", "Threshold", "Tile"),
+}
+"""Types whose rows do not depend on other rows, unless their `axis` is that of the batch."""
+_STATISTICS = {"BatchNorm", "Dial"}
+_SUMS = {
+    *("Accuracy", "ContrastiveLoss", "EntropyLoss", "EuclideanLoss", "HingeLoss", "InfogainLoss"),
+    *("MultinomialLogisticLoss", "SigmoidCrossEntropyLoss", "SoftmaxWithLoss"),
+}
+"""Types whose first top is a sum over the rows, divided by what belongs to the whole batch."""
+_WITH_ROWS = {"InfogainLoss", "SoftmaxWithLoss"}
+"""Those of them whose second top has a row per row."""
+_ONE_PROCESS = {"HDF5Output", "Python"}
+"""Types that may keep or write something of every batch of a test."""
+_ALONE = "train without torchrun"
+
+
+class DataParallel:
+    """A train net whose batch is shared out over ranks, so that they train it as one process would.
+
+    Each rank reads its share of every data layer's rows, and its layers see these rows alone, but for what they need of
+    the whole batch (autodial.layers.shares). So every rank's loss is what its rows add to the whole batch's, and so are
+    its gradients.
+
+    Args:
+        net: the train net, on the device where it stays; its layers are told their shares.
+        ranks: the ranks.
+
+    Raises:
+        InputError: a layer that looks across the rows of the batch in a way that can't be shared out, or a batch with
+            fewer rows than there are ranks; it names the layer.
+    """
+
+    def __init__(self, net: Net, ranks: Ranks) -> None:
+        self._net, self._ranks = net, ranks
+        self._layouts = _share_out(net, ranks)
+
+    def sum(self, loss: Tensor, device: torch.device) -> Tensor:
+        """Replace the gradients by those of the whole batch, and return its loss. All ranks take part."""
+        loss = loss.reshape(1)
+        gradients = [param.tensor.grad for param in self._net.params if param.tensor.grad is not None]
+        self._ranks.sum_all([*gradients, loss])
+        self._ranks.settle(device)
+        return loss.reshape(())
+
+    def outputs(self, outputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """What output blobs hold for the whole batch. All ranks take part."""
+        whole = {}
+        for name, value in outputs.items():
+            parts = self._layouts[name]
+            value = value.detach().clone()
+            whole[name] = self._ranks.sum(value) if parts is None else Shares(self._ranks, parts).gather(value)
+        return whole
+
+
+def check_test_net(net: Net) -> None:
+    """Raise InputError unless several ranks can test a net, each with some of the batches; it names the layer."""
+    for message, layer in zip(net.param.layer, net.layers.values(), strict=True):
+        where = f'layer "{message.name}" ({message.type})'
+        if message.type in _ONE_PROCESS:
+            raise InputError(f"{where} sees every batch of a test in one process only: train without torchrun")
+        if not isinstance(layer, (BatchNorm, DomainAlignment)):
+            continue
+        stored = not layer.training if layer.use_global_stats is None else layer.use_global_stats
+        if not stored:
+            raise InputError(
+                f"{where}: a test would change the statistics, which must stay the same in all processes: leave "
+                "use_global_stats out in the TEST phase, or train without torchrun"
+            )
+
+
+def _share_out(net: Net, ranks: Ranks) -> dict[str, Layout]:
+    """Tell the layers their shares; the layouts of all blobs."""
+    layouts: dict[str, Layout] = {}
+    shapes: dict[str, Shape] = {}
+    for message, layer in zip(net.param.layer, net.layers.values(), strict=True):
+        assert isinstance(layer, Layer)
+        bottoms = [layouts[name] for name in message.bottom]
+        bottom_shapes = [shapes[name] for name in message.bottom]
+        top_shapes = layer.top_shapes(bottom_shapes)
+        try:
+            tops = _layouts(layer, bottoms, bottom_shapes, top_shapes, ranks)
+        except LayerError as error:
+            raise InputError(f'layer "{message.name}" ({message.type}) {error}') from None
+        parts = next(iter(bottoms or tops), None)
+        if parts is not None:
+            layer.shares = Shares(ranks, parts)
+        shapes.update(zip(message.top, top_shapes, strict=True))
+        layouts.update(zip(message.top, tops, strict=True))
+    return layouts
+
+
+def _layouts(
+    layer: Layer, bottoms: Sequence[Layout], bottom_shapes: Sequence[Shape], top_shapes: Sequence[Shape], ranks: Ranks
+) -> Sequence[Layout]:
+    """The layouts of a layer's tops; LayerError, without the subject, where the layer can't be shared out."""
+    kind = layer.type_name
+    if layer.is_data or kind == "DummyData":
+        return [_data_parts(shape, ranks.size) for shape in top_shapes]
+    if kind in ("Split", "Silence"):
+        return [bottoms[0]] * len(top_shapes)
+    if kind not in _ROW_BY_ROW | _STATISTICS | _SUMS:
+        raise LayerError(f"can't be trained in several processes, for which its type is not made: {_ALONE}")
+    if None in bottoms:
+        raise LayerError(f"computes with a loss or an accuracy, of which each process has a part: {_ALONE}")
+    parts, *others = (bottom for bottom in bottoms if bottom is not None)
+    axis = getattr(layer, "axis", None)
+    across = axis is not None and canonical_axis(axis, len(bottom_shapes[0])) == 0
+    if isinstance(layer, Concat) and across:
+        return [sum((bottom for bottom in (parts, *others)), ())]
+    second = isinstance(layer, (Scale, Bias)) and bool(others)
+    if (second and not across) or (isinstance(layer, InfogainLoss) and len(others) > 1):
+        raise LayerError(f"has a bottom that belongs to the batch as a whole, not a row to each of its rows: {_ALONE}")
+    for other in others:
+        if other != parts:
+            raise LayerError(
+                f"has bottoms whose rows come from different data layers, {_listed(parts)} and {_listed(other)}: "
+                f"{_ALONE}"
+            )
+    if isinstance(layer, DomainAlignment):
+        if not layer.uses_stored:
+            _check_points(ranks, parts, [layer.source_samples(sum(parts))])
+        return [parts]
+    if isinstance(layer, Slice) and across:
+        points = layer.points(sum(parts))
+        _check_points(ranks, parts, points)
+        return _cut(parts, points)
+    if isinstance(layer, Reduction) and across and layer.operation != "MEAN":
+        return [None]
+    if isinstance(layer, Reshape):
+        _check_reshape(layer, bottom_shapes[0], top_shapes[0], Shares(ranks, parts).here)
+    elif across and not second:
+        raise LayerError(f"works across the rows of the batch (axis 0), of which each process has some: {_ALONE}")
+    if kind in _SUMS:
+        return [None, *([parts] if kind in _WITH_ROWS else [None])][: len(top_shapes)]
+    return [parts] * len(top_shapes)
+
+
+def _data_parts(shape: Shape, ranks: int) -> Parts:
+    rows = shape[0] if shape else 1
+    if rows < ranks:
+        raise LayerError(
+            f"has a batch of {rows}, too small for {ranks} processes, each of which needs a row of it: start at most "
+            f"{rows}, or make the batch larger"
+        )
+    return (rows,)
+
+
+def _check_points(ranks: Ranks, parts: Parts, points: Sequence[int]) -> None:
+    """LayerError unless a part of the batch begins at every one of these rows."""
+    for point in points:
+        try:
+            Shares(ranks, parts).before(point)
+        except ValueError:
+            raise LayerError(
+                f"parts the batch at row {point}, among the rows of one data layer (it is made of {_listed(parts)}): "
+                "for several processes, source and target must be data layers of their own that a Concat joins"
+            ) from None
+
+
+def _cut(parts: Parts, points: Sequence[int]) -> list[Parts]:
+    """The parts between points that lie on their boundaries."""
+    starts = list(accumulate(parts, initial=0))
+    cuts = [starts.index(point) for point in (0, *points, sum(parts))]
+    return [parts[start:end] for start, end in pairwise(cuts)]
+
+
+def _check_reshape(layer: Reshape, bottom: Shape, top: Shape, here: int) -> None:
+    """LayerError unless rows stay rows, however many there are."""
+    try:
+        kept = top[:1] == bottom[:1] and layer.top_shapes([(here, *bottom[1:])]) == [(here, *top[1:])]
+    except LayerError:
+        kept = False
+    if not kept:
+        raise LayerError(
+            f"makes {bottom} into {top}: for several processes it must leave the batch's axis as it is, whatever its "
+            "length (dim: 0)"
+        )
+
+
+def _listed(parts: Parts) -> str:
+    return " + ".join(map(str, parts)) + " rows"

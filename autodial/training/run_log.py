@@ -1,0 +1,148 @@
+"""The writer of a training run's folder: what was run, and what came of it.
+
+autodial.training.run_record says what its files hold, and reads them. TensorBoard's event files hold the same numbers.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict
+from datetime import datetime, timezone
+from math import isfinite
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from autodial.errors import InputError, WorkError
+from autodial.system.files import AppendedFile, replacing
+from autodial.system.hashing import file_hash
+from autodial.training.event_file import EventFile, event_file
+from autodial.training.monitor import CollapseRow, Monitor, RunningSolver, TestRow, TrainRow, Values
+from autodial.training.run_record import LOG, RECORD, SCHEMA, holds_run, read_records
+
+if TYPE_CHECKING:
+    pass
+
+_log = logging.getLogger(__name__)
+
+
+class RunLog(Monitor):
+    """Writes a run's folder; every line is on disk as soon as it is known.
+
+    Once training goes on, what can't be written - the disk is full, the folder was removed - is pointed out once and
+    left out.
+
+    Args:
+        folder: made if need be.
+        record: what this start of the run is, as JSON values.
+        iteration: where it starts.
+        resumed: whether it goes on with the run that the folder holds, if it holds one.
+
+    Raises:
+        InputError: the folder holds a run, and this is not its continuation, or its run.json is damaged.
+        WorkError: the folder can't be written to.
+    """
+
+    def __init__(self, folder: Path, record: Mapping[str, Any], *, iteration: int, resumed: bool) -> None:
+        self.folder = folder
+        if holds_run(folder) and not resumed:
+            raise InputError(
+                f"{folder} already holds a run: name another folder with -o, or go on with that run with --snapshot"
+            )
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            earlier = read_records(folder) if holds_run(folder) else []
+            with replacing(folder / RECORD) as file:
+                file.write(json.dumps({"schema": SCHEMA, "starts": [*earlier, dict(record)]}, indent=2).encode())
+            _cut_unfinished_line(folder / LOG)
+            self._files = ExitStack()
+            self._log = self._files.enter_context(AppendedFile(folder / LOG))
+            self._events = EventFile(self._files.enter_context(AppendedFile(event_file(folder))))
+            self._iteration = iteration
+            self._write({"event": "start", "iteration": iteration})
+            self._events.start(iteration if resumed else None)
+        except OSError as error:
+            raise WorkError(f"the run's folder {folder} can't be written: {error.strerror}") from error
+        self._complete = True
+
+    def displayed(self, row: TrainRow) -> None:
+        scalars = {"train/loss": row.loss, "train/lr": row.lr}
+        if row.images_per_s is not None:
+            scalars["train/images_per_s"] = row.images_per_s
+        scalars |= {f"alpha/{name}": alpha for name, alpha in row.alphas.items()}
+        scalars |= {f"diversity/{name}": diversity for name, diversity in row.diversity.items()}
+        scalars |= _scalars("train", row.outputs)
+        with self._going_on():
+            self._write({"event": "train", **asdict(row), "outputs": _numbers(row.outputs)})
+            self._events.write(scalars, row.iteration)
+
+    def tested(self, row: TestRow) -> None:
+        with self._going_on():
+            self._write({"event": "test", **asdict(row), "outputs": _numbers(row.outputs)})
+            self._events.write(_scalars(f"test{row.net or ''}", row.outputs), row.iteration)
+
+    def saved(self, model: Path, state: Path) -> None:
+        # the hash tells this snapshot from one of the same name that another run writes over it
+        names = {"model": str(model.absolute()), "state": str(state.absolute())}
+        with self._going_on():
+            self._write({"event": "snapshot", "iteration": self._iteration, **names, "sha256": file_hash(model)})
+
+    def iterated(self, solver: RunningSolver) -> None:
+        self._iteration = solver.iter
+
+    def collapsed(self, row: CollapseRow) -> None:
+        with self._going_on():
+            self._write({"event": "collapse", **asdict(row)})
+
+    def close(self) -> None:
+        """Close the files; nothing more may be reported."""
+        self._files.close()
+
+    def _write(self, row: Mapping[str, Any]) -> None:
+        event = {"time": datetime.now(timezone.utc).isoformat(timespec="seconds"), **row}
+        self._log.append(json.dumps(_finite(event), allow_nan=False).encode() + b"\n")
+
+    @contextmanager
+    def _going_on(self) -> Iterator[None]:
+        """Point out the first time that something can't be written."""
+        try:
+            yield
+        except OSError as error:
+            if self._complete:
+                _log.warning(
+                    "The run's log in %s can't be written (%s): training goes on, and what it would hold from "
+                    "iteration %d on may be missing.",
+                    *(self.folder, error.strerror, self._iteration),
+                )
+            self._complete = False
+
+
+def _cut_unfinished_line(path: Path) -> None:
+    """Take away what a killed run left of its last line, behind which the next line would be lost."""
+    if path.exists():
+        text = path.read_bytes()
+        with path.open("r+b") as file:
+            file.truncate(text.rfind(b"\n") + 1)
+
+
+def _scalars(kind: str, outputs: Mapping[str, Values]) -> dict[str, float]:
+    """Output blobs of one element, by TensorBoard's tags."""
+    return {f"{kind}/{name}": values[0] for name, values in outputs.items() if len(values) == 1}
+
+
+def _numbers(outputs: Mapping[str, Values]) -> dict[str, float | Values]:
+    """Output blobs of one element as a number, others as a list."""
+    return {name: values[0] if len(values) == 1 else values for name, values in outputs.items()}
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no NaN and no infinity: they become null."""
+    if isinstance(value, float):
+        return value if isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(item) for item in value]
+    return value

@@ -1,0 +1,245 @@
+"""What a run's folder says: the types of run.json and of log.jsonl, and their reading.
+
+`run.json` is an object {"schema": 1, "starts": [...]}, one record per start of the run (the first, and each time it was
+resumed). `log.jsonl` has one JSON object per line: "event" is "train" (a displayed iteration), "test", "snapshot",
+"collapse" (an alarm, see `CollapseWatch`) or "start", "time" is when, in UTC, and NaN and infinite numbers are null.
+A "test" line has, under "not_finite", the blobs of scores that were NaN or infinite: for how many rows, of how many.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated, Any, TypedDict
+
+from autodial.errors import InputError
+from autodial.system.json_files import FilePath, NotJsonError, WrongValueError, check, parse, read
+
+RECORD, LOG = "run.json", "log.jsonl"
+SCHEMA = 1
+"""The form of run.json that this version writes."""
+_REMEDY = "name another folder, or put back what `autodial train` wrote"
+
+Event = dict[str, Any]
+"""A line of a log, of one of the types below."""
+
+
+def _time(value: str) -> None:
+    try:
+        if datetime.fromisoformat(value).tzinfo is not None:
+            return
+    except ValueError:
+        pass
+    raise WrongValueError("a time such as 2024-05-31T12:00:00+00:00", value)
+
+
+def _not_empty(value: list[Any]) -> None:
+    if not value:
+        raise WrongValueError("a list of one or more", value)
+
+
+def _pair(value: list[int]) -> None:
+    if len(value) != 2:
+        raise WrongValueError("two numbers", value)
+
+
+_Iteration = Annotated[int, range(2**31)]
+_Time = Annotated[str, _time]
+_Number = float | None
+"""None where it was not finite."""
+_Rows = Annotated[list[Annotated[int, range(2**63)]], _pair]
+"""Rows whose scores were not finite, and all rows."""
+
+
+class _OldStart(TypedDict):
+    """What a start's record has had from the beginning."""
+
+    command: str
+    device: str
+    folder: FilePath
+    nets: Annotated[list[str], _not_empty]
+    seed: int
+    settings: list[str]
+    solver: str
+    started: _Time
+    variants: list[str]
+    versions: Mapping[str, str]
+
+
+class Start(_OldStart, total=False):
+    """A start of a run; `net_folders` are those of the files that `nets` are from."""
+
+    iteration: _Iteration
+    net_folders: list[FilePath | None]
+    precision: str
+    ranks: int
+    workers: int
+
+
+class _Record(TypedDict):
+    schema: int
+    starts: Annotated[list[Start], _not_empty]
+
+
+class _AnyRecord(TypedDict):
+    schema: int
+    starts: list[Mapping[str, Any]]
+
+
+class _Line(TypedDict):
+    event: str
+    iteration: _Iteration
+
+
+class _Timed(_Line, total=False):
+    time: _Time
+
+
+class _Logged(_Timed):
+    outputs: Mapping[str, _Number | list[_Number]]
+    loss_weights: Mapping[str, _Number]
+
+
+class _Train(_Logged):
+    lr: _Number
+    loss: _Number
+    alphas: Mapping[str, _Number]
+
+
+class _TrainEvent(_Train, total=False):
+    """A displayed iteration."""
+
+    images_per_s: _Number
+    diversity: Mapping[str, _Number]
+
+
+class _TestEvent(_Logged, total=False):
+    """A test of a test net."""
+
+    net: Annotated[int, range(2**16)]
+    not_finite: Mapping[str, _Rows]
+
+
+class _SnapshotEvent(_Timed):
+    """A snapshot that was written."""
+
+    model: FilePath
+    sha256: str
+
+
+class _CollapseEvent(_Timed):
+    """An alarm."""
+
+    layer: str
+    classes: _Iteration
+    in_use: _Number
+    in_source: _Number
+
+
+_EVENTS: Mapping[str, Any] = {
+    "train": _TrainEvent,
+    "test": _TestEvent,
+    "snapshot": _SnapshotEvent,
+    "collapse": _CollapseEvent,
+}
+
+
+def holds_run(folder: Path) -> bool:
+    """Whether a folder is that of a run."""
+    return (folder / RECORD).exists()
+
+
+def read_starts(folder: Path) -> list[Start]:
+    """The records of a run's starts, the first one first; there is one at least.
+
+    Raises:
+        InputError: run.json can't be read, is damaged, or is of another program; it says where.
+    """
+    read_records(folder)  # which says so if the file is of a newer version, whatever that has inside
+    return read(folder / RECORD, _Record, remedy=_REMEDY)["starts"]
+
+
+def read_records(folder: Path) -> list[Mapping[str, Any]]:
+    """The records of a run's starts as they stand, to be kept with further ones, whatever is in them.
+
+    Raises:
+        InputError: as `read_starts`, but for what is inside of the records.
+    """
+    path = folder / RECORD
+    record = read(path, _AnyRecord, remedy=_REMEDY)
+    if record["schema"] != SCHEMA:
+        raise InputError(
+            f"{path} has schema {record['schema']}, and this AutoDIAL reads {SCHEMA}: use the version that wrote it"
+        )
+    return record["starts"]
+
+
+def read_log(folder: Path) -> list[Event]:
+    """The "train" and "test" rows of a run as if it had never been interrupted.
+
+    What was logged beyond the iteration from which the run was resumed is left out: the resumed run logged it anew.
+
+    Raises:
+        InputError: as `read_events`.
+    """
+    return [row for row in read_events(folder) if row["event"] in ("train", "test")]
+
+
+def read_events(folder: Path) -> list[Event]:
+    """Every line of a run's log, without what was logged beyond the iteration from which the run was resumed.
+
+    A last line that is still being written, or was when the run was killed, is left out.
+
+    Raises:
+        InputError: there is no log, or a line of it is damaged, or the iterations of what is left go back; it names
+            the line.
+    """
+    path = folder / LOG
+    rows: list[tuple[int, Event]] = []
+    least = 2**31  # of the iterations that a later start goes on from
+    for number, row in reversed(list(enumerate(_lines(path), start=1))):
+        if _stands(row, least):
+            rows.append((number, row))
+        if row["event"] == "start":
+            least = min(least, row["iteration"])
+    rows.reverse()
+    reached = 0
+    for number, row in rows:
+        if row["iteration"] < reached:
+            raise InputError(
+                f"{path}:{number}: the line is damaged, its iteration {row['iteration']} comes after {reached} without "
+                "a start: take it out to go on without it"
+            )
+        reached = row["iteration"]
+    return [row for _, row in rows]
+
+
+def _lines(path: Path) -> Iterator[Event]:
+    """The checked lines of a log, but for an unfinished last one."""
+    if path.exists() and not path.is_file():
+        raise InputError(f"the run's log {path} is not a regular file: {_REMEDY}")
+    try:
+        with path.open("rb") as file:
+            for number, line in enumerate(file, start=1):
+                if not line.endswith(b"\n"):
+                    return
+                try:
+                    row: Event = parse(line)
+                    check(row, _Timed)
+                    if schema := _EVENTS.get(row["event"]):
+                        check(row, schema)
+                except (NotJsonError, InputError) as error:
+                    raise InputError(
+                        f"{path}:{number}: the line is damaged, {error}: take it out to go on without it"
+                    ) from None
+                yield row
+    except OSError as error:
+        raise InputError(f"the run's log {path} can't be read: {error.strerror}") from None
+
+
+def _stands(row: Event, resumed_at: int) -> bool:
+    """Whether a row is still part of a run that is resumed from an iteration, of which it tests and displays anew."""
+    if row["event"] in ("snapshot", "start"):
+        return bool(row["iteration"] <= resumed_at)
+    return bool(row["iteration"] < resumed_at)
