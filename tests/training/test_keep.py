@@ -11,7 +11,7 @@ from typing import NoReturn
 import pytest
 
 from autodial import proto
-from autodial.errors import InputError, WorkError
+from autodial.errors import InputError
 from autodial.training.solver import Solver
 
 Run = Callable[..., tuple[int, str, str]]
@@ -74,7 +74,9 @@ def test_a_copy_that_is_resumed_from_needs_its_weights(project: Path) -> None:
     assert files() == pairs(2, 8)
 
 
-def test_none_goes_before_the_next_one_is_complete(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_none_goes_before_the_next_one_is_complete(
+    project: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     training = solver(1)
     training.step(2)
 
@@ -82,9 +84,9 @@ def test_none_goes_before_the_next_one_is_complete(project: Path, monkeypatch: p
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(proto, "write_state", fail)
-    with pytest.raises(WorkError, match="No space left"):
-        training.step(2)
+    training.step(2)
     training.close()
+    assert "stripes_iter_4 can't be written: No space left on device" in caplog.text
     assert files() == pairs(2)
 
 
@@ -110,7 +112,7 @@ def test_what_can_not_be_deleted_is_pointed_out(
     unlink = Path.unlink
 
     def refuse(path: Path, missing_ok: bool = False) -> None:
-        if path.name == "stripes_iter_2.solverstate":
+        if path.name == "stripes_iter_2.solverstate" and path.exists():
             raise PermissionError(13, "Permission denied", str(path))
         unlink(path, missing_ok)
 
