@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import runpy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ import cv2
 import numpy as np
 import pytest
 import torch
+from groups import end_all
 from small_net import small_net
 from torch.distributed import TCPStore
 
@@ -79,6 +80,12 @@ def autodial(project: Path, autodial: Callable[..., tuple[int, str, str]]) -> Ca
 
 PROGRAMS = Path(__file__).with_name("rank_programs.py")
 _SECONDS = 120
+
+
+@pytest.fixture(autouse=True)
+def no_process_outlives_its_test() -> Iterator[None]:
+    yield
+    end_all()
 
 
 @pytest.fixture(scope="session")

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from groups import start
 
 from autodial import proto
 from autodial.errors import InputError
@@ -103,14 +104,8 @@ COMMAND = [
 
 
 def run_command(*arguments: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [*COMMAND, *arguments],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return start([*COMMAND, *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment)
 
 
 def train_without_end(edit: Edit) -> None:

@@ -123,9 +123,7 @@ def test_caffemodel_is_found_beside_the_solverstate(
     solver.restore("../snap_iter_20.solverstate")
     assert solver.iter == 20
     Path("../snap_iter_20.caffemodel").unlink()
-    with pytest.raises(
-        InputError, match=r"needs its caffemodel.*not at ../snap_iter_20.caffemodel or snap_"
-    ):
+    with pytest.raises(InputError, match=r"needs its caffemodel.*not at ../snap_iter_20.caffemodel or snap_"):
         solver.restore("../snap_iter_20.solverstate")
 
 

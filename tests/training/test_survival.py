@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from groups import start
 
 from autodial.errors import DivergedError, WorkError
 from autodial.net.workers import Workers
@@ -130,12 +131,10 @@ def test_the_end_of_the_trainer_and_signals_while_workers_start(project: Path, e
     edit("solver.prototxt", "test_iter: 2 test_interval: 4\nsnapshot: 4", "")
 
     def started(folder: str) -> subprocess.Popen[str]:
-        process = subprocess.Popen(
+        process = start(
             [*COMMAND, "--workers", "2", "-o", folder],
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
             env={**os.environ, "OMP_NUM_THREADS": "1"},
         )
         log = Path(folder, "log.jsonl")
