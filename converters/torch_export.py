@@ -74,9 +74,9 @@ def export_module(
     """Fold a torch classifier in eval mode, export it, and compare the file with the module before it is written.
 
     The file is what `autodial predict` and any ONNX runtime take, as autodial.converters.onnx_export.export writes it
-    for Caffe nets: input `image`, uint8 (batch, *size, 3) in BGR order or (batch, *size, 1); outputs `logits` and
+    for Caffe nets: input `image`, uint8 `(batch, *size, 3)` in BGR order or `(batch, *size, 1)`; outputs `logits` and
     `probabilities`, float32 (batch, classes); one metadata key, `autodial`. What torchvision's ToTensor and Normalize
-    do stands in the graph: (image * scale - mean) / std. The batch normalizations, converted or not, are folded.
+    do stands in the graph: `(image * scale - mean) / std`. The batch normalizations, converted or not, are folded.
     `autodial predict` stretches an image to `size`, bilinear without antialiasing; train on images made likewise.
 
     Args:

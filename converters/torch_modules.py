@@ -324,7 +324,7 @@ class AutoDIAL(nn.Module):
 
     Averaged weights (torch.optim.swa_utils.AveragedModel) come with the statistics that their last weights had, and
     need their own. torch's update_bn, which knows of one domain, raises InputError. Means over the batches, as it
-    computes them for BatchNorm, are those of some pairs in training mode:
+    computes them for BatchNorm, are those of some pairs in training mode::
 
         for layer in averaged.modules():
             if isinstance(layer, DomainAlignment):

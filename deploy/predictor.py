@@ -116,7 +116,7 @@ class Predictor:
         return image
 
     def run(self, batch: Pixels) -> tuple[Scores, Scores]:
-        """Logits and probabilities, float32 (n, classes), of prepared images, uint8 (n, *info.image_shape), n >= 1.
+        """Logits and probabilities, float32 (n, classes), of prepared images, uint8 `(n, *info.image_shape)`, n >= 1.
 
         Raises:
             WorkError: ONNX Runtime fails.

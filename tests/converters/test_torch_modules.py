@@ -650,7 +650,7 @@ def test_groups_hold_every_parameter_once() -> None:
 
 def test_the_example_in_the_readme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
-    section = text.split("### Your own PyTorch network")[1]
+    section = text.split("## A PyTorch model")[1]
     example = section.split("```python\n")[1].split("```")[0]
     monkeypatch.chdir(tmp_path)
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())

@@ -1,0 +1,83 @@
+"""Adapt torchvision's ResNet-18 to a target domain and export it: train_module.py SOURCE TARGET OUT.onnx [EPOCHS].
+
+SOURCE has a folder of images per class. TARGET is a folder whose images, at any depth, are used without their labels.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import cv2
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
+from torchvision.models import resnet18
+
+from autodial.converters import AutoDIAL, convert_batchnorm, export_module, parameter_groups
+from autodial.layers import EntropyLoss
+
+SIZE = 224
+MEAN = torch.tensor([0.485, 0.456, 0.406]).view(3, 1, 1)
+STD = torch.tensor([0.229, 0.224, 0.225]).view(3, 1, 1)
+
+
+class Images(Dataset[tuple[Tensor, int]]):
+    """Image files as `autodial predict` prepares them: stretched to SIZE by OpenCV, then torchvision's mean and std."""
+
+    def __init__(self, folder: Path, classes: list[str]) -> None:
+        self.paths = sorted(path for path in folder.rglob("*") if path.suffix.lower() in (".png", ".jpg", ".jpeg"))
+        self.classes = classes
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        path = self.paths[index]
+        image = cv2.resize(cv2.imread(str(path), cv2.IMREAD_COLOR_RGB), (SIZE, SIZE))
+        pixels = torch.from_numpy(image).permute(2, 0, 1) / 255
+        label = path.parent.name
+        return (pixels - MEAN) / STD, self.classes.index(label) if label in self.classes else -1
+
+
+def forever(loader: DataLoader[tuple[Tensor, int]]) -> Iterator[list[Tensor]]:
+    """The loader's batches, shuffled again whenever it ends."""
+    while True:
+        yield from loader
+
+
+def main(source: str, target: str, output: str, epochs: int = 10) -> None:
+    classes = sorted(path.name for path in Path(source).iterdir() if path.is_dir())
+    source_loader = DataLoader(Images(Path(source), classes), batch_size=16, shuffle=True, drop_last=True)
+    target_loader = DataLoader(Images(Path(target), classes), batch_size=16, shuffle=True, drop_last=True)
+
+    model = resnet18()  # weights="DEFAULT" starts from ImageNet, where there is a network
+    model.fc = nn.Linear(model.fc.in_features, len(classes))
+    net = AutoDIAL(convert_batchnorm(model))
+    optimizer = torch.optim.SGD(parameter_groups(net), lr=1e-2, momentum=0.9, weight_decay=5e-4)
+    entropy = EntropyLoss()
+    targets = forever(target_loader)
+    for epoch in range(epochs):
+        for images, labels in source_loader:
+            source_scores, target_scores = net(images, next(targets)[0])
+            loss = F.cross_entropy(source_scores, labels) + 0.1 * entropy(target_scores)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        print(f"epoch {epoch + 1} of {epochs}: loss {loss.item():.3f}")
+
+    export_module(
+        net.module,
+        output,
+        size=(SIZE, SIZE),
+        mean=tuple(MEAN.flatten().tolist()),
+        std=tuple(STD.flatten().tolist()),
+        classes=classes,
+    )
+    print(f"wrote {output}")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:4], *map(int, sys.argv[4:]))

@@ -1,0 +1,84 @@
+"""Each command and each Python block of the README and of docs/, run in the order of its page."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+FAST = ("docs/caffe.md", "docs/predict.md", "docs/pytorch.md")
+"""The pages that take seconds; the others are slow."""
+BEFORE = {
+    "docs/caffe.md": "autodial export --net train_val.prototxt --weights digits.caffemodel --caffe deploy",
+    "docs/predict.md": (
+        "autodial init shop --arch digits --source studio/ --target phone/ --epochs 1 &&"
+        "autodial train --solver shop/solver.prototxt --workers 0 &&"
+        "autodial export --net shop/train_val.prototxt --weights shop/solver_iter_2.caffemodel"
+    ),
+    "docs/choosing.md": "autodial train --solver solver.prototxt",
+    "docs/export.md": "cp digits.caffemodel digits_iter_8.caffemodel",
+}
+"""Commands that earlier pages have run, or that a page takes for granted."""
+STAND_INS = {
+    r"^pip install .*": "",
+    r"autodial demo": "autodial demo --help",
+    r"--arch alexnet": "--arch digits",
+    r"autodial init .*": r"\g<0> --epochs 1",
+    r"solver_iter_\d+": "solver_iter_2",
+    r"(digits_iter_[48])00": r"\1",
+    r"--nproc-per-node 4": "--nproc-per-node 2",
+    r"=0.05,0.1,0.2,0.4": "=0.05,0.1",
+    r"torchrun .*": r"OMP_NUM_THREADS=1 \g<0>",
+}
+"""What a block says, and what stands for it here: a small net, few iterations, and what is installed already."""
+
+
+class Block(NamedTuple):
+    """A fenced block: its language, its text, and the line of the page that it begins at."""
+
+    language: str
+    code: str
+    line: int
+
+
+def blocks(page: str) -> list[Block]:
+    text = (ROOT / page).read_text("utf-8")
+    found = re.finditer(r"^```(bash|python)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    return [Block(match[1], match[2], text.count("\n", 0, match.start()) + 1) for match in found]
+
+
+def pages() -> list[Any]:
+    found = ["README.md", *(f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md")))]
+    return [pytest.param(page, marks=() if page in FAST else pytest.mark.slow) for page in found if blocks(page)]
+
+
+@pytest.mark.parametrize("page", pages())
+def test_the_blocks_of_a_page_run(page: str, prepared: dict[str, Any]) -> None:
+    if page in BEFORE:
+        run(BEFORE[page], f"before {page}")
+    for block in blocks(page):
+        where = f"{page}:{block.line}"
+        if block.language == "python":
+            exec(compile("\n" * block.line + block.code, page, "exec"), prepared)
+        else:
+            run(stood_in(block.code), where)
+
+
+def stood_in(code: str) -> str:
+    for said, stands in STAND_INS.items():
+        code = re.sub(said, stands, code, flags=re.MULTILINE)
+    return code
+
+
+def run(code: str, where: str) -> None:
+    """Run commands, each of which must end well."""
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    command = ["bash", "-euo", "pipefail", "-c", code]
+    result = subprocess.run(command, env=os.environ | {"PATH": path}, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, f"{where}\n{code}\n{result.stdout}\n{result.stderr}"
