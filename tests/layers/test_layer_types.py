@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
+import sys
+from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
+import autodial.layers
 from autodial.errors import InputError
 from autodial.layers import layer_class, registry
 from autodial.layers.base import NOT_SUPPORTED
@@ -117,3 +122,32 @@ def test_no_type_is_both() -> None:
 def test_an_unknown_type_lists_the_known_ones() -> None:
     with pytest.raises(InputError, match=r'"Convolutoin" is not supported; supported types: AbsVal, .*, Tile'):
         layer_class("Convolutoin")
+
+
+NEW_LAYER = """
+from autodial.layers.elementwise import Elementwise
+from autodial.layers.base import register
+
+@register("Double")
+class Double(Elementwise):
+    def forward(self, bottom):
+        return 2 * bottom
+"""
+
+WITH_NEW_LAYER = """
+import sys
+from importlib.util import module_from_spec, spec_from_file_location
+
+spec = spec_from_file_location("autodial.layers", "layers/__init__.py", submodule_search_locations=["layers"])
+sys.modules["autodial.layers"] = layers = module_from_spec(spec)
+spec.loader.exec_module(layers)
+print(layers.layer_class("Double").type_name, "autodial.layers.alignment_triton" in sys.modules)
+"""
+
+
+def test_a_layer_in_a_new_module_is_found(tmp_path: Path) -> None:
+    shutil.copytree(Path(autodial.layers.__file__).parent, tmp_path / "layers")
+    (tmp_path / "layers" / "double.py").write_text(NEW_LAYER)
+    command = [sys.executable, "-c", WITH_NEW_LAYER]
+    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (result.returncode, result.stdout, result.stderr) == (0, "Double False\n", "")
