@@ -27,7 +27,7 @@ from autodial.net.net import Net
 from autodial.netparam.overrides import apply_to_nets, apply_to_solver, for_nets
 from autodial.netparam.variants import FIXING, apply_variants, fit_weights, warn_of_lost_alignment
 from autodial.proto import messages as pb
-from autodial.system.devices import choose_device, naming_full_memory
+from autodial.system.devices import choose_device, full_memory_errors
 from autodial.system.files import replacing_files
 from autodial.system.outputs import check_writable, real_path
 from autodial.system.ranks import LostRankError, Ranks
@@ -111,7 +111,7 @@ class Solver:
         self.param = pb.SolverParameter()
         self.param.CopyFrom(param)
         apply_to_solver(overrides, self.param)
-        with _naming(name):
+        with _errors_prefixed(name):
             _check(self.param)
             train, tests = _read_nets(self.param, base_dir)
         self.ranks = ranks
@@ -135,7 +135,7 @@ class Solver:
 
         unique = {id(source.param): source for source in (train, *tests)}
         for source in unique.values():
-            with _naming(source.origin):
+            with _errors_prefixed(source.origin):
                 source.param.CopyFrom(apply_variants(source.param, variants, source.base_dir))
         apply_to_nets(for_nets(overrides), [source.param for source in unique.values()])
         self.net_params = [source.param for source in (train, *tests)]
@@ -146,10 +146,10 @@ class Solver:
             net.share_with(self.net)
         self._parallel: DataParallel | None = None
         if ranks is not None:
-            with _naming(train.origin):
+            with _errors_prefixed(train.origin):
                 self._parallel = DataParallel(self.net, ranks)
             for source, net in zip(tests, self.test_nets, strict=True):
-                with _naming(source.origin):
+                with _errors_prefixed(source.origin):
                     check_test_net(net)
         self.update = update_class(self.param.type)(self.param, self.net.params)
         self._rollback = Rollback(self.net)
@@ -188,7 +188,7 @@ class Solver:
 
     def _build(self, source: _NetSource) -> Net:
         state = source.state
-        with _naming(f"{source.origin}, {'TRAIN' if state.phase == pb.TRAIN else 'TEST'} phase"):
+        with _errors_prefixed(f"{source.origin}, {'TRAIN' if state.phase == pb.TRAIN else 'TEST'} phase"):
             net = Net(
                 source.param,
                 state.phase,
@@ -305,7 +305,7 @@ class Solver:
         finally:
             self._stopping = False
 
-    @naming_full_memory()
+    @full_memory_errors()
     def _train(self, iterations: int) -> bool:
         """`step`; returns whether all iterations were done."""
         self._check_learns()
@@ -641,7 +641,7 @@ def load_weights(net: Net, paths: Iterable[str | os.PathLike[str]], *, whole: An
 
 
 @contextmanager
-def _naming(name: str) -> Iterator[None]:
+def _errors_prefixed(name: str) -> Iterator[None]:
     """Put a name before the message of an InputError."""
     try:
         yield
