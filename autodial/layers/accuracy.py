@@ -37,6 +37,7 @@ class Accuracy(Layer):
     no_gradient = (0, 1)
     rows = Rows.SUMMED
     reads_scores = True
+    reads_labels = True
 
     def __init__(
         self, top_k: int = 1, *, axis: int = 1, ignore_label: int | None = None, per_class: bool = False

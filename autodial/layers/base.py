@@ -86,6 +86,9 @@ class Layer(nn.Module):
     reads_scores: ClassVar[bool] = False
     """Whether the first bottom holds scores or probabilities of classes. Code without torch knows it by
     autodial.netparam.layer_types.READS_SCORES."""
+    reads_labels: ClassVar[bool] = False
+    """Whether the second bottom holds class labels, in [0, classes) or equal to the layer's `ignore_label`, for scores
+    whose classes lie along the layer's `axis`; such labels are checked before training."""
     per_channel: ClassVar[bool] = False
     """Whether the layer keeps the channels of its bottom and has parameters or statistics for each, so that they depend
     on the number of classes behind a classifier (autodial.netparam.layer_types.PER_CHANNEL)."""

@@ -49,6 +49,7 @@ class SoftmaxWithLoss(Layer):
     options = ("loss_param", "softmax_param")
     rows = Rows.SUMMED_FIRST
     reads_scores = True
+    reads_labels = True
 
     def __init__(
         self,
@@ -108,6 +109,7 @@ class InfogainLoss(Layer):
     options = ("loss_param", "softmax_param")
     rows = Rows.SUMMED_FIRST
     reads_scores = True
+    reads_labels = True
     infogain: Tensor | None
 
     def __init__(

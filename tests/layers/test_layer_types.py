@@ -23,6 +23,7 @@ class Facts(NamedTuple):
 
     rows: Rows
     reads_scores: bool = False
+    reads_labels: bool = False
     per_channel: bool = False
     backward_reads_bottoms: bool = False
     """Whether its Backward_cpu in Caffe calls data() of its bottoms, but for labels."""
@@ -30,7 +31,7 @@ class Facts(NamedTuple):
 
 FACTS = {
     "AbsVal": Facts(Rows.INDEPENDENT, backward_reads_bottoms=True),
-    "Accuracy": Facts(Rows.SUMMED, reads_scores=True),
+    "Accuracy": Facts(Rows.SUMMED, reads_scores=True, reads_labels=True),
     "ArgMax": Facts(Rows.INDEPENDENT, reads_scores=True),
     "BNLL": Facts(Rows.INDEPENDENT, backward_reads_bottoms=True),
     "BatchNorm": Facts(Rows.STATISTICS, per_channel=True),
@@ -55,7 +56,7 @@ FACTS = {
     "HDF5Output": Facts(Rows.ALL_IN_ONE_PROCESS),
     "HingeLoss": Facts(Rows.SUMMED, reads_scores=True),
     "ImageData": Facts(Rows.MADE),
-    "InfogainLoss": Facts(Rows.SUMMED_FIRST, reads_scores=True),
+    "InfogainLoss": Facts(Rows.SUMMED_FIRST, reads_scores=True, reads_labels=True),
     "InnerProduct": Facts(Rows.INDEPENDENT, backward_reads_bottoms=True),
     "Input": Facts(Rows.MADE),
     "LRN": Facts(Rows.INDEPENDENT, backward_reads_bottoms=True),
@@ -77,7 +78,7 @@ FACTS = {
     "Silence": Facts(Rows.PASSED_ON),
     "Slice": Facts(Rows.INDEPENDENT),
     "Softmax": Facts(Rows.INDEPENDENT, reads_scores=True),
-    "SoftmaxWithLoss": Facts(Rows.SUMMED_FIRST, reads_scores=True),
+    "SoftmaxWithLoss": Facts(Rows.SUMMED_FIRST, reads_scores=True, reads_labels=True),
     "Split": Facts(Rows.PASSED_ON),
     "TanH": Facts(Rows.INDEPENDENT),
     "Threshold": Facts(Rows.INDEPENDENT),
