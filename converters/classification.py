@@ -7,6 +7,7 @@ from typing import Any
 
 from autodial.errors import InputError
 from autodial.netparam.graph import Graph, Node
+from autodial.netparam.layer_types import NO_IMAGES, PER_CHANNEL, READS_SCORES
 from autodial.netparam.net_state import included
 from autodial.proto import messages as pb
 
@@ -15,10 +16,6 @@ _BEHIND_CLASSIFIERS = (
     "BatchNorm", "Bias", "Dropout", "Flatten", "Pooling", "Power", "ReLU", "Reshape", "Scale", "Split",
 )  # fmt: skip
 """Layers that may stand between the layer with the classes' weights and the logits."""
-_PER_CLASS = ("BatchNorm", "Bias", "Scale")
-"""Of these, the ones that have parameters or statistics for each class."""
-_CONSTANTS = ("DummyData", "Parameter")
-"""Layers without bottoms that bring no images, as long as another layer does."""
 
 
 @dataclass(frozen=True)
@@ -141,7 +138,7 @@ def _main(graph: Graph, logits: str | None) -> tuple[int, dict[int, Node]]:
             names = ", ".join(graph.names[value] for value in main)
             raise InputError(f"the losses of {names} have the same weight: name the main logits with --logits BLOB")
         return main[0], losses
-    if not any(node.param.type in ("Softmax", "Accuracy") and node.bottoms for node in graph.nodes):
+    if not any(node.param.type in READS_SCORES and node.bottoms for node in graph.nodes):
         raise InputError(
             "no SoftmaxWithLoss, Softmax or Accuracy layer reads scores of classes, so the net is no classification "
             "net; if it is one, name its logits with --logits BLOB"
@@ -160,7 +157,7 @@ def _head(graph: Graph, value: int, loss: Node | None, numbers: dict[Node, int])
                 f'the logits "{name}" come from layer "{node.param.name}" ({node.param.type}) rather than from an '
                 "InnerProduct or Convolution, so the net does not give one set of class scores for each image"
             )
-        if node.param.type in _PER_CLASS:
+        if node.param.type in PER_CHANNEL:
             per_class.append(numbers[node])
         node = graph.producer(node.bottoms[0])
     return Head(name, numbers[node], tuple(per_class), None if loss is None else loss.param)
@@ -170,7 +167,7 @@ def _data(graph: Graph, nodes: list[Node]) -> tuple[Node, str]:
     """The one layer that brings the images, and the blob that it makes of them."""
     read = {value for node in nodes for value in node.bottoms}
     found = {value: node for node in nodes if not node.bottoms for value in node.tops if value in read}
-    images = {value: node for value, node in found.items() if node.param.type not in _CONSTANTS} or found
+    images = {value: node for value, node in found.items() if node.param.type not in NO_IMAGES} or found
     if len(images) != 1:
         names = ", ".join(graph.names[value] for value in images) or "none"
         raise InputError(f"the logits must depend on one blob of images, and depend on {names}")

@@ -40,6 +40,7 @@ from autodial.data.labels import read_labels, tell_apart
 from autodial.errors import InputError
 from autodial.net.net import Net
 from autodial.netparam.graph import Graph, Node
+from autodial.netparam.layer_types import NO_IMAGES
 from autodial.netparam.net_state import filter_net
 from autodial.netparam.variants import warn_of_lost_alignment
 from autodial.proto import LayerWeights, Weights
@@ -51,8 +52,6 @@ _NOT_IN_ONNX = {
     "Python": "an ONNX file can't hold a Python class",
 }
 """Layer types that can't be exported, and why."""
-_CONSTANTS = ("DummyData", "Parameter")
-"""Layer types without bottoms that take no part in what a user feeds."""
 
 
 class NetLogits(nn.Module):
@@ -305,7 +304,7 @@ def _data(graph: Graph, scores: int) -> tuple[Any, int]:
     found = [
         (node.param, value)
         for node in nodes
-        if not node.bottoms and node.param.type not in _CONSTANTS
+        if not node.bottoms and node.param.type not in NO_IMAGES
         for value in node.tops
         if value in read
     ]

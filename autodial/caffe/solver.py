@@ -14,6 +14,7 @@ from autodial.caffe.net import Net
 from autodial.proto import read_solver
 from autodial.training.console import Lines
 from autodial.training.lr_policy import learning_rate, next_step
+from autodial.training.monitor import Monitor, RunningSolver
 from autodial.training.update import update_class
 
 Callback = Callable[[], object]
@@ -145,6 +146,16 @@ def get_solver(solver_file: str | os.PathLike[str]) -> Solver:
     return _classes[name](solver_file)
 
 
+class _Download(Monitor):
+    """Shows scripts what an update made of the parameters."""
+
+    def __init__(self, net: Net) -> None:
+        self._net = net
+
+    def iterated(self, solver: RunningSolver) -> None:
+        self._net.download()
+
+
 class _Solver(autodial.training.solver.Solver):
     """Runs the nets through their pycaffe faces, so that scripts see and may change every blob."""
 
@@ -153,12 +164,12 @@ class _Solver(autodial.training.solver.Solver):
         self.shown = Net.of(self.net, self.device)
         self.shown_tests = [Net.of(net, self.device) for net in self.test_nets]
         self.callbacks: list[tuple[Callback, Callback]] = []
-        self.monitors.append(Lines(mode.log))
+        self.monitors += [_Download(self.shown), Lines(mode.log)]
 
-    def _clear_gradients(self) -> None:
+    def clear_gradients(self) -> None:
         self.shown.clear_param_diffs()
 
-    def _forward_backward(self, pass_: int) -> Mapping[str, Tensor]:
+    def forward_backward(self, pass_: int) -> Mapping[str, Tensor]:
         if pass_ == 0:
             for on_start, _ in self.callbacks:
                 on_start()
@@ -170,17 +181,13 @@ class _Solver(autodial.training.solver.Solver):
             self.shown.upload()
         return self._results(self.shown)
 
-    def _iterate(self, started: float) -> None:
-        super()._iterate(started)
-        self.shown.download()
-
     def apply_update(self) -> None:
         self.shown.upload()
         self.current_step = next_step(self.param, self.iter, self.current_step)
         self.update.step(learning_rate(self.param, self.iter, self.current_step), self.iter)
         self.shown.download()
 
-    def _test_outputs(self, index: int, batches: int) -> Iterator[Mapping[str, Tensor]]:
+    def test_outputs(self, index: int, batches: int) -> Iterator[Mapping[str, Tensor]]:
         net = self.shown_tests[index]
         for j in range(batches):
             net.run(seed=(j, 0), batch=j, grad=False)

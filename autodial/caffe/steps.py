@@ -10,17 +10,11 @@ from torch import Tensor
 
 import autodial.net.net
 from autodial.errors import InputError
-from autodial.layers import DummyData, Eltwise, Layer, LayerError, PythonLayer, Shape, Split
+from autodial.layers import DummyData, Layer, LayerError, PythonLayer, Shape, Split
 from autodial.layers.user_blobs import Blob, LayerBlobs
 
 Fresh = dict[str, Tensor]
 """What this pass has computed so far, by blob name; blobs that are not there are read from their arrays."""
-
-_READS_BOTTOMS = {
-    *("AbsVal", "BNLL", "Convolution", "Deconvolution", "ELU", "Embed", "InnerProduct", "LRN", "Log"),
-    *("MultinomialLogisticLoss", "PReLU", "Power", "ReLU", "Reduction", "Scale"),
-}
-"""Layer types whose Backward in Caffe reads the data of all bottoms; others keep what they need in Forward."""
 
 
 class Step:
@@ -261,7 +255,7 @@ class TorchStep(Step):
 
 def _read_backward(layer: Layer, bottoms: int) -> Sequence[int]:
     """Numbers of those of a layer's bottoms whose data Caffe's Backward reads."""
-    if layer.type_name in _READS_BOTTOMS or (isinstance(layer, Eltwise) and layer.operation == "PROD"):
+    if layer.backward_reads_bottoms:
         return range(bottoms)
     return layer.no_gradient if layer.is_loss else ()  # labels
 

@@ -86,7 +86,7 @@ def recalibrate(
     from autodial.netparam.net_state import put_in_state
     from autodial.netparam.overrides import apply_to_nets
     from autodial.netparam.variants import read_variant
-    from autodial.system.devices import choose_device, naming_full_memory
+    from autodial.system.devices import choose_device, full_memory_errors
     from autodial.system.outputs import check_output
 
     param = read_variant(net, variants or ())
@@ -123,7 +123,7 @@ def recalibrate(
         if unstored := built.without_statistics():
             typer.echo(f"No statistics were ever stored in {', '.join(unstored)}: nothing to compare with.", err=True)
         try:
-            with _progress() as report, naming_full_memory():
+            with _progress() as report, full_memory_errors():
                 result = run(built, source_images, target_images, logits=logits, report=report)
         except KeyboardInterrupt:
             typer.echo("Interrupted: nothing was written.", err=True)

@@ -53,7 +53,7 @@ def time(
     from autodial.netparam.net_state import filter_net, put_in_state
     from autodial.netparam.overrides import apply_to_nets
     from autodial.netparam.variants import read_variant
-    from autodial.system.devices import choose_device, naming_full_memory
+    from autodial.system.devices import choose_device, full_memory_errors
     from autodial.system.terminal import Console
     from autodial.training.solver import load_weights
 
@@ -75,7 +75,7 @@ def time(
 
     console = Console(stderr=True)
     batches = track(range(iterations), "timing", console=console, disable=not console.is_terminal)
-    with naming_full_memory():
+    with full_memory_errors():
         times = time_layers(built.to(chosen), chosen, batches)
 
     forward = sum(row.forward_ms for row in times)

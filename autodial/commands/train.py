@@ -54,9 +54,9 @@ def _as_rank() -> Iterator[None]:
         Ranks.leave()
         raise
     except AutodialError as error:
-        speaks = Ranks.speaks(error)
+        reports = Ranks.should_report(error)
         Ranks.leave(error)
-        if speaks:
+        if reports:
             raise
         raise SystemExit(error.exit_status) from None
     Ranks.leave()
@@ -261,7 +261,7 @@ def _heeding_signals(run: Solver) -> Iterator[Collection[int]]:
 
     def on_end(number: int, frame: object) -> None:
         assert run.ranks is not None
-        run.ranks.told_to_end()
+        run.ranks.limit_waits()
         run.stop()
 
     def on_hangup(number: int, frame: object) -> None:

@@ -21,7 +21,7 @@ from autodial.errors import InputError
 from autodial.net.data_checks import label_readers
 from autodial.net.feed import Feed, sources
 from autodial.net.net import Net
-from autodial.system.devices import naming_full_memory
+from autodial.system.devices import full_memory_errors
 from autodial.system.files import replacing
 from autodial.training.monitor import NotFinite, Values
 from autodial.training.score_watch import ScoreWatch, not_finite
@@ -99,7 +99,7 @@ class Scorer:
         """Run all batches, pausing after each."""
         wanted = {*self._net.outputs, *([self._logits] if self._logits else ())}
         feed = Feed(self._net, range(self.batches), device=self._device, workers=self._workers)
-        with closing(feed), naming_full_memory(), ScoreWatch(self._net) as watch:
+        with closing(feed), full_memory_errors(), ScoreWatch(self._net) as watch:
             for index, inputs in enumerate(feed):
                 new = self._new_rows(index)
                 cut = {name: value[:new] for name, value in inputs.items()} if self._once else inputs

@@ -1,6 +1,13 @@
-"""Caffe's layers as torch modules, and the registry that finds them by Caffe type name."""
+"""Caffe's layers as torch modules, and the registry that finds them by Caffe type name.
+
+Every module in this folder is imported, so that a layer in a new one is registered without being named here. What is
+named is what users import from here.
+"""
 
 from __future__ import annotations
+
+import importlib
+import pkgutil
 
 import autodial.system._torch  # noqa: F401
 from autodial.layers.accuracy import Accuracy
@@ -89,3 +96,7 @@ __all__ = [
     "layer_class",
     "registry",
 ]
+
+for _module in pkgutil.iter_modules(__path__):
+    if not _module.name.startswith("alignment_"):  # ways to compute DomainAlignment, of which one needs Triton
+        importlib.import_module(f"{__name__}.{_module.name}")

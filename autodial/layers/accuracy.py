@@ -9,6 +9,7 @@ from torch import Tensor
 
 from autodial.layers.base import Layer, LayerContext, LayerError, Shape, canonical_axis, register
 from autodial.layers.labels import check_label_shape, class_labels
+from autodial.layers.shares import Rows
 
 
 @register("Accuracy")
@@ -34,6 +35,9 @@ class Accuracy(Layer):
     bottoms = (2, 2)
     tops = (1, 2)
     no_gradient = (0, 1)
+    rows = Rows.SUMMED
+    reads_scores = True
+    reads_labels = True
 
     def __init__(
         self, top_k: int = 1, *, axis: int = 1, ignore_label: int | None = None, per_class: bool = False

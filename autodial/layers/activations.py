@@ -17,6 +17,8 @@ from autodial.layers.fillers import fill
 class ReLU(Elementwise):
     """max(x, 0) + negative_slope * min(x, 0) (relu_layer.cpp)."""
 
+    backward_reads_bottoms = True
+
     def __init__(self, negative_slope: float = 0.0) -> None:
         super().__init__()
         self.negative_slope = negative_slope
@@ -38,6 +40,9 @@ class PReLU(Elementwise):
     Args:
         channels: C, for a slope per channel, (C,); None for a single one, ().
     """
+
+    per_channel = True
+    backward_reads_bottoms = True
 
     def __init__(self, channels: int | None) -> None:
         super().__init__()
@@ -70,6 +75,8 @@ class PReLU(Elementwise):
 @register("ELU")
 class ELU(Elementwise):
     """x where x > 0, else alpha * (exp(x) - 1) (elu_layer.cpp)."""
+
+    backward_reads_bottoms = True
 
     def __init__(self, alpha: float = 1.0) -> None:
         super().__init__()
@@ -110,6 +117,8 @@ class TanH(Elementwise):
 @register("BNLL")
 class BNLL(Elementwise):
     """log(1 + exp(x)), the binomial normal log likelihood (bnll_layer.cpp)."""
+
+    backward_reads_bottoms = True
 
     @classmethod
     def from_caffe(cls, context: LayerContext) -> BNLL:
@@ -168,6 +177,7 @@ class Softmax(Elementwise):
     """exp(x) over the sum of exp(x) along `axis` (softmax_layer.cpp)."""
 
     full_precision = True
+    reads_scores = True
 
     def __init__(self, axis: int = 1) -> None:
         super().__init__()

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from autodial.errors import InputError
-from autodial.layers.shares import N, Shares
+from autodial.layers.shares import N, Rows, Shares
 
 TRAIN, TEST = 0, 1
 """Values of caffe.Phase."""
@@ -81,6 +81,21 @@ class Layer(nn.Module):
     """Whether a top may be named like the bottom in its place."""
     options: ClassVar[tuple[str, ...]] = ()
     """The LayerParameter's `*_param` messages that the layer reads, besides the one that is called like its type."""
+    rows: ClassVar[Rows | None] = None
+    """What the layer does with the rows of its batch. None, unstated: a net with the layer trains in one process."""
+    reads_scores: ClassVar[bool] = False
+    """Whether the first bottom holds scores or probabilities of classes. Code without torch knows it by
+    autodial.netparam.layer_types.READS_SCORES."""
+    reads_labels: ClassVar[bool] = False
+    """Whether the second bottom holds class labels, in [0, classes) or equal to the layer's `ignore_label`, for scores
+    whose classes lie along the layer's `axis`; such labels are checked before training."""
+    per_channel: ClassVar[bool] = False
+    """Whether the layer keeps the channels of its bottom and has parameters or statistics for each, so that they depend
+    on the number of classes behind a classifier (autodial.netparam.layer_types.PER_CHANNEL)."""
+
+    backward_reads_bottoms: bool = False
+    """Whether Caffe's Backward reads the data of the bottoms, so that what a pycaffe script writes there in between
+    changes the gradients. Other layers keep what they need in Forward, but for the labels of a loss."""
 
     shares: Shares | None = None
     """How the batch is shared out where several processes train; None where all of it is here."""

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from autodial.layers.alignment_torch import grad_sums_of, moments_of, normalize_into
 from autodial.layers.base import Layer, LayerContext, LayerError, Shape, register
-from autodial.layers.shares import Shares
+from autodial.layers.shares import Rows, Shares
 
 
 @register("BatchNorm")
@@ -32,6 +32,8 @@ class BatchNorm(Layer):
     """
 
     statistics = (0, 1, 2)
+    rows = Rows.STATISTICS
+    per_channel = True
     mean: Tensor
     variance: Tensor
     normalizer: Tensor

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from autodial.layers.base import Layer, LayerContext, LayerError, Shape, check_size, register
 from autodial.layers.fillers import fill
+from autodial.layers.shares import Rows
 from autodial.wording import counted
 
 Pair = tuple[int, int]
@@ -35,6 +36,8 @@ class BaseConvolution(Layer):
     bottoms = (1, None)
     tops = (1, None)
     options = ("convolution_param",)
+    rows = Rows.INDEPENDENT
+    backward_reads_bottoms = True
 
     def __init__(
         self,

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from autodial.layers.base import Layer, LayerContext, LayerError, Shape, check_size, register
 from autodial.layers.fillers import fill
+from autodial.layers.shares import Rows
 from autodial.proto import messages as pb
 from autodial.wording import counted
 
@@ -25,6 +26,7 @@ class Input(Layer):
     bottoms = (0, 0)
     tops = (1, None)
     is_data = True
+    rows = Rows.MADE
 
     def __init__(self, shapes: Sequence[Shape]) -> None:
         super().__init__()
@@ -54,6 +56,7 @@ class DummyData(Layer):
     bottoms = (0, 0)
     tops = (1, None)
     is_random = True
+    rows = Rows.MADE
 
     def __init__(self, shapes: Sequence[Shape], fillers: Sequence[Any]) -> None:
         super().__init__()

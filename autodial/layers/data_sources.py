@@ -11,6 +11,7 @@ from autodial.data.image_data import ImageData
 from autodial.data.memory_data import MemoryData
 from autodial.data.source import Source
 from autodial.layers.base import Layer, LayerContext, Shape, register
+from autodial.layers.shares import Rows
 
 
 class SourceLayer(Layer):
@@ -19,6 +20,7 @@ class SourceLayer(Layer):
     bottoms = (0, 0)
     is_data = True
     options = ("transform_param",)
+    rows = Rows.MADE
     reader: ClassVar[Any]
     """Class of the source."""
 
@@ -66,6 +68,7 @@ class MemoryDataLayer(Layer):
     tops = (2, 2)
     is_data = True
     options = ("transform_param",)
+    rows = Rows.MADE
 
     def __init__(self, source: MemoryData) -> None:
         super().__init__()

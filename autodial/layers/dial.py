@@ -15,6 +15,7 @@ from autodial.layers import pairs
 from autodial.layers.alignment import align
 from autodial.layers.base import Layer, LayerContext, LayerError, Shape, register
 from autodial.layers.fillers import fill
+from autodial.layers.shares import Rows
 from autodial.proto import messages as pb
 from autodial.wording import counted
 
@@ -71,6 +72,8 @@ class DomainAlignment(Layer):
     """
 
     statistics = (1, 2, 3)
+    rows = Rows.STATISTICS
+    per_channel = True
     paired: bool = False
     """Whether the layer is part of an AutoDIAL, whose pairs say which samples are the source's."""
     alpha: nn.Parameter

@@ -10,10 +10,13 @@ import torch
 from torch import Tensor
 
 from autodial.layers.base import Layer, LayerContext, LayerError, Shape, register
+from autodial.layers.shares import Rows
 
 
 class Elementwise(Layer):
     """One bottom, one top of the same shape."""
+
+    rows = Rows.INDEPENDENT
 
     def top_shapes(self, bottom_shapes: Sequence[Shape]) -> list[Shape]:
         return [bottom_shapes[0]]
@@ -22,6 +25,8 @@ class Elementwise(Layer):
 @register("AbsVal")
 class AbsVal(Elementwise):
     """|x| (absval_layer.cpp); the gradient at 0 is 0."""
+
+    backward_reads_bottoms = True
 
     @classmethod
     def from_caffe(cls, context: LayerContext) -> AbsVal:
@@ -61,6 +66,8 @@ class Log(Elementwise):
         base: positive, not 1; None for e.
     """
 
+    backward_reads_bottoms = True
+
     def __init__(self, base: float | None = None, scale: float = 1.0, shift: float = 0.0) -> None:
         super().__init__()
         self.log_base, self.scale, self.shift = _log_base(base), scale, shift
@@ -79,6 +86,8 @@ class Log(Elementwise):
 @register("Power")
 class Power(Elementwise):
     """(shift + scale * x) ** power (power_layer.cpp); with a scale or a power of 0 a constant, without gradient."""
+
+    backward_reads_bottoms = True
 
     def __init__(self, power: float = 1.0, scale: float = 1.0, shift: float = 0.0) -> None:
         super().__init__()

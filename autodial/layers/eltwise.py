@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from autodial.layers.base import Layer, LayerContext, LayerError, Shape, register
+from autodial.layers.shares import Rows
 from autodial.proto import messages as pb
 
 
@@ -25,12 +26,14 @@ class Eltwise(Layer):
     """
 
     bottoms = (2, None)
+    rows = Rows.INDEPENDENT
 
     def __init__(self, operation: str = "SUM", coeff: Sequence[float] = ()) -> None:
         super().__init__()
         if coeff and operation != "SUM":
             raise LayerError(f"coeff goes with operation SUM, not with {operation}")
         self.operation, self.coeff = operation, tuple(coeff)
+        self.backward_reads_bottoms = operation == "PROD"
 
     @classmethod
     def from_caffe(cls, context: LayerContext) -> Eltwise:

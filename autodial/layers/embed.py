@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from autodial.layers.base import Layer, LayerContext, LayerError, Shape, check_size, register
 from autodial.layers.fillers import fill
 from autodial.layers.labels import check_indices
+from autodial.layers.shares import Rows
 
 
 @register("Embed")
@@ -27,6 +28,8 @@ class Embed(Layer):
     """
 
     no_gradient = (0,)
+    rows = Rows.INDEPENDENT
+    backward_reads_bottoms = True
 
     def __init__(self, input_dim: int, num_output: int, *, bias: bool = True) -> None:
         super().__init__()

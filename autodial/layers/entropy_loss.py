@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from autodial.layers.base import Layer, LayerContext, LayerError, Shape, canonical_axis, register
 from autodial.layers.loss import LOG_FLT_MIN
+from autodial.layers.shares import Rows
 from autodial.proto import messages as pb
 
 Normalization = Literal["full", "valid", "batch_size", "none"]
@@ -32,6 +33,8 @@ class EntropyLoss(Layer):
 
     is_loss = True
     options = ("loss_param", "softmax_param")
+    rows = Rows.SUMMED
+    reads_scores = True
 
     def __init__(self, *, axis: int = 1, normalization: Normalization = "valid") -> None:
         super().__init__()

@@ -8,6 +8,7 @@ from pathlib import Path
 from torch import Tensor
 
 from autodial.layers.base import Layer, LayerContext, LayerError, Shape, register
+from autodial.layers.shares import Rows
 
 
 @register("HDF5Output")
@@ -25,6 +26,7 @@ class HDF5Output(Layer):
     tops = (0, 0)
     full_precision = True  # numpy has no bfloat16
     no_gradient = (0, 1)
+    rows = Rows.ALL_IN_ONE_PROCESS
 
     def __init__(self, path: Path) -> None:
         super().__init__()

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from autodial.layers.base import Layer, LayerContext, LayerError, Shape, canonical_axis, check_size, register
 from autodial.layers.fillers import fill
+from autodial.layers.shares import Rows
 from autodial.wording import counted
 
 
@@ -27,6 +28,9 @@ class InnerProduct(Layer):
         bias: whether a bias (num_output,) is added.
         transpose: store the weight as (K, num_output) rather than (num_output, K).
     """
+
+    rows = Rows.INDEPENDENT
+    backward_reads_bottoms = True
 
     def __init__(
         self, in_features: int, num_output: int, *, axis: int = 1, bias: bool = True, transpose: bool = False

@@ -15,6 +15,7 @@ from autodial.errors import InputError
 from autodial.layers.base import Layer, LayerContext, LayerError, Shape, register
 from autodial.layers.labels import check_label_shape, class_labels
 from autodial.layers.loss_normalization import normalization_mode, normalizer, refuse_loss_param
+from autodial.layers.shares import Rows
 from autodial.proto import messages as pb
 from autodial.proto import read_blob
 
@@ -46,6 +47,9 @@ class SoftmaxWithLoss(Layer):
     is_loss = True
     no_gradient = (1,)
     options = ("loss_param", "softmax_param")
+    rows = Rows.SUMMED_FIRST
+    reads_scores = True
+    reads_labels = True
 
     def __init__(
         self,
@@ -103,6 +107,9 @@ class InfogainLoss(Layer):
     is_loss = True
     no_gradient = (1, 2)
     options = ("loss_param", "softmax_param")
+    rows = Rows.SUMMED_FIRST
+    reads_scores = True
+    reads_labels = True
     infogain: Tensor | None
 
     def __init__(
@@ -169,6 +176,9 @@ class MultinomialLogisticLoss(Layer):
     bottoms = (2, 2)
     is_loss = True
     no_gradient = (1,)
+    rows = Rows.SUMMED
+    reads_scores = True
+    backward_reads_bottoms = True
 
     @classmethod
     def from_caffe(cls, context: LayerContext) -> MultinomialLogisticLoss:
@@ -203,6 +213,8 @@ class HingeLoss(Layer):
     bottoms = (2, 2)
     is_loss = True
     no_gradient = (1,)
+    rows = Rows.SUMMED
+    reads_scores = True
 
     def __init__(self, norm: str = "L1") -> None:
         super().__init__()

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from autodial.layers.base import Layer, LayerContext, LayerError, Shape, check_size, register
+from autodial.layers.shares import Rows
 from autodial.proto import messages as pb
 
 
@@ -28,6 +29,9 @@ class LRN(Layer):
     """
 
     window: Tensor
+
+    rows = Rows.INDEPENDENT
+    backward_reads_bottoms = True
 
     def __init__(
         self,

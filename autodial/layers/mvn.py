@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from autodial.layers.base import Layer, LayerContext, LayerError, Shape, register
+from autodial.layers.shares import Rows
 
 
 @register("MVN")
@@ -22,6 +23,8 @@ class MVN(Layer):
         across_channels: normalize every image as a whole.
         eps: added to the standard deviation.
     """
+
+    rows = Rows.INDEPENDENT
 
     def __init__(self, *, normalize_variance: bool = True, across_channels: bool = False, eps: float = 1e-9) -> None:
         super().__init__()

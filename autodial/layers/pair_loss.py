@@ -11,6 +11,7 @@ from torch import Tensor
 
 from autodial.layers.base import Layer, LayerContext, LayerError, Shape, register
 from autodial.layers.loss_normalization import normalization_mode, normalizer, refuse_loss_param
+from autodial.layers.shares import Rows
 from autodial.wording import counted
 
 
@@ -23,6 +24,7 @@ class EuclideanLoss(Layer):
 
     bottoms = (2, 2)
     is_loss = True
+    rows = Rows.SUMMED
 
     @classmethod
     def from_caffe(cls, context: LayerContext) -> EuclideanLoss:
@@ -54,6 +56,7 @@ class SigmoidCrossEntropyLoss(Layer):
     is_loss = True
     no_gradient = (1,)
     options = ("loss_param",)
+    rows = Rows.SUMMED
 
     def __init__(self, *, ignore_label: int | None = None, normalization: str = "BATCH_SIZE") -> None:
         super().__init__()
@@ -96,6 +99,7 @@ class ContrastiveLoss(Layer):
     bottoms = (3, 3)
     is_loss = True
     no_gradient = (2,)
+    rows = Rows.SUMMED
 
     def __init__(self, margin: float = 1.0, *, legacy_version: bool = False) -> None:
         super().__init__()

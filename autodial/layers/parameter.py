@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from autodial.layers.base import Layer, LayerContext, LayerError, Shape, check_size, register
+from autodial.layers.shares import Rows
 
 
 @register("Parameter")
@@ -19,6 +20,7 @@ class ParameterLayer(Layer):
     """
 
     bottoms = (0, 0)
+    rows = Rows.NONE
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()

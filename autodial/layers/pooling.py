@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from autodial.layers.base import Layer, LayerContext, LayerError, Shape, check_size, register
+from autodial.layers.shares import Rows
 from autodial.proto import messages as pb
 
 Pair = tuple[int, int]
@@ -37,6 +38,7 @@ class Pooling(Layer):
     """
 
     tops = (1, 2)
+    rows = Rows.INDEPENDENT
 
     def __init__(
         self,

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from autodial.layers.base import Layer, LayerContext, LayerError, Shape, register
+from autodial.layers.shares import Rows
 from autodial.layers.user_blobs import Blob, LayerBlobs, download, upload
 from autodial.layers.user_layer import Layer as UserLayer
 
@@ -39,6 +40,7 @@ class PythonLayer(Layer):
     bottoms = (0, None)
     tops = (0, None)
     full_precision = True  # numpy has no bfloat16
+    rows = Rows.ALL_IN_ONE_PROCESS
 
     def __init__(self, user: UserLayer, param: Any, phase: int, bottom_shapes: Sequence[Shape], num_tops: int) -> None:
         super().__init__()

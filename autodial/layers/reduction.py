@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from autodial.layers.base import Layer, LayerContext, LayerError, Shape, canonical_axis, register
+from autodial.layers.shares import Rows
 from autodial.proto import messages as pb
 from autodial.wording import counted
 
@@ -22,6 +23,9 @@ class Reduction(Layer):
         axis: the first axis that is reduced.
         coeff: factor of the result.
     """
+
+    rows = Rows.INDEPENDENT
+    backward_reads_bottoms = True
 
     def __init__(self, operation: str = "SUM", *, axis: int = 0, coeff: float = 1.0) -> None:
         super().__init__()
@@ -65,6 +69,8 @@ class ArgMax(Layer):
     """
 
     no_gradient = (0,)
+    rows = Rows.INDEPENDENT
+    reads_scores = True
 
     def __init__(self, top_k: int = 1, *, axis: int | None = None, values: bool = False) -> None:
         super().__init__()

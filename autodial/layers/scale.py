@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from autodial.layers.base import Layer, LayerContext, LayerError, Shape, canonical_axis, register
 from autodial.layers.fillers import fill
+from autodial.layers.shares import Rows
 
 
 @register("Scale")
@@ -27,6 +28,9 @@ class Scale(Layer):
     """
 
     bottoms = (1, 2)
+    rows = Rows.INDEPENDENT
+    per_channel = True
+    backward_reads_bottoms = True
 
     def __init__(self, shape: Shape, *, axis: int = 1, bias: bool = False, learned: bool = True) -> None:
         super().__init__()
@@ -79,6 +83,8 @@ class Bias(Layer):
     """
 
     bottoms = (1, 2)
+    rows = Rows.INDEPENDENT
+    per_channel = True
 
     def __init__(self, shape: Shape, *, axis: int = 1, learned: bool = True) -> None:
         super().__init__()

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from autodial.layers.base import Layer, LayerContext, LayerError, Shape, canonical_axis, register
+from autodial.layers.shares import Rows
 from autodial.wording import counted
 
 
@@ -19,6 +20,7 @@ class Concat(Layer):
     """Bottoms one after the other along `axis` (concat_layer.cpp); their other axes agree."""
 
     bottoms = (1, None)
+    rows = Rows.INDEPENDENT
 
     def __init__(self, axis: int = 1) -> None:
         super().__init__()
@@ -51,6 +53,7 @@ class Slice(Layer):
     """
 
     tops = (1, None)
+    rows = Rows.INDEPENDENT
 
     def __init__(self, num_tops: int, slice_point: Sequence[int] = (), axis: int = 1) -> None:
         super().__init__()
@@ -103,6 +106,7 @@ class Crop(Layer):
 
     bottoms = (2, 2)
     no_gradient = (1,)
+    rows = Rows.INDEPENDENT
 
     def __init__(self, axis: int = 2, offset: Sequence[int] = (0,)) -> None:
         super().__init__()
@@ -143,6 +147,7 @@ class Flatten(Layer):
     """Axes `axis` to `end_axis`, both included, made one (flatten_layer.cpp)."""
 
     in_place = False
+    rows = Rows.INDEPENDENT
 
     def __init__(self, axis: int = 1, end_axis: int = -1) -> None:
         super().__init__()
@@ -176,6 +181,7 @@ class Reshape(Layer):
     """
 
     in_place = False
+    rows = Rows.INDEPENDENT
 
     def __init__(self, shape: Sequence[int], *, axis: int = 0, num_axes: int = -1) -> None:
         super().__init__()
@@ -227,6 +233,8 @@ class Tile(Layer):
         axis: the axis that gets longer.
     """
 
+    rows = Rows.INDEPENDENT
+
     def __init__(self, tiles: int, axis: int = 1) -> None:
         super().__init__()
         if tiles < 1:
@@ -252,6 +260,7 @@ class Split(Layer):
     """The bottom given to every top; its gradient is the sum of theirs (split_layer.cpp)."""
 
     tops = (1, None)
+    rows = Rows.PASSED_ON
 
     def __init__(self, num_tops: int) -> None:
         super().__init__()
@@ -274,6 +283,7 @@ class Silence(Layer):
 
     bottoms = (1, None)
     tops = (0, 0)
+    rows = Rows.PASSED_ON
 
     @classmethod
     def from_caffe(cls, context: LayerContext) -> Silence:

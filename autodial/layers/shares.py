@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import Enum, auto
 from functools import cached_property
 from typing import Protocol, TypeVar
 
@@ -11,6 +12,27 @@ import torch
 from torch import Tensor
 
 N = TypeVar("N", int, Tensor)
+
+
+class Rows(Enum):
+    """What a layer does with the rows of its batch, which decides how several processes share it out."""
+
+    MADE = auto()
+    """The layer reads or makes a batch, so that each process can make its share."""
+    INDEPENDENT = auto()
+    """Each row of the tops depends on the same row of the bottoms alone, unless the layer's `axis` is the batch's."""
+    PASSED_ON = auto()
+    """The layer computes nothing, so that a bottom may hold rows or a sum over rows."""
+    STATISTICS = auto()
+    """The layer takes statistics over all rows, and gets those of the other processes by way of `Layer.shares`."""
+    SUMMED = auto()
+    """Each top is a sum over rows, divided by a count that belongs to the whole batch (`Layer.whole`)."""
+    SUMMED_FIRST = auto()
+    """As SUMMED for the first top; the second, if there is one, has a row for each row."""
+    NONE = auto()
+    """The top has no rows: it belongs to the batch as a whole. Such a net trains in one process."""
+    ALL_IN_ONE_PROCESS = auto()
+    """The layer may keep or write something of every batch. Such a net trains and is tested in one process."""
 
 
 class Group(Protocol):

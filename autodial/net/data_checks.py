@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from autodial.errors import InputError
 from autodial.layers import DomainAlignment
@@ -13,9 +13,6 @@ from autodial.net.feed import sources
 from autodial.net.net import Net
 
 _log = logging.getLogger(__name__)
-
-_PARAMETERS = {"SoftmaxWithLoss": ("softmax_param", "loss_param"), "Accuracy": ("accuracy_param", "accuracy_param")}
-"""By type of the layers that take class labels: the messages that hold axis and ignore_label."""
 
 
 class LabelReader(NamedTuple):
@@ -74,12 +71,11 @@ def label_readers(net: Net) -> Iterator[LabelReader]:
     read = sources(net)
     labels: dict[str, tuple[str, int]] = {}
     for message in net.param.layer:
-        if message.type in _PARAMETERS and message.bottom[1] in labels:
-            with_axis, with_ignored = (getattr(message, field) for field in _PARAMETERS[message.type])
+        layer: Any = net.layer(message.name)
+        if layer.reads_labels and message.bottom[1] in labels:
             shape = net.blob_shapes[message.bottom[0]]
-            ignored = with_ignored.ignore_label if with_ignored.HasField("ignore_label") else None
-            classes = shape[canonical_axis(with_axis.axis, len(shape))]
-            yield LabelReader(message.name, *labels[message.bottom[1]], classes, ignored)
+            classes = shape[canonical_axis(layer.axis, len(shape))]
+            yield LabelReader(message.name, *labels[message.bottom[1]], classes, layer.ignore_label)
         passed_on = labels.get(message.bottom[0]) if message.type == "Split" else None
         for j, top in enumerate(message.top):
             labels.pop(top, None)

@@ -176,7 +176,7 @@ class Net(nn.Module):
             seed=self.seed,
             base_dir=self.base_dir,
         )
-        with _naming_impossible_numbers(message, shapes):
+        with _impossible_size_errors(message, shapes):
             layer = cls.from_caffe(context)
             layer.train(message.phase == pb.TRAIN)
             top_shapes = dict(zip(message.top, layer.top_shapes(shapes), strict=True))
@@ -377,7 +377,7 @@ class Net(nn.Module):
         for name, owner, shape in self._reshaped.get(layer, ()):
             setattr(layer, name, owner.tensor.view(shape))
         bottoms = self._bottoms(i, values)
-        with _naming_layer(message):
+        with _layer_errors(message):
             if (layer.is_loss or layer.full_precision) and any(map(_is_half, bottoms)):
                 with torch.autocast(bottoms[0].device.type, enabled=False):
                     tops = layer(*(bottom.float() if _is_half(bottom) else bottom for bottom in bottoms))
@@ -388,7 +388,7 @@ class Net(nn.Module):
     def _run_fused(self, layers: range, values: MutableMapping[str, Tensor]) -> None:
         """Run several layers as one and put the last one's top into `values`."""
         (bottom,) = self._bottoms(layers[0], values)
-        with _naming_layer(self.param.layer[layers[0]]):
+        with _layer_errors(self.param.layer[layers[0]]):
             values[self.param.layer[layers[-1]].top[0]] = run_fused([self._order[i] for i in layers], bottom)
 
     def _bottoms(self, i: int, values: Mapping[str, Tensor]) -> list[Tensor]:
@@ -498,7 +498,7 @@ class Net(nn.Module):
 
 
 @contextmanager
-def _naming_impossible_numbers(message: Any, bottom_shapes: Sequence[Shape]) -> Iterator[None]:
+def _impossible_size_errors(message: Any, bottom_shapes: Sequence[Shape]) -> Iterator[None]:
     """Turn what Python and torch raise for sizes that no layer can have into a LayerError."""
     try:
         yield
@@ -510,7 +510,7 @@ def _naming_impossible_numbers(message: Any, bottom_shapes: Sequence[Shape]) -> 
 
 
 @contextmanager
-def _naming_layer(message: Any) -> Iterator[None]:
+def _layer_errors(message: Any) -> Iterator[None]:
     """Turn a LayerError into an InputError that names the layer."""
     try:
         yield

@@ -12,10 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from autodial.errors import InputError
+from autodial.netparam.layer_types import READS_SCORES
 from autodial.proto import messages as pb
 from autodial.wording import alternatives
-
-_LOGITS_READERS = ("SoftmaxWithLoss", "Accuracy", "Softmax")
 
 
 @dataclass(eq=False)
@@ -68,9 +67,9 @@ class Graph:
         return max((value for value, name in enumerate(self.names) if name == blob), default=None)
 
     def logits(self, blob: str | None = None) -> int:
-        """The value that the net's loss, Accuracy or Softmax layers read as scores.
+        """The value that layers read as scores of classes: losses on them, Accuracy, ArgMax or Softmax layers.
 
-        An Accuracy layer behind a Softmax counts as a reader of what the Softmax reads.
+        A layer behind a Softmax counts as a reader of what the Softmax reads.
 
         Args:
             blob: name of the blob, where the net leaves a choice.
@@ -80,7 +79,7 @@ class Graph:
         """
         candidates: list[int] = []
         for node in self.nodes:
-            if node.param.type not in _LOGITS_READERS or not node.bottoms:
+            if node.param.type not in READS_SCORES or not node.bottoms:
                 continue
             value = node.bottoms[0]
             producer = self.producer(value)

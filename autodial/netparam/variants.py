@@ -11,6 +11,7 @@ import numpy as np
 
 from autodial.data.text import read_text
 from autodial.errors import InputError
+from autodial.netparam.layer_types import READS_SCORES
 from autodial.netparam.overrides import apply_to_nets
 from autodial.proto import messages as pb
 from autodial.proto.text import read_net
@@ -37,7 +38,6 @@ _BIAS_TERMS = {
     "InnerProduct": "inner_product_param",
 }
 """By type of the layers that Dial layers are put behind: the message that says whether it has a bias."""
-_LOGITS_READERS = ("SoftmaxWithLoss", "Softmax", "Accuracy", "EntropyLoss")
 
 
 def apply_variant(net: Any, name: str) -> Any:
@@ -268,7 +268,7 @@ def _makes_logits(net: Any, number: int) -> bool:
     """Whether a layer's top is what losses read, or what is split into domains for them."""
     blob = net.layer[number].top[0]
     for layer in net.layer[number + 1 :]:
-        if blob in layer.bottom and (layer.type in _LOGITS_READERS or (layer.type == "Slice" and _axis(layer) == 0)):
+        if blob in layer.bottom and (layer.type in READS_SCORES or (layer.type == "Slice" and _axis(layer) == 0)):
             return True
         if blob in layer.top:
             return False

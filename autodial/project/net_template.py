@@ -12,6 +12,7 @@ from autodial.data.source import BATCH_OPTIONS
 from autodial.data.transforms import size_before_crop
 from autodial.errors import InputError
 from autodial.netparam.graph import Graph, Node
+from autodial.netparam.layer_types import NO_IMAGES, PER_CHANNEL, READS_SCORES
 from autodial.netparam.net_state import included
 from autodial.project.split import Split
 from autodial.proto import LayerWeights, Weights, read_blob
@@ -20,14 +21,7 @@ from autodial.proto import messages as pb
 SOURCE_LIST, TARGET_LIST, TEST_LIST = "source.txt", "target.txt", "test.txt"
 """Names of a project's lists."""
 
-_TRAIN_READERS = ("SoftmaxWithLoss", "EntropyLoss", "MultinomialLogisticLoss", "InfogainLoss", "HingeLoss", "Accuracy")
-_TEST_READERS = (*_TRAIN_READERS, "Softmax")
-"""Types of the layers that read class scores."""
 _CLASSIFIERS = ("InnerProduct", "Convolution")
-_PER_CLASS = ("BatchNorm", "Bias", "Dial", "PReLU", "Scale")
-"""Layers behind the classifier that have parameters or statistics for each class."""
-_NO_IMAGES = ("DummyData", "Parameter")
-"""Layers without bottoms that bring no images, but the size of a crop, for example."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +86,7 @@ class NetTemplate:
         self._slices = self._find_slices(train)
         if not any(node.param.type == "SoftmaxWithLoss" for node in train.graph.nodes):
             raise InputError(f"{name}: its TRAIN phase has no SoftmaxWithLoss layer for the source's labels")
-        self._heads = [*self._find_heads(train, _TRAIN_READERS), *self._find_heads(test, _TEST_READERS)]
+        self._heads = [*self._find_heads(train), *self._find_heads(test)]
         self._label_readers = self._find_label_readers(test)
         self._logits = self._find_logits(test)
         self._has_softmax = any(node.param.type == "Softmax" for node in test.graph.nodes)
@@ -180,7 +174,7 @@ class NetTemplate:
             for i, layer in enumerate(net.layer)
             if included(layer, pb.TEST, net.state.level, net.state.stage)
             and not layer.bottom
-            and layer.type not in _NO_IMAGES
+            and layer.type not in NO_IMAGES
         ]
         if len(found) > 1 or any(included(net.layer[i], pb.TRAIN, net.state.level, net.state.stage) for i in found):
             raise InputError(f"{self._name}: its TEST phase must have one data layer, which TRAIN does not have")
@@ -206,9 +200,9 @@ class NetTemplate:
             net.layer[test].top.append(label)
         return net
 
-    def _find_heads(self, phase: _Phase, types: Collection[str]) -> list[_Head]:
+    def _find_heads(self, phase: _Phase) -> list[_Head]:
         """The classifiers in front of the layers that read class scores."""
-        return [self._head(phase, node) for node in phase.graph.nodes if node.param.type in types]
+        return [self._head(phase, node) for node in phase.graph.nodes if node.param.type in READS_SCORES]
 
     def _head(self, phase: _Phase, reader: Node) -> _Head:
         per_class = []
@@ -220,7 +214,7 @@ class NetTemplate:
                     f"({node.param.type}), and no InnerProduct or Convolution alone: which layer has the classes' "
                     "weights can't be told"
                 )
-            if node.param.type in _PER_CLASS:
+            if node.param.type in PER_CHANNEL:
                 per_class.append(phase.numbers[node])
             node = phase.graph.producer(node.bottoms[0])
         return _Head(phase.numbers[node], tuple(per_class))
@@ -341,7 +335,7 @@ class _Head(NamedTuple):
 
 def _data(nodes: Iterable[Node]) -> list[Node]:
     """The layers that bring images."""
-    return [node for node in nodes if not node.bottoms and node.param.type not in _NO_IMAGES]
+    return [node for node in nodes if not node.bottoms and node.param.type not in NO_IMAGES]
 
 
 def _axis(layer: Any) -> int:

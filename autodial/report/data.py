@@ -23,8 +23,6 @@ from autodial.netparam.net_state import filter_net
 from autodial.proto import messages as pb
 from autodial.report.run import Run
 
-_LABEL_READERS = ("SoftmaxWithLoss", "Accuracy")
-
 
 class LabelTop(NamedTuple):
     """The data layer that a loss or accuracy takes labels from, and the number of that top."""
@@ -93,7 +91,7 @@ def data_nodes(graph: Graph) -> list[Node]:
 def label_top(graph: Graph) -> LabelTop | None:
     """Where the first loss or accuracy takes its labels from; None if that is no data layer."""
     for node in graph.nodes:
-        if node.param.type in _LABEL_READERS:
+        if layer_class(node.param.type).reads_labels:
             producer = graph.producer(node.bottoms[1])
             if layer_class(producer.param.type).is_data:
                 return LabelTop(producer.param, producer.tops.index(node.bottoms[1]))

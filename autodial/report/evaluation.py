@@ -47,7 +47,7 @@ from autodial.report.data import (
 from autodial.report.features import Capture, Domain, LayerFeatures
 from autodial.report.predictions import Predictions, why_unlabelled
 from autodial.report.run import Run, Snapshot
-from autodial.system.devices import naming_full_memory
+from autodial.system.devices import full_memory_errors
 from autodial.system.hashing import file_hash
 from autodial.training.solver import load_weights
 from autodial.wording import counted
@@ -303,7 +303,7 @@ class _Model:
         chosen = reader.source = ChosenRows(reader.source, positions, self._batch_size)
         count = -(-len(positions) // self._batch_size)
         feed = Feed(net, range(count), device=self._device, workers=self._workers)
-        with closing(feed), naming_full_memory():
+        with closing(feed), full_memory_errors():
             for index, tops in enumerate(feed):
                 yield chosen.names(index), tops
                 self._progress((part + (index + 1) / count) / (2 if self._captures else 1))

@@ -50,7 +50,7 @@ def choose_device(device: str, *, prefer_gpu: bool = True, index: int = 0) -> to
 
 
 @contextmanager
-def naming_full_memory() -> Iterator[None]:
+def full_memory_errors() -> Iterator[None]:
     """Turn errors about full memory, of which torch's for a GPU is a page of text, into a WorkError."""
     try:
         yield

@@ -17,16 +17,16 @@ from autodial.errors import AutodialError, InputError, WorkError
 
 _TIMEOUT = timedelta(minutes=30)
 """How long a rank waits for another, which may be reading a slow disk."""
-_GLANCE = timedelta(seconds=1)
+_SIGNAL_INTERVAL = timedelta(seconds=1)
 """How long it waits at a stretch: signals are seen in between."""
-_GRACE = 5.0
-"""Seconds after SIGTERM in which the others may still answer; torchrun kills after 30."""
-_POLL = 0.0005
+_GRACE_PERIOD = 5.0
+"""Seconds that the others have to answer after SIGTERM; torchrun kills after 30."""
+_POLL_INTERVAL = 0.0005
 """Seconds between two looks at whether the GPU is done."""
-_BUCKET = 25 * 2**20
+_BUCKET_BYTES = 25 * 2**20
 """Bytes that are summed in one go."""
-_ECHO = timedelta(seconds=2)
-"""Within which rank 0 fails where all ranks fail."""
+_REPORT_TIMEOUT = timedelta(seconds=2)
+"""How long a rank that fails waits for rank 0 to report the same error."""
 
 
 class LostRankError(WorkError):
@@ -46,7 +46,7 @@ class Ranks:
 
     def __init__(self, rank: int, size: int, local_rank: int, local_size: int) -> None:
         self.rank, self.size, self.local_rank, self.local_size = rank, size, local_rank, local_size
-        self._ended_at: float | None = None
+        self._limited_at: float | None = None
         self._parent = os.getppid()
 
     @classmethod
@@ -134,17 +134,17 @@ class Ranks:
         done = torch.cuda.current_stream(device).record_event()
         deadline = time.monotonic() + _TIMEOUT.total_seconds()
         while not done.query():
-            if time.monotonic() > deadline or self._ends():
+            if time.monotonic() > deadline or self._gives_up():
                 dist.distributed_c10d._abort_process_group()  # frees the GPU, which waits for the lost rank
                 raise LostRankError("another rank is gone, or can't be reached")
-            time.sleep(_POLL)
+            time.sleep(_POLL_INTERVAL)
 
-    def told_to_end(self) -> None:
+    def limit_waits(self) -> None:
         """Wait for the others for some seconds more, and no longer; to be called when SIGTERM comes."""
-        self._ended_at = time.monotonic()
+        self._limited_at = time.monotonic()
 
     @staticmethod
-    def speaks(error: AutodialError) -> bool:
+    def should_report(error: AutodialError) -> bool:
         """Whether this process is to report an error: where all ranks have the same one, rank 0 does."""
         if not dist.is_initialized():
             return True
@@ -155,7 +155,7 @@ class Ranks:
                 return True
             if isinstance(error, LostRankError):
                 return False
-            store.wait(["error"], _ECHO)
+            store.wait(["error"], _REPORT_TIMEOUT)
             return bool(store.get("error").decode() != str(error))
         except RuntimeError:  # rank 0 goes on, or the store is gone with torchrun
             return True
@@ -186,26 +186,27 @@ class Ranks:
         """Wait for a sum on the CPU."""
         while True:
             try:
-                work.wait(_GLANCE)
+                work.wait(_SIGNAL_INTERVAL)
                 return
             except RuntimeError:
                 if work.is_completed():
                     raise
-            if self._ends():
+            if self._gives_up():
                 raise LostRankError("torchrun ended the run, and another rank can't be reached")
 
-    def _ends(self) -> bool:
-        return self._ended_at is not None and time.monotonic() - self._ended_at > _GRACE
+    def _gives_up(self) -> bool:
+        """Whether the grace period after `limit_waits` is over."""
+        return self._limited_at is not None and time.monotonic() - self._limited_at > _GRACE_PERIOD
 
 
 def _buckets(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:
-    """The tensors, in order, as lists of about _BUCKET bytes."""
+    """The tensors, in order, as lists of about _BUCKET_BYTES bytes."""
     bucket: list[Tensor] = []
     size = 0
     for tensor in tensors:
         bucket.append(tensor)
         size += tensor.nbytes
-        if size >= _BUCKET:
+        if size >= _BUCKET_BYTES:
             yield bucket
             bucket, size = [], 0
     if bucket:

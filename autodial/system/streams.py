@@ -48,15 +48,15 @@ class _Named(_Stream):
         self._name = name
 
     def write(self, text: str) -> int:
-        with self._naming():
+        with self._named_errors():
             return self._stream.write(text)
 
     def flush(self) -> None:
-        with self._naming():
+        with self._named_errors():
             self._stream.flush()
 
     @contextmanager
-    def _naming(self) -> Iterator[None]:
+    def _named_errors(self) -> Iterator[None]:
         try:
             yield
         except OSError as error:

@@ -24,7 +24,7 @@ from autodial.layers import (
     Slice,
 )
 from autodial.layers.base import canonical_axis
-from autodial.layers.shares import Shares
+from autodial.layers.shares import Rows, Shares
 from autodial.net.net import Net
 from autodial.system.ranks import Ranks
 
@@ -33,22 +33,6 @@ Parts = tuple[int, ...]
 Layout = Parts | None
 """None: a number, or several, to which each rank adds what its rows give."""
 
-_ROW_BY_ROW = {
-    *("AbsVal", "ArgMax", "BNLL", "Bias", "Concat", "Convolution", "Crop", "Deconvolution", "Dropout", "ELU"),
-    *("Eltwise", "Embed", "Exp", "Flatten", "InnerProduct", "LRN", "Log", "MVN", "PReLU", "Pooling", "Power", "ReLU"),
-    *("Reduction", "Reshape", "Scale", "Sigmoid", "Silence", "Slice", "Softmax", "Split", "TanH", "Threshold", "Tile"),
-}
-"""Types whose rows do not depend on other rows, unless their `axis` is that of the batch."""
-_STATISTICS = {"BatchNorm", "Dial"}
-_SUMS = {
-    *("Accuracy", "ContrastiveLoss", "EntropyLoss", "EuclideanLoss", "HingeLoss", "InfogainLoss"),
-    *("MultinomialLogisticLoss", "SigmoidCrossEntropyLoss", "SoftmaxWithLoss"),
-}
-"""Types whose first top is a sum over the rows, divided by what belongs to the whole batch."""
-_WITH_ROWS = {"InfogainLoss", "SoftmaxWithLoss"}
-"""Those of them whose second top has a row per row."""
-_ONE_PROCESS = {"HDF5Output", "Python"}
-"""Types that may keep or write something of every batch of a test."""
 _ALONE = "train without torchrun"
 
 
@@ -94,7 +78,8 @@ def check_test_net(net: Net) -> None:
     """Raise InputError unless several ranks can test a net, each with some of the batches; it names the layer."""
     for message, layer in zip(net.param.layer, net.layers.values(), strict=True):
         where = f'layer "{message.name}" ({message.type})'
-        if message.type in _ONE_PROCESS:
+        assert isinstance(layer, Layer)
+        if layer.rows is Rows.ALL_IN_ONE_PROCESS:
             raise InputError(f"{where} sees every batch of a test in one process only: train without torchrun")
         if not isinstance(layer, (BatchNorm, DomainAlignment)):
             continue
@@ -131,12 +116,11 @@ def _layouts(
     layer: Layer, bottoms: Sequence[Layout], bottom_shapes: Sequence[Shape], top_shapes: Sequence[Shape], ranks: Ranks
 ) -> Sequence[Layout]:
     """The layouts of a layer's tops; LayerError, without the subject, where the layer can't be shared out."""
-    kind = layer.type_name
-    if layer.is_data or kind == "DummyData":
+    if layer.rows is Rows.MADE:
         return [_data_parts(shape, ranks.size) for shape in top_shapes]
-    if kind in ("Split", "Silence"):
+    if layer.rows is Rows.PASSED_ON:
         return [bottoms[0]] * len(top_shapes)
-    if kind not in _ROW_BY_ROW | _STATISTICS | _SUMS:
+    if layer.rows in (None, Rows.NONE, Rows.ALL_IN_ONE_PROCESS):
         raise LayerError(f"can't be trained in several processes, for which its type is not made: {_ALONE}")
     if None in bottoms:
         raise LayerError(f"computes with a loss or an accuracy, of which each process has a part: {_ALONE}")
@@ -168,8 +152,10 @@ def _layouts(
         _check_reshape(layer, bottom_shapes[0], top_shapes[0], Shares(ranks, parts).here)
     elif across and not second:
         raise LayerError(f"works across the rows of the batch (axis 0), of which each process has some: {_ALONE}")
-    if kind in _SUMS:
-        return [None, *([parts] if kind in _WITH_ROWS else [None])][: len(top_shapes)]
+    if layer.rows is Rows.SUMMED:
+        return [None] * len(top_shapes)
+    if layer.rows is Rows.SUMMED_FIRST:
+        return [None, parts][: len(top_shapes)]
     return [parts] * len(top_shapes)
 
 

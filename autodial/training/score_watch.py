@@ -14,9 +14,6 @@ from autodial.net.net import Net
 from autodial.training.monitor import NotFinite
 from autodial.wording import counted
 
-_READERS = ("Accuracy", "ArgMax", "Softmax")
-"""Types of the layers that read scores, besides losses."""
-
 
 class ScoreWatch:
     """Looks, while it is entered, at the scores that a net's losses, Accuracy, ArgMax and Softmax layers read.
@@ -39,7 +36,7 @@ class ScoreWatch:
         for message, layer in zip(self._net.param.layer, self._net.layers.values(), strict=True):
             if message.type == "Split":
                 copied.update(dict.fromkeys(message.top, message.bottom[0]))
-            elif layer.is_loss or message.type in _READERS:
+            elif layer.is_loss or layer.reads_scores:
                 blob = copied.get(message.bottom[0], message.bottom[0])
                 if blob not in self._highest:
                     see = partial(self._see, self._highest.setdefault(blob, []))

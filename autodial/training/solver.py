@@ -27,14 +27,14 @@ from autodial.net.net import Net
 from autodial.netparam.overrides import apply_to_nets, apply_to_solver, for_nets
 from autodial.netparam.variants import FIXING, apply_variants, fit_weights, warn_of_lost_alignment
 from autodial.proto import messages as pb
-from autodial.system.devices import choose_device, naming_full_memory
+from autodial.system.devices import full_memory_errors
 from autodial.system.files import replacing_files
 from autodial.system.outputs import check_writable, real_path
 from autodial.system.ranks import LostRankError, Ranks
 from autodial.training.collapse import CollapseWatch
-from autodial.training.data_parallel import DataParallel, check_test_net
 from autodial.training.lr_policy import check_policy, learning_rate, next_step
 from autodial.training.monitor import CollapseRow, Monitor, NotFinite, TestRow, TrainRow, Values
+from autodial.training.processes import OneProcess, OnRanks
 from autodial.training.rollback import Rollback
 from autodial.training.score_watch import ScoreWatch, not_finite
 from autodial.training.snapshots import delete_older
@@ -55,6 +55,9 @@ class Solver:
     for display, which would move the Dial layers' statistics away from those of the snapshot just written. And it ends
     with a test, which Caffe does only where test_interval divides max_iter; it does not where test_interval is larger
     than max_iter and test_initialization is false, as in a solver that wants no tests.
+
+    A subclass that runs the nets in its own way replaces `clear_gradients`, `forward_backward` and `test_outputs`; all
+    else calls these three.
 
     Args:
         param: a SolverParameter; it is not changed.
@@ -78,7 +81,7 @@ class Solver:
         net, test_nets: Net objects; the test nets hold the train net's blobs.
         net_names: the files of the train net and of the test nets, or the fields that hold them.
         net_params: the NetParameters that these were built from, variants and overrides applied.
-        precision, keep: as given.
+        precision, ranks, keep: as given.
         update: the solver type's update, with the history.
         iter: number of updates done.
         current_step: number of steps that the learning rate has come down.
@@ -111,19 +114,13 @@ class Solver:
         self.param = pb.SolverParameter()
         self.param.CopyFrom(param)
         apply_to_solver(overrides, self.param)
-        with _naming(name):
+        with _errors_prefixed(name):
             _check(self.param)
             train, tests = _read_nets(self.param, base_dir)
         self.ranks = ranks
-        if ranks is not None and device.startswith("cuda:"):
-            raise InputError(f"device {device}: each process of a machine takes a GPU of its own, so say cuda or auto")
-        self.device = choose_device(
-            device,
-            prefer_gpu=self.param.solver_mode == pb.SolverParameter.GPU,
-            index=self.param.device_id if ranks is None else ranks.local_rank,
-        )
-        if ranks is not None and self.device.type == "cuda":
-            torch.cuda.set_device(self.device)  # for what torch puts on a GPU by itself
+        self._process = OneProcess() if ranks is None else OnRanks(ranks)
+        prefer_gpu = self.param.solver_mode == pb.SolverParameter.GPU
+        self.device = self._process.choose_device(device, prefer_gpu=prefer_gpu, index=self.param.device_id)
         self.seed = max(self.param.random_seed, 0) if seed is None else seed
         self.workers = workers
         self.precision = precision
@@ -135,7 +132,7 @@ class Solver:
 
         unique = {id(source.param): source for source in (train, *tests)}
         for source in unique.values():
-            with _naming(source.origin):
+            with _errors_prefixed(source.origin):
                 source.param.CopyFrom(apply_variants(source.param, variants, source.base_dir))
         apply_to_nets(for_nets(overrides), [source.param for source in unique.values()])
         self.net_params = [source.param for source in (train, *tests)]
@@ -144,13 +141,11 @@ class Solver:
         self.test_nets = [self._build(source) for source in tests]
         for net in self.test_nets:
             net.share_with(self.net)
-        self._parallel: DataParallel | None = None
-        if ranks is not None:
-            with _naming(train.origin):
-                self._parallel = DataParallel(self.net, ranks)
-            for source, net in zip(tests, self.test_nets, strict=True):
-                with _naming(source.origin):
-                    check_test_net(net)
+        with _errors_prefixed(train.origin):
+            self._process.set_train_net(self.net)
+        for source, net in zip(tests, self.test_nets, strict=True):
+            with _errors_prefixed(source.origin):
+                self._process.check_test_net(net)
         self.update = update_class(self.param.type)(self.param, self.net.params)
         self._rollback = Rollback(self.net)
         self._updating = False
@@ -188,7 +183,7 @@ class Solver:
 
     def _build(self, source: _NetSource) -> Net:
         state = source.state
-        with _naming(f"{source.origin}, {'TRAIN' if state.phase == pb.TRAIN else 'TEST'} phase"):
+        with _errors_prefixed(f"{source.origin}, {'TRAIN' if state.phase == pb.TRAIN else 'TEST'} phase"):
             net = Net(
                 source.param,
                 state.phase,
@@ -211,24 +206,18 @@ class Solver:
         self._check_learns()
         if not self.param.HasField("max_iter"):
             raise InputError("max_iter, the number of iterations to train for, is missing")
-        if self.param.snapshot_prefix and self._writes:
+        if self.param.snapshot_prefix and self._process.writes:
             _check_snapshots(self.param.snapshot_prefix)
         check_slices(self.net)
-        if self.ranks is None or self.ranks.local_rank == 0:  # one process of each machine
+        if self._process.checks_data:
             for net in (self.net, *self.test_nets):
                 check_data(net)
-        if self.ranks is not None:
-            self.ranks.check_alike(self._fingerprint())
+        self._process.check_alike(self._fingerprint)
 
     def _check_learns(self) -> None:
         """Refuse a net without a loss, which a script may still give gradients to and update."""
         if not self.net.loss_weights:
             raise InputError(f"{self.net_names[0]}: the train net has no loss layer, so there is nothing to learn")
-
-    @property
-    def _writes(self) -> bool:
-        """Whether this is the process that writes."""
-        return self.ranks is None or self.ranks.rank == 0
 
     def _fingerprint(self) -> str:
         """A hash of what this training starts from, but for the images."""
@@ -305,7 +294,7 @@ class Solver:
         finally:
             self._stopping = False
 
-    @naming_full_memory()
+    @full_memory_errors()
     def _train(self, iterations: int) -> bool:
         """`step`; returns whether all iterations were done."""
         self._check_learns()
@@ -349,9 +338,7 @@ class Solver:
 
     def _stops(self) -> bool:
         """Whether `stop` was called, or torchrun is gone, on any rank."""
-        if self.ranks is None:
-            return self._stopping
-        return self.ranks.any(self._stopping or self.ranks.abandoned)
+        return self._process.any(self._stopping)
 
     def close(self) -> None:
         """Stop the worker processes; training on starts new ones."""
@@ -365,15 +352,15 @@ class Solver:
 
     def _iterate(self, started: float) -> None:
         self._rollback.keep()
-        self._clear_gradients()
+        self.clear_gradients()
         outputs: Mapping[str, Tensor] = {}
         losses = []
         for pass_ in range(self.param.iter_size):
-            outputs = self._forward_backward(pass_)
+            outputs = self.forward_backward(pass_)
             with torch.no_grad():
                 losses.append(self.net.loss(outputs))
         loss = torch.stack(losses).mean()
-        self._losses.append(loss if self._parallel is None else self._parallel.sum(loss, self.device))
+        self._losses.append(self._process.sum(loss, self.device))
         self.current_step = next_step(self.param, self.iter, self.current_step)
         rate = learning_rate(self.param, self.iter, self.current_step)
         if self.param.display and self.iter % self.param.display == 0:
@@ -384,11 +371,23 @@ class Solver:
         self.iter += 1
         self._rollback.forget()
 
-    def _clear_gradients(self) -> None:
+    def clear_gradients(self) -> None:
+        """Forget the gradients of the last iteration; called once in each iteration, before its first pass."""
         self.net.zero_grad(set_to_none=True)
 
-    def _forward_backward(self, pass_: int) -> Mapping[str, Tensor]:
-        """Run the train net forward and backward once, adding to the blobs' `.grad`, and return its output blobs."""
+    def forward_backward(self, pass_: int) -> Mapping[str, Tensor]:
+        """Run the train net forward and backward once, and add to the `.grad` of the tensors in `net.params`.
+
+        Args:
+            pass_: number of the pass in the iteration, from 0 to iter_size - 1. The pass reads batch number
+                `iter * iter_size + pass_`.
+
+        Returns:
+            the output blobs by name, of which `net.loss` makes the loss. With ranks, they are of this rank's rows.
+
+        Raises:
+            InputError: an image can't be read.
+        """
         self.net.seed_pass(self.iter, pass_)
         batch = self._batch(self.iter * self.param.iter_size + pass_)
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.precision == "bf16"):
@@ -414,7 +413,7 @@ class Solver:
             iteration=self.iter,
             lr=rate,
             loss=self.smoothed_loss(),
-            outputs=_values(outputs if self._parallel is None else self._parallel.outputs(outputs)),
+            outputs=_values(self._process.outputs(outputs)),
             loss_weights=self.net.loss_weights,
             alphas=self.net.alphas(),
             images_per_s=images / seconds if images and self._displayed_at is not None else None,
@@ -461,28 +460,27 @@ class Solver:
         batches = self.param.test_iter[index]
         totals: dict[str, Tensor] = {}
         with ScoreWatch(self.test_nets[index]) as watch:
-            for outputs in self._test_outputs(index, batches):
-                if self._stopping and self.ranks is None:
+            for outputs in self.test_outputs(index, batches):
+                if self._stopping and self._process.can_leave_test:
                     return None
                 for name, value in outputs.items():
                     totals[name] = totals[name] + value if name in totals else value
-        counts = watch.counts()
-        if self.ranks is not None:
-            totals = self._over_ranks(totals, self.test_nets[index])
-            counts = {name: self.ranks.sum(count) for name, count in counts.items()}
-        return {name: (total / batches).cpu() for name, total in totals.items()}, not_finite(counts)
+        whole = self._process.test_totals(totals, self.test_nets[index], self.device)
+        counts = self._process.counts(watch.counts())
+        return {name: (total / batches).cpu() for name, total in whole.items()}, not_finite(counts)
 
-    def _over_ranks(self, totals: Mapping[str, Tensor], net: Net) -> dict[str, Tensor]:
-        """The sums over all ranks, of which some may have tested no batch."""
-        assert self.ranks is not None
-        names = dict.fromkeys((*net.outputs, *net.loss_weights))
-        nothing = {name: torch.zeros(net.blob_shapes[name], device=self.device) for name in names}
-        return {name: self.ranks.sum(totals.get(name, nothing[name])) for name in names}
+    def test_outputs(self, index: int, batches: int) -> Iterator[Mapping[str, Tensor]]:
+        """Run a test net on the batches of a test; called without gradients.
 
-    def _test_outputs(self, index: int, batches: int) -> Iterator[Mapping[str, Tensor]]:
-        """The output blobs of a test net for each batch of a test, or for those that fall to this rank."""
+        Args:
+            index: number of the test net.
+            batches: how many batches the test has. With ranks, each takes some of them.
+
+        Yields:
+            the output blobs of each batch by name.
+        """
         net = self.test_nets[index]
-        numbers = range(batches) if self.ranks is None else range(self.ranks.rank, batches, self.ranks.size)
+        numbers = self._process.test_batches(batches)
         with closing(Feed(net, numbers, device=self.device, workers=self.workers)) as feed:
             for j, inputs in zip(numbers, feed, strict=True):
                 net.seed_pass(j)
@@ -533,7 +531,7 @@ class Solver:
             )
         prefix = f"{self.param.snapshot_prefix}_iter_{self.iter}"
         model, state = (Path(f"{prefix}{suffix}") for suffix in self.snapshot_suffixes)
-        if not self._writes:
+        if not self._process.writes:
             self.saved_at = self.iter
             return model, state
         history = [tensor.cpu().numpy() for tensor in self.update.history]
@@ -641,7 +639,7 @@ def load_weights(net: Net, paths: Iterable[str | os.PathLike[str]], *, whole: An
 
 
 @contextmanager
-def _naming(name: str) -> Iterator[None]:
+def _errors_prefixed(name: str) -> Iterator[None]:
     """Put a name before the message of an InputError."""
     try:
         yield

@@ -118,6 +118,17 @@ def test_labels_out_of_range_are_found_before_the_first_batch(folder: Path, text
         check_data(two_classes)
 
 
+def test_labels_of_an_infogain_loss_are_checked_too(folder: Path) -> None:
+    text = """
+    layer { name: "fc" type: "InnerProduct" bottom: "data" top: "fc" inner_product_param { num_output: 2 } }
+    layer { name: "gain" type: "DummyData" top: "gain" dummy_data_param { shape { dim: 2 dim: 2 } } }
+    layer { name: "loss" type: "InfogainLoss" bottom: "fc" bottom: "label" bottom: "gain" top: "loss" }
+    """
+    with pytest.raises(InputError, match=r'label 2 is not in \[0, 2\), the classes that layer "loss"'):
+        check_data(net(folder, LMDB + text))
+    check_data(net(folder, LMDB + text.replace('"loss" }', '"loss" loss_param { ignore_label: 2 } }')))
+
+
 @pytest.mark.parametrize(("text", "name"), [(LMDB, "image {}"), (HDF5, "rows.h5:{}")])
 def test_every_row_is_scored_once(folder: Path, text: str, name: str) -> None:
     built = net(folder, text + CLASSIFIER)

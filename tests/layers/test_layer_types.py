@@ -2,11 +2,107 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
 import pytest
 
+import autodial.layers
 from autodial.errors import InputError
 from autodial.layers import layer_class, registry
 from autodial.layers.base import NOT_SUPPORTED
+from autodial.layers.shares import Rows
+from autodial.netparam import layer_types
+
+
+class Facts(NamedTuple):
+    """What a class must say of itself; autodial.layers.base explains each."""
+
+    rows: Rows
+    reads_scores: bool = False
+    reads_labels: bool = False
+    per_channel: bool = False
+    backward_reads_bottoms: bool = False
+    """Whether its Backward_cpu in Caffe calls data() of its bottoms, but for labels."""
+
+
+FACTS = {
+    "AbsVal": Facts(Rows.INDEPENDENT, backward_reads_bottoms=True),
+    "Accuracy": Facts(Rows.SUMMED, reads_scores=True, reads_labels=True),
+    "ArgMax": Facts(Rows.INDEPENDENT, reads_scores=True),
+    "BNLL": Facts(Rows.INDEPENDENT, backward_reads_bottoms=True),
+    "BatchNorm": Facts(Rows.STATISTICS, per_channel=True),
+    "Bias": Facts(Rows.INDEPENDENT, per_channel=True),
+    "Concat": Facts(Rows.INDEPENDENT),
+    "ContrastiveLoss": Facts(Rows.SUMMED),
+    "Convolution": Facts(Rows.INDEPENDENT, backward_reads_bottoms=True),
+    "Crop": Facts(Rows.INDEPENDENT),
+    "Data": Facts(Rows.MADE),
+    "Deconvolution": Facts(Rows.INDEPENDENT, backward_reads_bottoms=True),
+    "Dial": Facts(Rows.STATISTICS, per_channel=True),
+    "Dropout": Facts(Rows.INDEPENDENT),
+    "DummyData": Facts(Rows.MADE),
+    "ELU": Facts(Rows.INDEPENDENT, backward_reads_bottoms=True),
+    "Eltwise": Facts(Rows.INDEPENDENT),  # of a product it reads them
+    "Embed": Facts(Rows.INDEPENDENT, backward_reads_bottoms=True),
+    "EntropyLoss": Facts(Rows.SUMMED, reads_scores=True),
+    "EuclideanLoss": Facts(Rows.SUMMED),
+    "Exp": Facts(Rows.INDEPENDENT),
+    "Flatten": Facts(Rows.INDEPENDENT),
+    "HDF5Data": Facts(Rows.MADE),
+    "HDF5Output": Facts(Rows.ALL_IN_ONE_PROCESS),
+    "HingeLoss": Facts(Rows.SUMMED, reads_scores=True),
+    "ImageData": Facts(Rows.MADE),
+    "InfogainLoss": Facts(Rows.SUMMED_FIRST, reads_scores=True, reads_labels=True),
+    "InnerProduct": Facts(Rows.INDEPENDENT, backward_reads_bottoms=True),
+    "Input": Facts(Rows.MADE),
+    "LRN": Facts(Rows.INDEPENDENT, backward_reads_bottoms=True),
+    "Log": Facts(Rows.INDEPENDENT, backward_reads_bottoms=True),
+    "MVN": Facts(Rows.INDEPENDENT),
+    "MemoryData": Facts(Rows.MADE),
+    "MultinomialLogisticLoss": Facts(Rows.SUMMED, reads_scores=True, backward_reads_bottoms=True),
+    "PReLU": Facts(Rows.INDEPENDENT, per_channel=True, backward_reads_bottoms=True),
+    "Parameter": Facts(Rows.NONE),
+    "Pooling": Facts(Rows.INDEPENDENT),
+    "Power": Facts(Rows.INDEPENDENT, backward_reads_bottoms=True),
+    "Python": Facts(Rows.ALL_IN_ONE_PROCESS),
+    "ReLU": Facts(Rows.INDEPENDENT, backward_reads_bottoms=True),
+    "Reduction": Facts(Rows.INDEPENDENT, backward_reads_bottoms=True),
+    "Reshape": Facts(Rows.INDEPENDENT),
+    "Scale": Facts(Rows.INDEPENDENT, per_channel=True, backward_reads_bottoms=True),
+    "Sigmoid": Facts(Rows.INDEPENDENT),
+    "SigmoidCrossEntropyLoss": Facts(Rows.SUMMED),
+    "Silence": Facts(Rows.PASSED_ON),
+    "Slice": Facts(Rows.INDEPENDENT),
+    "Softmax": Facts(Rows.INDEPENDENT, reads_scores=True),
+    "SoftmaxWithLoss": Facts(Rows.SUMMED_FIRST, reads_scores=True, reads_labels=True),
+    "Split": Facts(Rows.PASSED_ON),
+    "TanH": Facts(Rows.INDEPENDENT),
+    "Threshold": Facts(Rows.INDEPENDENT),
+    "Tile": Facts(Rows.INDEPENDENT),
+}
+
+
+@pytest.mark.parametrize("name", sorted(registry))
+def test_a_class_says_what_must_be_known_of_it(name: str) -> None:
+    assert registry[name].rows is not None, f"{name}: state `rows`, what it does with the rows of its batch"
+    assert name in FACTS, f"{name}: add its line to FACTS, which asks for what Caffe's layer does, and state the same"
+    assert Facts(*(getattr(registry[name], field) for field in Facts._fields)) == FACTS[name]
+
+
+def _said(fact: str) -> set[str]:
+    return {name for name, cls in registry.items() if getattr(cls, fact)}
+
+
+def test_code_without_torch_knows_the_same() -> None:
+    place = "autodial/netparam/layer_types.py must list the types whose classes say so"
+    no_images = {name for name, cls in registry.items() if cls.bottoms == (0, 0) and not cls.is_data}
+    assert _said("reads_scores") == layer_types.READS_SCORES, place
+    assert _said("per_channel") == layer_types.PER_CHANNEL, place
+    assert no_images == layer_types.NO_IMAGES, place
 
 
 def test_a_class_knows_its_type() -> None:
@@ -27,3 +123,32 @@ def test_no_type_is_both() -> None:
 def test_an_unknown_type_lists_the_known_ones() -> None:
     with pytest.raises(InputError, match=r'"Convolutoin" is not supported; supported types: AbsVal, .*, Tile'):
         layer_class("Convolutoin")
+
+
+NEW_LAYER = """
+from autodial.layers.elementwise import Elementwise
+from autodial.layers.base import register
+
+@register("Double")
+class Double(Elementwise):
+    def forward(self, bottom):
+        return 2 * bottom
+"""
+
+WITH_NEW_LAYER = """
+import sys
+from importlib.util import module_from_spec, spec_from_file_location
+
+spec = spec_from_file_location("autodial.layers", "layers/__init__.py", submodule_search_locations=["layers"])
+sys.modules["autodial.layers"] = layers = module_from_spec(spec)
+spec.loader.exec_module(layers)
+print(layers.layer_class("Double").type_name, "autodial.layers.alignment_triton" in sys.modules)
+"""
+
+
+def test_a_layer_in_a_new_module_is_found(tmp_path: Path) -> None:
+    shutil.copytree(Path(autodial.layers.__file__).parent, tmp_path / "layers")
+    (tmp_path / "layers" / "double.py").write_text(NEW_LAYER)
+    command = [sys.executable, "-c", WITH_NEW_LAYER]
+    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (result.returncode, result.stdout, result.stderr) == (0, "Double False\n", "")

@@ -29,6 +29,7 @@ def layer(name: str, kind: str, *bottoms: str, top: str) -> str:
     [
         layer("loss", "SoftmaxWithLoss", "b", "label", top="loss"),
         layer("accuracy", "Accuracy", "b", "label", top="accuracy"),
+        layer("loss", "HingeLoss", "b", "label", top="loss"),
         layer("prob", "Softmax", "b", top="prob"),
         layer("prob", "Softmax", "b", top="prob") + layer("accuracy", "Accuracy", "prob", "label", top="accuracy"),
         layer("loss", "SoftmaxWithLoss", "b", "label", top="l") + layer("accuracy", "Accuracy", "b", "label", top="c"),

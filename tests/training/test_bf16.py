@@ -83,14 +83,14 @@ def test_train_command(
     options = ["--workers", "0", "--device", "cpu", *(["--precision", "bf16"] if precision == "bf16" else [])]
     monkeypatch.setattr(sys, "argv", ["autodial", "train", "--solver", "solver.prototxt", *options])
     halves = set()
-    forward = Solver._forward_backward
+    forward = Solver.forward_backward
 
     def watched(self: Solver, pass_: int) -> object:
         for module in self.net.layers.values():
             module.register_forward_hook(lambda module, bottoms, top: halves.add(getattr(top, "dtype", None)))
         return forward(self, pass_)
 
-    monkeypatch.setattr(Solver, "_forward_backward", watched)
+    monkeypatch.setattr(Solver, "forward_backward", watched)
     with pytest.raises(SystemExit) as exit_:
         main()
     assert not exit_.value.code, capsys.readouterr().err

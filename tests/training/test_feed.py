@@ -16,10 +16,10 @@ from damaged import damaged_jpeg, said_of
 
 from autodial.data.decoder_messages import watch_decoders
 from autodial.errors import InputError
+from autodial.net import feed as feed_module
 from autodial.net.data_checks import check_data, label_readers
 from autodial.net.feed import Feed, image_format, sources
 from autodial.net.net import Net
-from autodial.net.net import feed as feed_module
 from autodial.proto import messages as pb
 from autodial.proto import read_net
 

@@ -138,9 +138,9 @@ def test_a_sum_that_never_ends_on_a_gpu_is_given_up(monkeypatch: pytest.MonkeyPa
     aborted = []
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: Stuck())
     monkeypatch.setattr(ranks.dist.distributed_c10d, "_abort_process_group", lambda: aborted.append(True))
-    monkeypatch.setattr(ranks, "_GRACE", 0.0)
+    monkeypatch.setattr(ranks, "_GRACE_PERIOD", 0.0)
     rank = Ranks(0, 2, 0, 2)
-    rank.told_to_end()
+    rank.limit_waits()
     with pytest.raises(LostRankError, match="another rank is gone"):
         rank.settle(torch.device("cuda", 0))
     assert aborted == [True]

@@ -223,8 +223,8 @@ def test_a_closed_terminal_costs_nothing(project: Path, edit: Edit) -> None:
 
 def test_stop_during_a_test_trains_no_further(project: Path) -> None:
     class Stopping(Solver):
-        def _test_outputs(self, index: int, batches: int):  # type: ignore[no-untyped-def]
-            for outputs in super()._test_outputs(index, batches):
+        def test_outputs(self, index: int, batches: int):  # type: ignore[no-untyped-def]
+            for outputs in super().test_outputs(index, batches):
                 if self.iter == 4:
                     self.stop()
                 yield outputs

@@ -99,14 +99,14 @@ def test_alphas_that_are_fixed_do_not_count_in_the_clipped_norm(project: Path) -
 def test_displayed_rows(project: Path) -> None:
     solver, events = watched()
     losses = []
-    forward_backward = solver._forward_backward
+    forward_backward = solver.forward_backward
 
     def recorded(pass_: int) -> Any:
         outputs = forward_backward(pass_)
         losses.append(float(outputs["loss-source"].detach() + 0.1 * outputs["loss-target"].detach()))
         return outputs
 
-    solver._forward_backward = recorded  # type: ignore[method-assign]
+    solver.forward_backward = recorded  # type: ignore[method-assign]
     solver.step(8)
     per_iteration = [(a + b) / 2 for a, b in zip(losses[::2], losses[1::2], strict=True)]  # iter_size: 2
     for row in events.rows:
@@ -188,7 +188,7 @@ def test_divergence_stops_with_the_snapshots_before_it(project: Path) -> None:
 
 def test_full_gpu_memory_is_one_sentence(project: Path) -> None:
     class Full(Solver):
-        def _forward_backward(self, pass_: int) -> Any:
+        def forward_backward(self, pass_: int) -> Any:
             raise torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate")
 
     with pytest.raises(WorkError, match="the GPU's memory is full: lower batch_size"):

@@ -25,7 +25,7 @@ class Recorded(Solver):
     run: str
     record: dict[str, Any]
 
-    def _forward_backward(self, pass_: int) -> Mapping[str, Tensor]:
+    def forward_backward(self, pass_: int) -> Mapping[str, Tensor]:
         self.net.seed_pass(self.iter, pass_)
         outputs = self.net({name: torch.from_numpy(self.record[name][self.iter]) for name in ("data", "label")})
         self.net.loss(outputs).backward()

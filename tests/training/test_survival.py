@@ -79,8 +79,8 @@ def test_a_killed_worker_changes_no_number(
 @signals
 def test_a_worker_that_is_killed_while_the_net_is_tested(project: Path) -> None:
     class KillingInTests(Solver):
-        def _test_outputs(self, index: int, batches: int):  # type: ignore[no-untyped-def]
-            outputs = super()._test_outputs(index, batches)
+        def test_outputs(self, index: int, batches: int):  # type: ignore[no-untyped-def]
+            outputs = super().test_outputs(index, batches)
             yield next(outputs)
             for process in multiprocessing.active_children():
                 os.kill(process.pid or 0, signal.SIGKILL)

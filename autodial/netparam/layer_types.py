@@ -1,0 +1,16 @@
+"""What code that loads no torch must know of Caffe's layer types.
+
+The classes in autodial.layers say the same of themselves, beside all else that is known of a layer; a test compares.
+"""
+
+READS_SCORES = frozenset({
+    "Accuracy", "ArgMax", "EntropyLoss", "HingeLoss", "InfogainLoss", "MultinomialLogisticLoss", "Softmax",
+    "SoftmaxWithLoss",
+})  # fmt: skip
+"""Types whose first bottom holds scores or probabilities of classes (Layer.reads_scores)."""
+
+PER_CHANNEL = frozenset({"BatchNorm", "Bias", "Dial", "PReLU", "Scale"})
+"""Types that keep the channels and have parameters or statistics for each (Layer.per_channel)."""
+
+NO_IMAGES = frozenset({"DummyData", "Parameter"})
+"""Types that never have bottoms and bring no data: constants, the size of a crop, parameters."""
