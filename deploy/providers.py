@@ -16,6 +16,7 @@ import numpy as np
 
 from autodial.deploy.metadata import INPUT, ModelInfo
 from autodial.errors import InputError, WorkError
+from autodial.wording import shortened
 
 CPU = "CPUExecutionProvider"
 CUDA = "CUDAExecutionProvider"
@@ -168,6 +169,6 @@ def quiet() -> Iterator[None]:
 
 
 def reason(error: Exception) -> str:
-    """What an exception of ONNX Runtime says, on one line, without its code and its last full stop."""
+    """What an exception of ONNX Runtime says, on one line of bounded length, without its code and last full stop."""
     text = re.sub(r"^\[ONNXRuntimeError\] : \d+ : \w+ : ", "", str(error))
-    return " ".join(text.split()).rstrip(".")
+    return shortened(" ".join(text.split()).rstrip("."), 500)
