@@ -141,6 +141,11 @@ def _open(path: Path, providers: list[Any], threads: int) -> tuple[Any, ModelInf
     try:
         # Without enable_fallback=0 a provider that fails is replaced with the CPU behind a printed banner.
         session = ort.InferenceSession(str(path), options, providers=providers, enable_fallback=0)
+        return session, ModelInfo.of_session(session, path)
+    except UnicodeDecodeError as error:  # of names, metadata, and ONNX Runtime's words about them
+        raise InputError(
+            f"{path} is damaged: its names or metadata are not in UTF-8; export or copy it again."
+        ) from error
     except errors.InvalidProtobuf as error:
         raise InputError(f"{path} is not an ONNX file, or it is cut short: export or copy it again.") from error
     except (
@@ -153,7 +158,6 @@ def _open(path: Path, providers: list[Any], threads: int) -> tuple[Any, ModelInf
         if providers != [CPU]:
             raise
         raise InputError(f"{path}: ONNX Runtime {ort.__version__} can't load it: {reason(error)}.") from error
-    return session, ModelInfo.of_session(session, path)
 
 
 @contextlib.contextmanager

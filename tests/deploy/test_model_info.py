@@ -154,6 +154,14 @@ def test_names_that_repeat_are_told_apart(write_model: WriteModel) -> None:
     )
 
 
+@pytest.mark.parametrize("text", [b"classes", b"logits"])
+def test_texts_in_no_encoding_are_damage(write_model: WriteModel, text: bytes) -> None:
+    path = write_model()
+    path.write_bytes(path.read_bytes().replace(text, b"\xae" + text[1:]))
+    with pytest.raises(InputError, match=r"written\.onnx is damaged: its names or metadata are not in UTF-8"):
+        Predictor(path)
+
+
 def test_refuses_what_is_not_a_whole_onnx_file(write_model: WriteModel, tmp_path: Path) -> None:
     whole = write_model().read_bytes()
     path = tmp_path / "broken.onnx"
