@@ -204,23 +204,25 @@ def change_datum(rng: random.Random, folder: Path) -> None:
 # --- ONNX
 
 
+def _mostly(rng: random.Random, right: Any, *others: Any) -> Any:
+    return right if rng.random() < 0.8 else rng.choice(others)
+
+
 def other_model(rng: random.Random, path: Path, secret: Path) -> None:
     """An ONNX file of another program, with the metadata of the one that was there, other metadata, or none."""
-    name = rng.choice(("image", "image", "image", "input.1", "x" * 100_000, "\x1b[31m\u202e"))
-    dims = rng.choice(
-        (["b", 8, 8, 3], ["b", 8, 8, 3], ["b", 3, 8, 8], [1, 8, 8, 3], ["n", "h", "w", "c"], [], ["b"], None)
-    )
-    types = (TensorProto.UINT8, TensorProto.UINT8, TensorProto.FLOAT, TensorProto.INT64, TensorProto.STRING)
-    inputs = [helper.make_tensor_value_info(name, rng.choice(types), dims)]
+    name = _mostly(rng, "image", "input.1", "x" * 100_000, "\x1b[31m\u202e")
+    dims = _mostly(rng, ["b", 8, 8, 3], ["b", 3, 8, 8], [1, 8, 8, 3], ["n", "h", "w", "c"], [], ["b"], None)
+    element = _mostly(rng, TensorProto.UINT8, TensorProto.FLOAT, TensorProto.INT64, TensorProto.STRING)
+    inputs = [helper.make_tensor_value_info(name, element, dims)]
     outputs = [helper.make_tensor_value_info(end, TensorProto.FLOAT, ["b", 3]) for end in ("logits", "probabilities")]
-    weights = numpy_helper.from_array(np.ones((192, 3), np.float32) * rng.choice((0.01, *NUMBERS)), "w")
+    weights = numpy_helper.from_array(np.ones((192, 3), np.float32) * np.float32(_mostly(rng, 0.01, *NUMBERS)), "w")
     nodes = [
         helper.make_node("Cast", [name], ["float"], to=TensorProto.FLOAT),
         helper.make_node("Flatten", ["float"], ["flat"]),
         helper.make_node("MatMul", ["flat", "w"], ["logits"]),
-        helper.make_node(rng.choice(("Softmax", "Softmax", "Log", "Unknown")), ["logits"], ["probabilities"]),
+        helper.make_node(_mostly(rng, "Softmax", "Log", "Unknown"), ["logits"], ["probabilities"]),
     ]
-    match rng.randrange(6):
+    match rng.randrange(9):
         case 0:
             inputs.append(helper.make_tensor_value_info("other", TensorProto.FLOAT, [1]))
         case 1:
@@ -232,8 +234,8 @@ def other_model(rng: random.Random, path: Path, secret: Path) -> None:
         case _:
             pass
     graph = helper.make_graph(nodes, "g", inputs, outputs, [weights])
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", rng.choice((13, 13, 13, 7, 99)))])
-    model.ir_version = rng.choice((8, 8, 8, 3, 99))
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", _mostly(rng, 13, 7, 99))])
+    model.ir_version = _mostly(rng, 8, 3, 99)
     record = {entry.key: entry.value for entry in onnx.load(path).metadata_props}
-    helper.set_model_props(model, rng.choice((record, record, record, {}, {"autodial": "[]"})))
+    helper.set_model_props(model, _mostly(rng, record, {}, {"autodial": "[]"}))
     path.write_bytes(model.SerializeToString())
