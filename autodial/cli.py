@@ -30,6 +30,8 @@ from autodial.wording import printable
 
 _NO_MEMORY = "can't allocate memory"
 """What torch's RuntimeError says on the CPU."""
+_LONGEST = 8000
+"""Characters of a message: two paths, as long as Linux has them, fit in."""
 
 app = typer.Typer(
     name="autodial",
@@ -105,8 +107,13 @@ def _report(error: Exception, debug: bool) -> int:
         with suppress(OSError):  # standard error can't be written
             if debug:
                 traceback.print_exception(error)
-            print(f"autodial: error: {printable(message)}", file=sys.stderr)
+            print(f"autodial: error: {printable(_bounded(message))}", file=sys.stderr)
     return status
+
+
+def _bounded(message: str) -> str:
+    """A message without its middle, where a name in it, such as a layer's, fills screens."""
+    return message if len(message) <= _LONGEST else f"{message[: _LONGEST // 2]}...{message[-_LONGEST // 2 :]}"
 
 
 def _explain(error: Exception) -> tuple[str, int]:

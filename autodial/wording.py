@@ -39,9 +39,13 @@ def counted(number: int, noun: str, plural: str | None = None) -> str:
     return f"{number} {noun if number == 1 else plural or f'{noun}s'}"
 
 
-def shortened(text: str) -> str:
-    """A file's own words as a message repeats them: whole, or the first hundred characters and three dots."""
-    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
+def shortened(text: str, longest: int = _LONGEST) -> str:
+    """A file's own words as a message repeats them: whole, or the first hundred characters and three dots.
+
+    Args:
+        longest: another number than a hundred.
+    """
+    return text if len(text) <= longest else f"{text[:longest]}..."
 
 
 def alternatives(wanted: str, names: Sequence[str]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import glob
 import os
+import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
-from autodial.data.folders import IMAGE_SUFFIXES, in_order, is_hidden, is_image, walk
+from autodial.data.folders import IMAGE_SUFFIXES, folders, in_order, is_hidden, is_image, walk
 from autodial.data.image_list import paths_of, read_paths
 from autodial.data.paths import find
 from autodial.errors import InputError
@@ -28,6 +29,11 @@ FileState: TypeAlias = tuple[int, int]
 NO_FILE: FileState = (-1, 0)
 """Where there is no file."""
 
+_SEPARATOR = r"[\\/]" if os.sep == "\\" else "/"
+_ANY_FOLDERS = re.compile(rf"(?:^|(?<={_SEPARATOR}))(?:\*\*{_SEPARATOR})*\*\*(?:{_SEPARATOR}|$)")
+"""`**` in a pattern, and what separates it from the rest."""
+LINK = "link"
+"""The kind of a link to a folder that was not followed."""
 _KINDS = 100
 """Of files passed over that are told apart."""
 _SHOWN = 5
@@ -62,7 +68,7 @@ class Image:
 
 
 class PassedOver:
-    """Counts files that are passed over, by kind: "hidden", a lower-case suffix, or "no suffix".
+    """Counts what is passed over, by kind: "hidden", a lower-case suffix, "no suffix", or "link", to a folder.
 
     Beyond a hundred kinds, further ones are "others": names may be of any number of suffixes.
 
@@ -78,7 +84,8 @@ class PassedOver:
         file = Path(path)
         if file.name in self._own and os.path.realpath(path) == str(self._own[file.name]):
             return
-        kind = "hidden" if is_hidden(path) else file.suffix.lower() or "no suffix"
+        other = "hidden" if is_hidden(path) else file.suffix.lower() or "no suffix"
+        kind = LINK if path.endswith(os.sep) else other
         self.kinds[kind if kind in self.kinds or len(self.kinds) < _KINDS else "others"] += 1
 
 
@@ -99,8 +106,8 @@ def expand(inputs: Sequence[str | Path], passed_over: Callable[[str], None] = _i
     An argument is, in this order of precedence:
 
     - a folder: every file below it with an image's suffix (`IMAGE_SUFFIXES`), sorted by path; hidden files and folders
-      are skipped, links to folders followed, each real folder once. A folder below it that can't be listed is an Image
-      with an `error`;
+      are skipped, links to folders followed, each real folder once, but not to folders that hold the link. A folder
+      below it that can't be listed is an Image with an `error`;
     - a `.txt` file: a list in UTF-8, one path a line, in the list's order; blank lines are skipped. What follows the
       line's last space is a label, and dropped, if it is an integer, so that an ImageData list serves as it is (a file
       whose own name ends in a space and digits can't stand in a list without a label behind it). A relative path means
@@ -109,7 +116,8 @@ def expand(inputs: Sequence[str | Path], passed_over: Callable[[str], None] = _i
       `<(...)`. It is read as the images are, path by path. A relative path means the working directory;
     - any other file: an image, whatever its suffix;
     - a glob pattern with `*`, `?`, `[...]`, or `**` for any folders: the matching files with an image's suffix, sorted
-      by path, each real folder once; hidden files match where the pattern spells the dot.
+      by path, each real folder once; hidden files match where the pattern spells the dot, and `**` follows links as
+      above.
 
     Nothing is dropped for being named twice: a list of n images always makes n rows. Arguments are checked at once,
     and read when the result is iterated over: however many images there are, few of them are in memory.
@@ -117,7 +125,8 @@ def expand(inputs: Sequence[str | Path], passed_over: Callable[[str], None] = _i
     Args:
         inputs: the arguments.
         passed_over: is told, while the result is iterated over, of every file that a folder or a pattern holds and that
-            is no image by its name, or hidden. Hidden folders are not looked into.
+            is no image by its name, or hidden, and, with a separator at its end, of every folder in a folder that is
+            there anyway or holds the link to it. Hidden folders are not looked into.
 
     Raises:
         InputError: an argument names nothing that exists, or no image at all, or can't be read; while iterating: a list
@@ -207,7 +216,10 @@ def _in_folder(top: str, passed_over: Callable[[str], None]) -> Iterator[Image]:
     def note(folder: str, why: str) -> None:
         closed.append(Image(folder, error=f"can't list this folder: {why}"))
 
-    for name in _images(walk(top, unlisted=note), passed_over, hidden=False):
+    def skip(folder: str) -> None:
+        passed_over(folder + os.sep)
+
+    for name in _images(walk(top, skipped=skip, unlisted=note), passed_over, hidden=False):
         yield from closed
         closed.clear()
         yield Image(name)
@@ -215,11 +227,23 @@ def _in_folder(top: str, passed_over: Callable[[str], None]) -> Iterator[Image]:
 
 
 def _match(pattern: str) -> Iterator[str]:
-    # A link to a folder above itself makes `**` return the same files again and again, deeper each time.
     real_folder = functools.cache(os.path.realpath)
     spelled: dict[str, str] = {}
-    # pathlib's glob has other rules for hidden files
-    for name in in_order(glob.iglob(pattern, recursive=True)):  # noqa: PTH207
+    for name in in_order(_glob(pattern)):
         folder = os.path.dirname(name)  # noqa: PTH120
-        if spelled.setdefault(real_folder(folder), folder) == folder and Path(name).is_file():
+        if spelled.setdefault(real_folder(folder), folder) == folder and os.path.isfile(name):  # noqa: PTH113
             yield name
+
+
+def _glob(pattern: str) -> Iterator[str]:
+    """What a pattern matches; `**` looks into each real folder once, where glob goes along two links in a ring forever.
+
+    Files may come more than once where `**` stands more than once.
+    """
+    head, *tail = _ANY_FOLDERS.split(pattern, maxsplit=1)
+    if not tail:
+        yield from glob.iglob(pattern)  # noqa: PTH207 - pathlib's has other rules for hidden files
+        return
+    for top in glob.iglob(head) if glob.has_magic(head) else [head]:  # noqa: PTH207
+        for folder in folders(top):
+            yield from _glob(os.path.join(glob.escape(folder), tail[0] or "*"))  # noqa: PTH118

@@ -10,7 +10,7 @@ from typing import Annotated, Any, TypedDict, TypeVar
 from autodial.data.labels import check_class_names, tell_apart
 from autodial.errors import InputError
 from autodial.system.json_files import NotJsonError, WrongValueError, check, parse
-from autodial.wording import counted
+from autodial.wording import counted, shortened
 
 KEY = "autodial"
 SCHEMA = 1
@@ -131,8 +131,8 @@ class ModelInfo:
         taken = [(put.name, put.type, tuple(put.shape[1:])) for put in session.get_inputs()]
         if taken != [(INPUT, "tensor(uint8)", info.image_shape)]:
             raise InputError(
-                f"{path}: the graph takes {taken}, and its metadata promises a uint8 batch {INPUT!r} of "
-                f"{info.image_shape}: export the model again."
+                f"{path}: the graph takes {shortened(str(taken))}, and its metadata promises a uint8 batch {INPUT!r} "
+                f"of {info.image_shape}: export the model again."
             )
         given = {put.name: (put.type, put.shape) for put in session.get_outputs()}
         for name in OUTPUTS:
@@ -145,8 +145,9 @@ class ModelInfo:
                 )
         axes = [session.get_inputs()[0].shape[0], *(given[name][1][0] for name in OUTPUTS)]
         if any(map(_is_fixed, axes)):
+            shown = [shortened(str(axis)) for axis in axes]
             raise InputError(
-                f"{path}: the graph takes batches of {axes[0]} and gives {' and '.join(map(str, axes[1:]))} rows, and "
+                f"{path}: the graph takes batches of {shown[0]} and gives {' and '.join(shown[1:])} rows, and "
                 "batches of any size are wanted, with a row per image: export the model again."
             )
         return info
@@ -235,4 +236,5 @@ def _is_fixed(size: int | str | None) -> bool:
 
 
 def _describe(outputs: Mapping[str, tuple[str, list[Any]]]) -> str:
-    return ", ".join(f"{name}, {kind} of {shape}" for name, (kind, shape) in outputs.items()) or "nothing"
+    shown = ", ".join(f"{name}, {kind} of {shape}" for name, (kind, shape) in outputs.items())
+    return shortened(shown) if shown else "nothing"

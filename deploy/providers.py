@@ -16,6 +16,7 @@ import numpy as np
 
 from autodial.deploy.metadata import INPUT, ModelInfo
 from autodial.errors import InputError, WorkError
+from autodial.wording import shortened
 
 CPU = "CPUExecutionProvider"
 CUDA = "CUDAExecutionProvider"
@@ -140,6 +141,11 @@ def _open(path: Path, providers: list[Any], threads: int) -> tuple[Any, ModelInf
     try:
         # Without enable_fallback=0 a provider that fails is replaced with the CPU behind a printed banner.
         session = ort.InferenceSession(str(path), options, providers=providers, enable_fallback=0)
+        return session, ModelInfo.of_session(session, path)
+    except UnicodeDecodeError as error:  # of names, metadata, and ONNX Runtime's words about them
+        raise InputError(
+            f"{path} is damaged: its names or metadata are not in UTF-8; export or copy it again."
+        ) from error
     except errors.InvalidProtobuf as error:
         raise InputError(f"{path} is not an ONNX file, or it is cut short: export or copy it again.") from error
     except (
@@ -152,7 +158,6 @@ def _open(path: Path, providers: list[Any], threads: int) -> tuple[Any, ModelInf
         if providers != [CPU]:
             raise
         raise InputError(f"{path}: ONNX Runtime {ort.__version__} can't load it: {reason(error)}.") from error
-    return session, ModelInfo.of_session(session, path)
 
 
 @contextlib.contextmanager
@@ -168,6 +173,6 @@ def quiet() -> Iterator[None]:
 
 
 def reason(error: Exception) -> str:
-    """What an exception of ONNX Runtime says, on one line, without its code and its last full stop."""
+    """What an exception of ONNX Runtime says, on one line of bounded length, without its code and last full stop."""
     text = re.sub(r"^\[ONNXRuntimeError\] : \d+ : \w+ : ", "", str(error))
-    return " ".join(text.split()).rstrip(".")
+    return shortened(" ".join(text.split()).rstrip("."), 500)

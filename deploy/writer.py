@@ -324,6 +324,9 @@ def _leave(error: BaseException, table: _ResumableTable, files: Sequence[Path], 
     first = "The row of the first image is" if rows == 1 else f"The rows of the first {rows} images are"
     kept = f" {first} in {files[0]}; --resume goes on from there." if rows else ""
     if isinstance(error, OSError):
-        raise WorkError(f"{output}: can't write: {error.strerror}.{kept}") from error
+        # Writing to an open file names none.
+        own = error.filename is None or str(error.filename).startswith(str(files[0]).removesuffix(".partial"))
+        what = f"{output}: can't write" if own else error.filename
+        raise WorkError(f"{what}: {error.strerror}.{kept}") from error
     if isinstance(error, (AutodialError, KeyboardInterrupt)):
         raise type(error)(f"{error}{kept}") from error

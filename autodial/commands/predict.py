@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from contextlib import nullcontext
 from enum import Enum
 from pathlib import Path
@@ -232,9 +233,7 @@ def describe(summary: Summary) -> str:
     if damaged := summary.statuses.get("damaged"):
         lines.append(f"{damaged} damaged: their rows have that status, and what the decoder said")
     if summary.passed_over:
-        from autodial.deploy.inputs import describe_kinds
-
-        lines.append(f"Passed over, as hidden or no image by the name: {describe_kinds(summary.passed_over)}")
+        lines += describe_passed_over(summary.passed_over)
     shown = list(summary.counts.items())[:CLASSES_SHOWN]
     lines += [f"{count:>9}  {label}" for label, count in shown]
     if len(shown) < len(summary.counts):
@@ -242,6 +241,23 @@ def describe(summary: Summary) -> str:
     if summary.drift is not None:
         lines += describe_drift(summary.drift)
     return "\n".join(lines)
+
+
+def describe_passed_over(kinds: Mapping[str, int]) -> list[str]:
+    """What was passed over, by kind, in a line or two."""
+    from autodial.deploy.inputs import LINK, describe_kinds
+
+    lines = []
+    if files := {kind: count for kind, count in kinds.items() if kind != LINK}:
+        lines.append(f"Passed over, as hidden or no image by the name: {describe_kinds(files)}")
+    if links := kinds.get(LINK, 0):
+        what = (
+            "lead to folders that are there anyway, or hold the link"
+            if links > 1
+            else ("leads to a folder that is there anyway, or holds the link")
+        )
+        lines.append(f"Not followed: {counted(links, 'link')} that {what}")
+    return lines
 
 
 def describe_drift(drift: Drift) -> list[str]:

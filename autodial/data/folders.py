@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import suppress
 from heapq import merge
 from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import IO
+from typing import IO, TypeAlias
 
 from autodial.errors import InputError
+
+_Folders: TypeAlias = frozenset[tuple[int, int]]
+"""Folders, as `identity` has them."""
 
 # fmt: off
 IMAGE_SUFFIXES = (
@@ -40,13 +44,15 @@ def walk(
 ) -> Iterator[str]:
     """Every file in a folder and below it, hidden ones and those that are no images too.
 
-    Hidden folders are left out. Links to folders are followed, each real folder once, so that loops end. What is in
-    memory is a bounded part of one folder's names for each level, however many files there are.
+    Hidden folders are left out. Links to folders are followed, each real folder once, but not to a folder that holds
+    the link: one to `/` would bring in the whole machine. What is in memory is a bounded part of one folder's names for
+    each level, however many files there are.
 
     Args:
         top: the folder.
         without: folders to leave out, as `identity` has them.
-        skipped: is told of every folder that is left out because it was there before, or is one of `without`.
+        skipped: is told of every folder that is left out because it was there before, holds the link to it, or is one
+            of `without`.
         unlisted: is told of every folder that can't be listed, and why, before any file that comes after it.
 
     Yields:
@@ -55,29 +61,27 @@ def walk(
     Raises:
         InputError: a folder can't be listed, and there is no `unlisted`.
     """
-    seen = set(without)
+    visits = _Visits(without)
 
-    def entries(folder: str) -> Iterator[str]:
+    def entries(folder: str, holders: _Folders | None) -> tuple[str, _Folders | None, Iterator[str]]:
         """Names in a folder, those of folders with a separator behind them: their files' place in the order."""
+        names: Iterator[str] = iter(())
         try:
-            here = identity(folder)
-            if here in seen:
-                if skipped is not None:
-                    skipped(folder)
-                return iter(())
-            seen.add(here)
-            with os.scandir(folder) as found:
-                return in_order(entry.name + os.sep if _is_folder(entry) else entry.name for entry in found)
+            holders = visits.enter(folder, holders)
+            if holders is not None:
+                with os.scandir(folder) as found:
+                    names = in_order(entry.name + os.sep if _is_folder(entry) else entry.name for entry in found)
+            elif skipped is not None:
+                skipped(folder)
         except OSError as error:
             if unlisted is None:
                 raise InputError(f"{folder}: can't list this folder: {error.strerror}.") from error
             unlisted(folder, error.strerror or str(error))
-            return iter(())
+        return folder, holders, names
 
-    first = str(Path(top))
-    open_folders = [(first, entries(first))]
+    open_folders = [entries(str(Path(top)), None)]
     while open_folders:
-        folder, names = open_folders[-1]
+        folder, holders, names = open_folders[-1]
         name = next(names, None)
         if name is None:
             open_folders.pop()
@@ -87,7 +91,62 @@ def walk(
             yield path
         elif not name.startswith("."):
             path = path[: -len(os.sep)]
-            open_folders.append((path, entries(path)))
+            open_folders.append(entries(path, holders))
+
+
+def folders(top: str) -> Iterator[str]:
+    """A folder ("" is the working directory) and those below it that `walk` would look into, in a fixed order.
+
+    Folders that can't be listed are passed over.
+    """
+    visits = _Visits()
+    left: list[tuple[str, _Folders | None]] = [(top, None)]
+    while left:
+        folder, holders = left.pop()
+        with suppress(OSError):
+            holders = visits.enter(folder or os.curdir, holders)
+            if holders is None:
+                continue
+            yield folder
+            with os.scandir(folder or os.curdir) as found:
+                below = sorted((entry.name for entry in found if _is_folder(entry)), reverse=True)
+            left += [(os.path.join(folder, name), holders) for name in below if not is_hidden(name)]  # noqa: PTH118
+
+
+class _Visits:
+    """Lets a walk into each real folder once, and along no link to a folder that holds the link.
+
+    Args:
+        without: folders to stay out of, as `identity` has them.
+    """
+
+    def __init__(self, without: Iterable[tuple[int, int]] = ()) -> None:
+        self._seen = set(without)
+
+    def enter(self, folder: str, holders: _Folders | None) -> _Folders | None:
+        """Go into a folder, unless it is not to be gone into.
+
+        Args:
+            folder: its path.
+            holders: what this method gave for the folder that `folder` was found in; None where a walk begins.
+
+        Returns:
+            folders that hold this one, those aside that the walk came through; None if it is not to be gone into.
+
+        Raises:
+            OSError: there is no such folder.
+        """
+        here = identity(folder)
+        if here in self._seen or here in (holders or ()):
+            return None
+        self._seen.add(here)
+        if holders is not None and not os.path.islink(folder):  # noqa: PTH114 - a str
+            return holders
+        found = set(holders or ())
+        for holder in Path(os.path.realpath(folder)).parents:
+            with suppress(OSError):  # no leave to look at it
+                found.add(identity(holder))
+        return frozenset(found)
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:

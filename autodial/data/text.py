@@ -16,8 +16,10 @@ def read_text(path: str | PathLike[str], what: str) -> str:
         what: what the file should be, with its article, for messages: "an image list".
 
     Raises:
-        InputError: the file can't be read, is binary, or is text in another encoding.
+        InputError: the file can't be read, is a device or binary, or is text in another encoding.
     """
+    if Path(path).is_char_device():  # /dev/zero never ends
+        raise InputError(f"{path} is a device and not {what}: name a file")
     try:
         data = Path(path).read_bytes()
     except OSError as error:

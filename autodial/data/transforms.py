@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import stat
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -26,6 +27,9 @@ from autodial.wording import counted
 _FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
 _LARGEST = 2**31 - 1
 """Bytes of a file that OpenCV can take from memory."""
+_LIMIT = re.compile("IO_MAX_IMAGE_(PIXELS|WIDTH|HEIGHT)")
+"""What OpenCV names, with its prefix, where an image goes beyond it; an environment variable, too."""
+_LIMITED = {"PIXELS": "pixels", "WIDTH": "columns", "HEIGHT": "rows"}
 
 
 DRAWS = 3
@@ -161,8 +165,8 @@ def _from_bytes(data: NDArray[np.uint8], color: bool | None) -> Decoded:
             image = _same_from_all(ended, flags)
             damage = "the end marker of the JPEG is missing"
     except cv2.error as error:
-        if "IO_MAX_IMAGE_PIXELS" in error.err:
-            raise DataError("has more pixels than OpenCV allows (OPENCV_IO_MAX_IMAGE_PIXELS)") from None
+        if limit := _LIMIT.search(error.err):
+            raise DataError(f"has more {_LIMITED[limit[1]]} than OpenCV allows (OPENCV_{limit[0]})") from None
         raise DataError(f"can't be decoded: {error.err}") from None
     if image is None:
         raise DataError("is not an image that OpenCV can read, or it is damaged or cut short")

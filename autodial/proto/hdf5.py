@@ -9,6 +9,7 @@ current_step, and a group "history" with the datasets "0", "1", ...
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -131,8 +132,10 @@ def _writing(path: str | os.PathLike[str]) -> Iterator[Any]:
             # `replacing` has locked it already.
             with h5py.File(aside.name, "w", libver=("v108", "v108"), locking=False) as file:
                 yield file
-        except RuntimeError as error:  # h5py's, if the file can't be closed, as on a full disk
-            raise WorkError(f"{path} can't be written: {error}") from error
+        except (OSError, RuntimeError) as error:  # h5py's; the latter if the file can't be closed, as on a full disk
+            # the system's own words, in a paragraph of HDF5's
+            reason = re.search("error message = '(.*?)'", str(error))
+            raise WorkError(f"{path} can't be written: {reason[1] if reason else error}") from error
 
 
 def _values(dataset: Any, kinds: str) -> NDArray[Any]:

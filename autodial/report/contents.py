@@ -278,7 +278,8 @@ class _Writer:
         total = [Curve("total", "train", None, loss.iterations, loss.values)] if loss.values else []
         weights = "The total is the sum of the training losses by their weights"
         averaged = f", averaged over {run.solver.average_loss} iterations" if run.solver.average_loss > 1 else ""
-        self._curves("losses", [*losses, *total], "loss", f"Losses by iteration. {weights}{averaged}.")
+        if losses or total:
+            self._curves("losses", [*losses, *total], "loss", f"Losses by iteration. {weights}{averaged}.")
         if accuracies:
             self._curves("accuracies", accuracies, "accuracy", "Accuracies by iteration.", percent=True)
         if diversity := run.diversity():

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Literal
 
@@ -170,7 +171,7 @@ class Run:
         """Time from each start to the last line that it logged, added up; None where the log has no times."""
         total = 0.0
         started = None
-        for event, following in zip(self.events, [*self.events[1:], None], strict=True):
+        for event, following in zip_longest(self.events, self.events[1:]):
             if "time" not in event:
                 return None
             if event["event"] == "start":

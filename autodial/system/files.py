@@ -20,10 +20,12 @@ _HDF5_SIGNATURE = b"\x89HDF\r\n\x1a\n"
 
 
 def existing_file(path: str | os.PathLike[str], kind: str) -> Path:
-    """`path`, or an InputError in one sentence if it is missing or a folder; `kind` says what it should be."""
+    """`path`, or an InputError in one sentence if there is no file or pipe; `kind` says what it should be."""
     path = Path(path)
     if path.is_dir():
         raise InputError(f"{path} is a folder: name the {kind} file itself")
+    if path.is_char_device() or path.is_block_device():  # /dev/zero never ends
+        raise InputError(f"{path} is a device: name a {kind} file")
     if not path.exists():
         raise InputError(f"{path} does not exist: check the name of the {kind} file")
     return path
@@ -134,7 +136,10 @@ def replacing_files(folder: str | os.PathLike[str], last: str) -> Iterator[Path]
     try:
         _remove_leftovers(place)
         with _locked_folder(place) as aside:
-            yield aside
+            try:
+                yield aside
+            except WorkError as error:  # of `replacing`, say, which can't know the final name
+                raise WorkError(str(error).replace(str(aside), str(folder))) from error
             if there:
                 (folder / last).unlink(missing_ok=True)
                 for path in sorted(aside.iterdir(), key=lambda path: path.name == last):

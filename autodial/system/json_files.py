@@ -71,8 +71,10 @@ def parse(text: str | bytes) -> Any:
         raise
     except UnicodeDecodeError:
         raise NotJsonError("it is not in UTF-8") from None
-    except ValueError as error:  # of a number of too many digits, too
+    except json.JSONDecodeError as error:
         raise NotJsonError(f"it is no JSON: {error}") from None
+    except ValueError:  # Python's limit is 4300
+        raise NotJsonError("it holds a number of thousands of digits") from None
 
 
 def check(value: Any, schema: type[T]) -> T:

@@ -582,6 +582,11 @@ class Solver:
                 f"{'' if state_path.exists() else ' (which does not exist)'}; to start from it, pass it with --weights"
             )
         state = proto.read_state(path)
+        if state.iter < 0 or not 0 <= state.current_step <= state.iter:
+            raise InputError(
+                f"{path} is damaged: no training comes to iteration {state.iter} with {state.current_step} steps of "
+                "the learning rate; copy it again"
+            )
         history = self.update.history
         if len(state.history) != len(history):
             raise InputError(
@@ -598,7 +603,7 @@ class Solver:
         model = None
         if state.learned_net:
             places = list(dict.fromkeys((path.parent / Path(state.learned_net).name, Path(state.learned_net))))
-            model = next((place for place in places if place.exists()), None)
+            model = next((place for place in places if place.is_file()), None)
             if model is None:
                 raise InputError(f"{path} needs its caffemodel, and it is not at {' or '.join(map(str, places))}")
             self.load_weights([model])

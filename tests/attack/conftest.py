@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-sys.path.append(str(Path(__file__).parent))  # for the modules beside this, which importlib mode would not find
+# for the modules beside this, and layers/test_every_option.py, which importlib mode would not find
+sys.path += [str(Path(__file__).parent), str(Path(__file__).parents[1] / "layers")]
 
 from attack import HEADER, Figures, Victim
 from material import make

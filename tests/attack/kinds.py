@@ -12,7 +12,17 @@ from typing import Any
 import h5py
 import numpy as np
 from damage import damaged_bytes, damaged_json, damaged_text
+from layer_numbers import odd_net
 from material import QUICK
+from odd_files import (
+    change_blob,
+    change_dataset,
+    change_datum,
+    change_state,
+    odd_image,
+    odd_text,
+    other_model,
+)
 
 Kind = Callable[[random.Random, Path], list[str]]
 SECRET = "a line of a file that nothing names"
@@ -27,6 +37,7 @@ SHORT = [
 ]
 TIME = ["time", "--net", "net.prototxt", "--variant", "mine", "--iterations", "1", "--device", "cpu"]
 RESUME = ["train", "--solver", "solver.prototxt", "--snapshot", "spots_iter_4.solverstate", *SHORT]
+EXPORT = ["export", "--net", "net.prototxt", "--weights", "w.caffemodel", "-o", "new.onnx"]
 TABLE = ["predict", "m.onnx", "target", "z.png", "-o", "out.csv", "--resume", "--batch-size", "4", "--device", "cpu"]
 
 
@@ -73,7 +84,7 @@ def lists(rng: random.Random, folder: Path) -> list[str]:
 
 def labels(rng: random.Random, folder: Path) -> list[str]:
     _rewrite(folder / "labels.txt", damaged_text, rng)
-    return ["export", "--net", "net.prototxt", "--weights", "w.caffemodel", "-o", "new.onnx"]
+    return EXPORT
 
 
 def caffemodels(rng: random.Random, folder: Path) -> list[str]:
@@ -204,7 +215,7 @@ def names(rng: random.Random, folder: Path) -> list[str]:
             case 0 | 1 | 2:
                 path.write_bytes(image)
             case 3:
-                path.symlink_to(rng.choice((".", "..", path.name)))
+                path.symlink_to(rng.choice((".", "..", "/", path.name)))
             case 4:
                 os.mkfifo(path)
             case _:
@@ -213,6 +224,77 @@ def names(rng: random.Random, folder: Path) -> list[str]:
                 (deep / "x.png").write_bytes(image)
     more = rng.choice(([], ["--sort-into", "sorted"], ["--sort-into", "sorted", "--copy"], ["--drift", "drift.json"]))
     return PREDICT + more
+
+
+# --- files that are whole, and odd
+
+
+def layer_numbers(rng: random.Random, folder: Path) -> list[str]:
+    (folder / "net.prototxt").write_text(odd_net(rng))
+    phase = rng.choice(("TRAIN", "TEST"))
+    return ["time", "--net", "net.prototxt", "--phase", phase, "--iterations", "1", "--device", "cpu"]
+
+
+READERS: Mapping[str, list[str]] = {
+    "net.prototxt": TEST,
+    "plain.prototxt": ["dialize", "plain.prototxt", "-o", "dialized.prototxt"],
+    "solver.prototxt": ["train", "--solver", "solver.prototxt", *SHORT],
+    "mine.settings": TIME,
+    "test.txt": TEST,
+    "labels.txt": EXPORT,
+    "h5.txt": testing("hdf5.prototxt"),
+    "run/run.json": REPORT,
+    "run/log.jsonl": REPORT,
+    "out.csv.partial.json": TABLE,
+}
+"""A command that reads a text file, by the file."""
+
+
+def encodings(rng: random.Random, folder: Path) -> list[str]:
+    name = rng.choice(list(READERS))
+    (folder / name).write_bytes(odd_text(rng, (folder / name).read_text()))
+    return READERS[name]
+
+
+def odd_images(rng: random.Random, folder: Path) -> list[str]:
+    with (folder / "test.txt").open("a") as listed:
+        for path in rng.sample(sorted((folder / "target").glob("*/*")), 3):
+            suffix, data = odd_image(rng)
+            odd = path.with_name(f"odd-{path.stem}{suffix}")
+            odd.write_bytes(data)
+            listed.write(f"{odd.relative_to(folder)} 1\n")
+    init = ["init", "new", "--arch", "digits", "--source", "source", "--target", "target"]
+    return rng.choice((PREDICT, PREDICT, [*PREDICT, "--drift", "drift.json"], TEST, init))
+
+
+def odd_hdf5(rng: random.Random, folder: Path) -> list[str]:
+    name = rng.choice(("w.h5", "test.h5"))
+    change_dataset(rng, folder / name)
+    return ["upgrade", "w.h5", "new.caffemodel"] if name == "w.h5" else testing("hdf5.prototxt")
+
+
+def odd_weights(rng: random.Random, folder: Path) -> list[str]:
+    change_blob(rng, folder / "w.caffemodel")
+    net = ["--net", "net.prototxt", "--weights", "w.caffemodel"]
+    recalibrate = ["recalibrate", *net, "-o", "new.caffemodel", *QUICK]
+    return rng.choice((TEST, EXPORT, ["upgrade", "w.caffemodel", "new.h5"], recalibrate))
+
+
+def odd_states(rng: random.Random, folder: Path) -> list[str]:
+    change_state(rng, folder / "spots_iter_4.solverstate")
+    return [*RESUME, "-o", "again"]
+
+
+def odd_entries(rng: random.Random, folder: Path) -> list[str]:
+    change_datum(rng, folder / "test.lmdb")
+    return testing("lmdb.prototxt")
+
+
+def other_models(rng: random.Random, folder: Path) -> list[str]:
+    secret = folder / "secret.txt"
+    secret.write_text(SECRET * 100)
+    other_model(rng, folder / "m.onnx", secret)
+    return PREDICT
 
 
 KINDS: Mapping[str, Kind] = {
@@ -232,4 +314,12 @@ KINDS: Mapping[str, Kind] = {
     "ONNX models": models,
     "images": images,
     "names of files": names,
+    "numbers in layers": layer_numbers,
+    "encodings": encodings,
+    "odd images": odd_images,
+    "odd HDF5": odd_hdf5,
+    "odd weights": odd_weights,
+    "odd solverstates": odd_states,
+    "odd LMDB entries": odd_entries,
+    "other programs' ONNX": other_models,
 }

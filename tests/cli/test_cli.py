@@ -155,6 +155,16 @@ def test_what_an_error_becomes(
     assert err.startswith("autodial: error: ") and message in err and err.count("\n") == 1
 
 
+def test_an_error_does_not_fill_screens(tmp_path: Path) -> None:
+    name = "d" * 1_000_000
+    (tmp_path / "net.prototxt").write_text(f'layer {{ name: "x" type: "ReLU" bottom: "{name}" top: "e" }}')
+    result = in_a_process("time", "--net", "net.prototxt", "--device", "cpu", cwd=tmp_path)
+    assert result.returncode == 2
+    assert result.stderr.startswith('autodial: error: net.prototxt, TRAIN phase: layer "x" (ReLU): bottom blob "ddd')
+    assert result.stderr.endswith("is produced by no earlier layer of the TRAIN phase\n")
+    assert len(result.stderr) < 10_000
+
+
 HOSTILE = "a\x1b]0;title\x07\x1b[2J\x9b1m\u202eb.png"
 
 

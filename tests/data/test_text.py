@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import codecs
+import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -67,3 +69,13 @@ def test_a_byte_order_mark_is_no_part_of_the_text(
 def test_labels_with_a_byte_order_mark(tmp_path: Path) -> None:
     (tmp_path / "labels.txt").write_bytes(codecs.BOM_UTF8 + b"cat\r\ndog\r\n")
     assert read_labels(tmp_path / "labels.txt") == ["cat", "dog"]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no such devices there")
+@pytest.mark.parametrize(("read", "text", "what"), READERS)
+def test_devices_are_not_read(read: Callable[[Path], Any], text: str, what: str, tmp_path: Path) -> None:
+    """Some, like /dev/zero, never end."""
+    path = tmp_path / "x.settings"
+    path.symlink_to(os.devnull)
+    with pytest.raises(InputError, match=rf"x\.settings is a device(: name a| and not) {what}"):
+        read(path)

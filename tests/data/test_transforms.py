@@ -118,12 +118,15 @@ def test_a_file_of_gigabytes_is_not_read(tmp_path: Path) -> None:
 
 
 def test_an_image_too_large_for_opencv_is_refused(tmp_path: Path) -> None:
-    header = bytearray(encode(".bmp"))
-    header[18:26] = struct.pack("<ii", 2**20, 2**20)
     path = tmp_path / "huge.bmp"
-    path.write_bytes(header)
-    with pytest.raises(DataError, match=r"huge.bmp has more pixels than OpenCV allows"):
-        decode(path, color=True)
+    for size, what in (((2**20, 2**20), "pixels"), ((2**21, 1), "columns"), ((1, 2**21), "rows")):
+        header = bytearray(encode(".bmp"))
+        header[18:26] = struct.pack("<ii", *size)
+        path.write_bytes(header)
+        with pytest.raises(
+            DataError, match=rf"huge.bmp has more {what} than OpenCV allows \(OPENCV_IO_MAX_IMAGE_\w+\)"
+        ):
+            decode(path, color=True)
 
 
 def test_resize_keeps_the_channel_axis() -> None:

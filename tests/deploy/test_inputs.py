@@ -98,9 +98,30 @@ def test_there_are_a_hundred_kinds_at_most() -> None:
     assert passed_over.kinds.total() == 300
 
 
-def test_globs_survive_a_loop_of_links() -> None:
+def test_globs_survive_a_loop_of_links(monkeypatch: pytest.MonkeyPatch) -> None:
     link("photos/z/up", "..")
     assert paths("photos/**/*") == FOUND
+    link("photos/z/here", ".")  # two of them make 2^40 ways
+    looks = iter(range(1000))
+    scan = os.scandir
+    monkeypatch.setattr(os, "scandir", lambda path: (next(looks), scan(path))[1])
+    assert paths("photos/**/*") == FOUND
+    assert paths("**/**/*.tiff") == FOUND[2:]
+
+
+@pytest.mark.parametrize("above", ["..", "../..", os.sep])
+def test_links_to_what_holds_them_are_not_followed(above: str, tree: Path) -> None:
+    (tree / "beside.png").touch()
+    (tree / "elsewhere").mkdir()
+    (tree / "elsewhere" / "e.png").touch()
+    link("photos/up", above)
+    link("photos/z/other", str(tree / "elsewhere"))
+    link("elsewhere/back", above)
+    passed_over = PassedOver()
+    found = [image.path.replace(os.sep, "/") for image in expand(["photos"], passed_over)]
+    assert found == [*FOUND, "photos/z/other/e.png"]
+    assert passed_over.kinds == {"link": 2, ".txt": 1, "hidden": 1}
+    assert paths("photos/**/*") == found
 
 
 def test_a_file_is_an_image_whatever_its_name(tree: Path) -> None:

@@ -114,6 +114,23 @@ def test_a_graph_with_other_axes_is_refused(
         Predictor(path)
 
 
+def test_a_name_of_any_length_is_shown_in_part(write_model: WriteModel) -> None:
+    path = write_model()
+    text = path.read_bytes()
+    for name, message in (("image", "takes"), ("probabilities", "gives"), ("pixels", "can't load it")):
+        model = onnx.load_from_string(text)
+        model.graph.node[-1].op_type = "Unknown" if name == "pixels" else model.graph.node[-1].op_type
+        for named in (*model.graph.input, *model.graph.output):
+            named.name = named.name.replace(name, "x" * 100_000)
+        for node in model.graph.node:
+            for names in (node.input, node.output):
+                names[:] = ["x" * 100_000 if used == name else used for used in names]
+        onnx.save(model, path)
+        with pytest.raises(InputError, match=message) as refusal:
+            Predictor(path)
+        assert len(str(refusal.value)) < 1000
+
+
 def test_a_graph_whose_outputs_are_not_of_its_batch_is_refused(write_model: WriteModel) -> None:
     """Its metadata and axes promise a row per image, and it gives half of them."""
     path = write_model()
@@ -135,6 +152,14 @@ def test_names_that_repeat_are_told_apart(write_model: WriteModel) -> None:
         "crane_2",
         "gull",
     )
+
+
+@pytest.mark.parametrize("text", [b"classes", b"logits"])
+def test_texts_in_no_encoding_are_damage(write_model: WriteModel, text: bytes) -> None:
+    path = write_model()
+    path.write_bytes(path.read_bytes().replace(text, b"\xae" + text[1:]))
+    with pytest.raises(InputError, match=r"written\.onnx is damaged: its names or metadata are not in UTF-8"):
+        Predictor(path)
 
 
 def test_refuses_what_is_not_a_whole_onnx_file(write_model: WriteModel, tmp_path: Path) -> None:

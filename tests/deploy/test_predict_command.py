@@ -18,7 +18,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from autodial.commands.predict import describe, predict
+from autodial.commands.predict import describe, describe_passed_over, predict
 from autodial.deploy import Summary
 from autodial.deploy.runner import Stage
 from autodial.errors import InputError, WorkError
@@ -139,6 +139,14 @@ def test_summary_in_words() -> None:
         "       20  class 0",
     ]
     assert text.endswith("       11  class 9\n           and 2 more classes")
+
+
+def test_links_that_were_not_followed_in_words() -> None:
+    one = "Not followed: 1 link that leads to a folder that is there anyway, or holds the link"
+    assert describe_passed_over({"link": 1}) == [one]
+    hidden, links = describe_passed_over({"link": 2, "hidden": 1})
+    assert hidden == "Passed over, as hidden or no image by the name: 1 file: hidden (1)"
+    assert links == "Not followed: 2 links that lead to folders that are there anyway, or hold the link"
 
 
 def in_a_process(folder: Path, *arguments: object, stdin: bytes) -> subprocess.CompletedProcess[bytes]:

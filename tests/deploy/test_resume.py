@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from autodial.deploy import Predictor, predict_folder, writer
+from autodial.deploy.rows import Columns, Csv
 from autodial.errors import InputError, WorkError
 
 OPTIONS: dict[str, Any] = {"top_k": 2, "entropy": True, "logits": True, "batch_size": 3, "workers": 2}
@@ -300,3 +301,18 @@ def test_without_what_the_rows_were_made_of_nothing_is_resumed(model: Any, photo
     (tmp_path / "out.csv.partial").unlink()
     assert predict_folder(model.path, [photos], out, resume=True, **OPTIONS).resumed == 0
     assert [path.name for path in tmp_path.glob("out*")] == ["out.csv"]
+
+
+def test_an_error_beside_the_table_names_its_own_file(tmp_path: Path) -> None:
+    out = tmp_path / "out.csv"
+    form = Csv(Columns(("a", "b")))
+    with (
+        pytest.raises(WorkError, match=r"^photos: No such file or directory\.$"),
+        writer.open_table(out, form, {}),
+    ):
+        raise FileNotFoundError(2, "No such file or directory", "photos")
+    with (
+        pytest.raises(WorkError, match=r"out\.csv: can't write: No space left on device\.$"),
+        writer.open_table(out, form, {}),
+    ):
+        raise OSError(28, "No space left on device", str(out.with_name("out.csv.partial.json.tmp")))

@@ -195,6 +195,16 @@ def test_another_folder_another_name_chosen_layers_and_fewer_images(
     assert not (project / "run/report.html").exists()
 
 
+def test_a_run_that_has_hardly_begun(report: Report, project: Path) -> None:
+    """A first test that has accuracies alone is logged before any loss; before that nothing is."""
+    edit_log(project, lambda rows: [next(row for row in rows if row["event"] == "test")])
+    edit_log(project, lambda rows: [{**rows[0], "outputs": {"accuracy": 0.25}}])
+    page = report(project)
+    assert [row[1:] for row in page.tables["Tests: logged numbers"]] == [["test: accuracy"], ["0.25"]]
+    (project / "run/log.jsonl").write_text("")
+    assert "nothing was logged yet" in report(project).text
+
+
 def test_a_run_that_is_still_going(report: Report, project: Path) -> None:
     edit_log(project, lambda rows: [row for row in rows if row["event"] != "snapshot"][:-2])
     with (project / "run/log.jsonl").open("a") as file:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -74,6 +75,18 @@ def test_two_processes_that_make_the_same_folder(tmp_path: Path) -> None:
         fill(tmp_path / "x", "1")
     assert contents(tmp_path / "x") == dict.fromkeys("abc", "1")
     assert [path.name for path in tmp_path.iterdir()] == ["x"]
+
+
+def test_errors_name_what_was_to_be(tmp_path: Path) -> None:
+    message = rf"^{re.escape(str(tmp_path / 'x' / 'a'))} can't be written: No space left on device$"
+    for _ in range(2):
+        with (
+            pytest.raises(WorkError, match=message),
+            replacing_files(tmp_path / "x", last="b") as aside,
+            replacing(aside / "a"),
+        ):
+            raise OSError(28, "No space left on device")
+        (tmp_path / "x").mkdir(exist_ok=True)
 
 
 def test_a_link_stays_and_what_it_leads_to_is_replaced(tmp_path: Path) -> None:

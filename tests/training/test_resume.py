@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import shutil
 import signal
@@ -55,6 +56,25 @@ def test_resumed_from_hdf5_ends_in_the_same_files(project: Path, edit: Edit) -> 
     state = proto.read_state("snapshots/stripes_iter_8.solverstate.h5")
     assert state.learned_net == "snapshots/stripes_iter_8.caffemodel.h5"
     assert (snapshot(8), snapshot(8, "solverstate")) == ends
+
+
+@pytest.mark.parametrize("changes", [{"iter": -1}, {"iter": -(2**31)}, {"current_step": -1}, {"current_step": 5}])
+def test_a_state_that_no_training_comes_to_is_refused(project: Path, changes: dict[str, int]) -> None:
+    train()
+    path = "snapshots/stripes_iter_4.solverstate"
+    proto.write_state(dataclasses.replace(proto.read_state(path), **changes), path)
+    with pytest.raises(InputError, match=r"stripes_iter_4\.solverstate is damaged: no training comes to iteration"):
+        Solver.from_file("solver.prototxt", seed=5).restore(path)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no such devices there")
+def test_a_state_leads_to_no_device(project: Path) -> None:
+    """/dev/zero never ends."""
+    train()
+    path = "snapshots/stripes_iter_4.solverstate"
+    proto.write_state(dataclasses.replace(proto.read_state(path), learned_net="/dev/zero"), path)
+    with pytest.raises(InputError, match=r"needs its caffemodel, and it is not at snapshots/zero or /dev/zero"):
+        Solver.from_file("solver.prototxt", seed=5).restore(path)
 
 
 def test_steps_of_one_equal_one_run(project: Path) -> None:
