@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from autodial.commands.options import (
-    INTERRUPTED,
     DeviceOption,
     JsonOption,
     LevelOption,
@@ -23,7 +22,7 @@ from autodial.commands.options import (
     WeightsOption,
     WorkersOption,
 )
-from autodial.errors import InputError
+from autodial.errors import INTERRUPTED, InputError
 
 if TYPE_CHECKING:
     from autodial.evaluation.domains import DataTop, DomainBatches

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from autodial.commands.options import INTERRUPTED, DeviceOption, WorkersOption
-from autodial.errors import InputError
+from autodial.commands.options import DeviceOption, WorkersOption
+from autodial.errors import INTERRUPTED, InputError
 from autodial.wording import counted
 
 if TYPE_CHECKING:

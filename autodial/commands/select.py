@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from autodial.commands.options import INTERRUPTED, JsonOption, SeedOption, SolverDeviceOption, VariantOption
+from autodial.commands.options import JsonOption, SeedOption, SolverDeviceOption, VariantOption
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -95,7 +95,7 @@ def select(
     """
     import json
 
-    from autodial.errors import InputError, WorkError
+    from autodial.errors import INTERRUPTED, InputError, WorkError
     from autodial.selection.candidates import grid
     from autodial.selection.choice import CRITERIA, choose
     from autodial.selection.experiment import locked, prepare

@@ -113,10 +113,10 @@ def _machine(device: Any) -> dict[str, Any]:
     import torch
 
     from autodial import __version__
+    from autodial.system.devices import describe_device
 
-    cuda = device.type == "cuda"
     return {
-        "device": f"{device} ({torch.cuda.get_device_name(device)})" if cuda else "cpu",
+        "device": describe_device(device),
         "threads": torch.get_num_threads(),
         "versions": {
             "autodial": __version__,
