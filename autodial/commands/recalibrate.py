@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from autodial.commands.inputs import read_net, read_weights, split_names
 from autodial.commands.options import (
     DeviceOption,
     JsonOption,
@@ -22,6 +23,7 @@ from autodial.commands.options import (
     WeightsOption,
     WorkersOption,
 )
+from autodial.commands.progress import progress_bar
 from autodial.errors import INTERRUPTED, InputError
 
 if TYPE_CHECKING:
@@ -82,17 +84,12 @@ def recalibrate(
     from autodial.net.feed import default_workers
     from autodial.net.net import Net
     from autodial.netparam.data_files import files_of
-    from autodial.netparam.net_state import put_in_state
-    from autodial.netparam.overrides import apply_to_nets
-    from autodial.netparam.variants import read_variant
     from autodial.system.devices import choose_device, naming_full_memory
     from autodial.system.outputs import check_output
 
-    param = read_variant(net, variants or ())
-    apply_to_nets(settings or (), [param])
-    put_in_state(param, level, stage or ())
+    param = read_net(net, variants, settings, level, stage)
     given = [path for path in (source, target) if path is not None]
-    inputs: list[str | Path] = [net, *weights.split(","), *files_of(param, net.parent), *given]
+    inputs: list[str | Path] = [net, *split_names(weights), *files_of(param, net.parent), *given]
     check_output(output, inputs, suffixes=[".caffemodel", ".caffemodel.h5"])
     chosen = choose_device(device)
     started = time.perf_counter()
@@ -100,7 +97,7 @@ def recalibrate(
         lists = _Lists(param, net.parent, chosen, batch_size, default_workers() if workers is None else workers)
     except InputError as error:
         raise InputError(f"{net}: {error}") from error
-    saved = proto.merge_weights([proto.read_weights(path) for path in weights.split(",")])
+    saved = read_weights(weights)
     with lists:
         target_images = lists.open("target", target)
         pruned, logits = fed_net(param, lists.test.blob, target_images.shape)
@@ -122,7 +119,7 @@ def recalibrate(
         if unstored := built.without_statistics():
             typer.echo(f"No statistics were ever stored in {', '.join(unstored)}: nothing to compare with.", err=True)
         try:
-            with _progress() as report, naming_full_memory():
+            with _shown_progress() as report, naming_full_memory():
                 result = run(built, source_images, target_images, logits=logits, report=report)
         except KeyboardInterrupt:
             typer.echo("Interrupted: nothing was written.", err=True)
@@ -134,7 +131,7 @@ def recalibrate(
         return
     record = {
         "net": str(net),
-        "weights": weights.split(","),
+        "weights": split_names(weights),
         "output": str(output),
         "settings": settings or [],
         "source": lists.names.get("source"),
@@ -258,36 +255,22 @@ def _check_same_size(source: DomainBatches, target: DomainBatches) -> None:
 
 
 @contextmanager
-def _progress() -> Iterator[Callable[[Progress], None]]:
+def _shown_progress() -> Iterator[Callable[[Progress], None]]:
     """Yield a function that shows progress on standard error: a bar on a terminal, a line per pass elsewhere."""
-    from rich import progress as bars
-
     from autodial.system.terminal import Console
 
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        shown: set[int] = set()
+    shown: set[int] = set()
+    lines = not Console(stderr=True).is_terminal
+    with progress_bar("reading") as show:
 
-        def write(progress: Progress) -> None:
-            if progress.number not in shown:
+        def report(progress: Progress) -> None:
+            name = f"pass {progress.number} of {progress.passes}"
+            show(progress.share, 1.0, f"{name}, {progress.domain}")
+            if lines and progress.number not in shown:
                 shown.add(progress.number)
-                typer.echo(f"Pass {progress.number} of {progress.passes}", err=True)
+                typer.echo(name.capitalize(), err=True)
 
-        yield write
-        return
-    columns = (
-        bars.TextColumn("{task.description}"),
-        bars.BarColumn(),
-        bars.TaskProgressColumn(),
-        bars.TimeRemainingColumn(),
-    )
-    with bars.Progress(*columns, console=console) as bar:
-        task = bar.add_task("reading", total=1.0)
-        yield lambda progress: bar.update(
-            task,
-            completed=progress.share,
-            description=f"pass {progress.number} of {progress.passes}, {progress.domain}",
-        )
+        yield report
 
 
 def _describe(result: Recalibration, output: Path, names: Mapping[Domain, str], seconds: float) -> list[str]:

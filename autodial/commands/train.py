@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from autodial.commands.inputs import split_names
 from autodial.commands.options import SeedOption, SolverDeviceOption, VariantOption, WorkersOption, naming_options
 from autodial.errors import INTERRUPTED, TERMINATED, AutodialError, InputError
 from autodial.wording import command_line, counted
@@ -139,7 +140,7 @@ def train(
         )
         training = Training(
             solver,
-            weights=weights.split(",") if weights else (),
+            weights=split_names(weights),
             snapshot=snapshot,
             device=device,
             seed=seed,

@@ -41,8 +41,7 @@ class Job:
         settings: of the candidate.
         fold: number of the fold that is held out.
         lists: that fold's.
-        solver, variants: as `Training` takes them.
-        weights: its `weights`, with commas between; None without any.
+        solver, weights, variants: as `Training` takes them.
         overrides: settings of the training, the candidate's among them.
         seed: of the training.
         max_iter: number of iterations.
@@ -56,7 +55,7 @@ class Job:
     fold: int
     lists: Fold
     solver: Path
-    weights: str | None
+    weights: tuple[str, ...]
     variants: tuple[str, ...]
     overrides: tuple[str, ...]
     seed: int
@@ -97,7 +96,7 @@ class Job:
         fields: dict[str, Any] = {**json_files.read(path, _JobFile, remedy="run `autodial select` again")}
         for name in ("folder", "solver", "base_dir"):
             fields[name] = Path(fields[name])
-        for name in ("settings", "variants", "overrides"):
+        for name in ("settings", "weights", "variants", "overrides"):
             fields[name] = tuple(fields[name])
         fields["lists"] = Fold(**{name: Path(list_) for name, list_ in fields["lists"].items()})
         return cls(**{field.name: fields[field.name] for field in dataclass_fields(cls)})
@@ -132,7 +131,7 @@ class _JobFile(TypedDict):
     fold: int
     lists: _Lists
     solver: FilePath
-    weights: str | None
+    weights: list[str]
     variants: list[str]
     overrides: list[str]
     seed: int
@@ -250,10 +249,10 @@ def _train(job: Job, workers: int) -> TrainingResult:
         for model in job.folder.glob(f"{_PREFIX}_iter_*"):  # of a process that was killed before it wrote the state
             model.unlink()
     snapshot = snapshots[-1] if snapshots else None
-    weights = None if snapshots else job.weights
+    weights = () if snapshots else job.weights
     training = Training(
         job.solver,
-        weights=weights.split(",") if weights else (),
+        weights=weights,
         snapshot=snapshot,
         device=job.device,
         seed=job.seed,
@@ -263,8 +262,8 @@ def _train(job: Job, workers: int) -> TrainingResult:
         folder=logs,
     )
     options = {
-        **{"--solver": job.solver, "--weights": weights, "--snapshot": snapshot, "--device": job.device},
-        **{"--variant": list(job.variants), "--set": list(job.overrides)},
+        **{"--solver": job.solver, "--weights": ",".join(weights) or None, "--snapshot": snapshot},
+        **{"--device": job.device, "--variant": list(job.variants), "--set": list(job.overrides)},
         **{"--workers": workers, "--seed": job.seed, "-o": logs},
     }
     with heeding_signals(training.solver) as heeded:
