@@ -1,4 +1,9 @@
-"""The two kinds of failure that the command line reports in one sentence."""
+"""The two kinds of failure that the command line reports in one sentence, and the exit statuses of processes."""
+
+INTERRUPTED = 130
+"""Exit status after Ctrl-C, as shells have it: 128 + SIGINT."""
+TERMINATED = 143
+"""The same after SIGTERM."""
 
 
 class AutodialError(Exception):

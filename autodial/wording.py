@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
 
 _LISTED = 12
@@ -46,6 +47,22 @@ def shortened(text: str, longest: int = _LONGEST) -> str:
         longest: another number than a hundred.
     """
     return text if len(text) <= longest else f"{text[:longest]}..."
+
+
+def command_line(command: str, options: Mapping[str, object]) -> str:
+    """A command line for a POSIX shell: `autodial train --solver solver.prototxt --set a=1 --set b=2`.
+
+    Args:
+        command: the words in front, as they stand.
+        options: values by option. An option whose value is None is left out, one with a list is repeated.
+    """
+    return " ".join([command, *map(shlex.quote, _words(options))])
+
+
+def _words(options: Mapping[str, object]) -> Iterator[str]:
+    for name, value in options.items():
+        for item in value if isinstance(value, list) else [] if value is None else [value]:
+            yield from (name, str(item))
 
 
 def alternatives(wanted: str, names: Sequence[str]) -> str:

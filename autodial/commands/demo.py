@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from autodial.commands.options import INTERRUPTED, DeviceOption
+from autodial.commands.options import DeviceOption
+from autodial.errors import INTERRUPTED
 
 
 def demo(
@@ -28,9 +29,9 @@ def demo(
 
     try:
         run_demo(output, seed=seed, device=device)
-    except (KeyboardInterrupt, typer.Abort, typer.Exit):
+    except KeyboardInterrupt:
         log = output / LOG
-        printed = f", and {log} what the commands printed" if log.exists() else ""
+        printed = f", and {log} what its steps reported" if log.exists() else ""
         typer.echo(
             f"Interrupted. {output} holds what was done so far{printed}. The demo starts anew each time: delete that "
             "folder, or name another one with -o.",

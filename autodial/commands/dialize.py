@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from autodial.commands.inputs import split_names
 from autodial.commands.options import LogitsOption
 from autodial.errors import InputError
 
@@ -114,7 +115,7 @@ def dialize(
         made = dialize_net(
             param,
             stored,
-            after=[word for words in after for word in words.split(",")] if after else None,
+            after=[word for words in after for word in split_names(words)] if after else None,
             classes=classes,
             source_batch=source_batch,
             target_batch=batch_size and source_batch and batch_size - source_batch,

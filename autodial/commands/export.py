@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from autodial.commands.inputs import read_net, read_weights, split_names
 from autodial.commands.options import (
     JsonOption,
     LevelOption,
@@ -19,6 +18,7 @@ from autodial.commands.options import (
     VariantOption,
     WeightsOption,
 )
+from autodial.commands.progress import progress_bar
 from autodial.errors import InputError
 from autodial.wording import counted
 
@@ -141,14 +141,10 @@ def export(
     """
     import json
 
-    from autodial import proto
     from autodial.converters.caffe_export import check_caffe_folder, export_caffe
     from autodial.converters.onnx_export import export as export_onnx
     from autodial.converters.triton import TritonModel
     from autodial.netparam.data_files import files_of
-    from autodial.netparam.net_state import put_in_state
-    from autodial.netparam.overrides import apply_to_nets
-    from autodial.netparam.variants import read_variant
     from autodial.system.outputs import check_output
 
     forms = [flag for flag, path in (("-o", output), ("--caffe", caffe), ("--triton", triton)) if path is not None]
@@ -165,12 +161,10 @@ def export(
         raise InputError(
             "--raw-input is for ONNX files: plain Caffe always takes the net's input blob, so leave it out"
         )
-    param = read_variant(net, variants or ())
-    apply_to_nets(settings or (), [param])
-    put_in_state(param, level, stage or ())
+    param = read_net(net, variants, settings, level, stage)
     statistics: Domain | None = domain.value if domain else None
     destination = output or Path(f"{statistics or 'target'}_predictor.onnx")
-    inputs: list[str | Path] = [net, labels or net.parent / "labels.txt", *weights.split(",")]
+    inputs: list[str | Path] = [net, labels or net.parent / "labels.txt", *split_names(weights)]
     inputs += files_of(param, net.parent)
     inputs += [calibration] if calibration else []
     model = None
@@ -182,7 +176,7 @@ def export(
         check_output(destination, inputs, suffixes=[".onnx"])
     if caffe is not None:
         check_caffe_folder(caffe, param, inputs, domain=statistics)
-    trained = proto.merge_weights([proto.read_weights(file) for file in weights.split(",")])
+    trained = read_weights(weights)
     options: dict[str, Any] = {
         "logits": logits,
         "labels": labels,
@@ -191,7 +185,7 @@ def export(
         "base_dir": net.parent,
     }
     if caffe is None:
-        with _progress() as progress:
+        with progress_bar("training images", transient=True) as progress:
             report = export_onnx(
                 param,
                 trained,
@@ -206,19 +200,6 @@ def export(
     else:
         report = export_caffe(param, trained, caffe, **options)
     typer.echo(json.dumps(report.record(), indent=2) if as_json else describe(report))
-
-
-@contextmanager
-def _progress() -> Iterator[Callable[[int, int], None]]:
-    """Yield a function of the training images done and of all, which shows them as a bar on a terminal."""
-    from rich.progress import Progress
-
-    from autodial.system.terminal import Console
-
-    console = Console(stderr=True)
-    with Progress(console=console, disable=not console.is_terminal, transient=True) as bar:
-        task = bar.add_task("training images", visible=False)
-        yield lambda done, total: bar.update(task, completed=done, total=total, visible=True)
 
 
 def describe(report: ExportReport) -> str:

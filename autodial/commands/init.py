@@ -6,11 +6,14 @@ import os
 import re
 import shlex
 from collections.abc import Sequence
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
+from autodial.commands.inputs import read_weights, split_names
+from autodial.commands.progress import progress_bar
 from autodial.errors import InputError
 
 if TYPE_CHECKING:
@@ -87,7 +90,7 @@ def init(
         raise InputError(f"--epochs {epochs:g}: state a number above 0, up to {_MOST_EPOCHS:,}")
     check_folder(folder, [origin for origin in (source, target, test) if origin is not None])
     recipe = _read_arch(arch)
-    start = _read_weights(weights)
+    start = read_weights(weights) if weights else None
     classes, source_domain = read_source(source)
     others = [read_target(target, classes, measured=test is not None)]
     if test is not None:
@@ -190,28 +193,16 @@ def _naming_dialize(advice: str) -> str:
     return _OPTION_OF_DIALIZE.sub(r"`autodial dialize`'s \g<0>", advice, count=1)
 
 
-def _read_weights(names: str | None) -> Weights | None:
-    from autodial import proto
-
-    if names is None:
-        return None
-    return proto.merge_weights([proto.read_weights(name) for name in names.split(",")])
-
-
 def _look_at(classes: Sequence[str], source: Domain, others: Sequence[Domain], *, skip_bad: bool) -> Data:
     """Decode all images, those of the target and of a test set being `others`; with a progress bar on a terminal."""
-    from rich.progress import Progress
-
     from autodial.project.checks import check_enough, without_bad
     from autodial.project.data import Data
     from autodial.project.look import look_at
-    from autodial.system.terminal import Console
 
     paths = [image.path for domain in (source, *others) for image in domain.images]
-    console = Console(stderr=True)
-    with Progress(console=console, disable=not console.is_terminal, transient=True) as progress:
-        task = progress.add_task("looking at the images", total=len(set(paths)))
-        looks = look_at(paths, lambda: progress.advance(task))
+    number, total = count(1), len(set(paths))
+    with progress_bar("looking at the images", transient=True) as show:
+        looks = look_at(paths, lambda: show(next(number), total))
     source, target, *rest = (without_bad(domain, looks, skip=skip_bad) for domain in (source, *others))
     for look in looks.values():
         if look.problem:
@@ -284,7 +275,7 @@ def _train_command(folder: Path, weights: str | None) -> str:
 
 
 def _resolved(weights: str) -> str:
-    return ",".join(os.path.realpath(name) for name in weights.split(","))
+    return ",".join(os.path.realpath(name) for name in split_names(weights))
 
 
 # --- what is written

@@ -1,15 +1,15 @@
-"""Options and exit statuses that several commands share."""
+"""Options that several commands share."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Annotated
 
 import typer
 
-INTERRUPTED = 130
-"""Exit status after Ctrl-C, as shells have it: 128 + SIGINT."""
-TERMINATED = 143
-"""The same after SIGTERM."""
+from autodial.errors import AutodialError
 
 VariantOption = Annotated[
     list[str] | None,
@@ -70,3 +70,17 @@ SeedOption = Annotated[
 """Seed for `autodial.training.solver.Solver`."""
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object, for programs.")]
 """Whether to print JSON instead of text."""
+
+
+@contextmanager
+def naming_options(**options: str) -> Iterator[None]:
+    """Let an error's message name options where the library, between backticks, names its parameters.
+
+    Args:
+        options: the option of each parameter, such as `folder="-o"`.
+    """
+    try:
+        yield
+    except AutodialError as error:
+        error.args = (re.sub(r"`(\w+)`", lambda match: options.get(match[1], match[0]), str(error)),)
+        raise

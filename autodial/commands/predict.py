@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from autodial.commands.options import INTERRUPTED, JsonOption
-from autodial.errors import InputError, WorkError
+from autodial.commands.options import JsonOption
+from autodial.errors import INTERRUPTED, InputError, WorkError
 from autodial.wording import counted
 
 if TYPE_CHECKING:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import re
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from autodial.commands.inputs import read_net, read_weights, split_names
 from autodial.commands.options import (
-    INTERRUPTED,
     DeviceOption,
     JsonOption,
     LevelOption,
@@ -22,11 +19,12 @@ from autodial.commands.options import (
     VariantOption,
     WeightsOption,
     WorkersOption,
+    naming_options,
 )
-from autodial.errors import InputError
+from autodial.commands.progress import progress_bar
+from autodial.errors import INTERRUPTED, InputError
 
 if TYPE_CHECKING:
-    from autodial.evaluation.domains import DataTop, DomainBatches
     from autodial.evaluation.recalibrate import Distance, Domain, Progress, Recalibration
 
 
@@ -77,33 +75,36 @@ def recalibrate(
     from dataclasses import asdict
 
     from autodial import proto
+    from autodial.evaluation.domain_lists import DomainLists, check_same_size
     from autodial.evaluation.domains import fed_net
     from autodial.evaluation.recalibrate import recalibrate as run
     from autodial.evaluation.recalibrate import with_statistics
     from autodial.net.feed import default_workers
     from autodial.net.net import Net
     from autodial.netparam.data_files import files_of
-    from autodial.netparam.net_state import put_in_state
-    from autodial.netparam.overrides import apply_to_nets
-    from autodial.netparam.variants import read_variant
     from autodial.system.devices import choose_device, full_memory_errors
     from autodial.system.outputs import check_output
 
-    param = read_variant(net, variants or ())
-    apply_to_nets(settings or (), [param])
-    put_in_state(param, level, stage or ())
+    param = read_net(net, variants, settings, level, stage)
     given = [path for path in (source, target) if path is not None]
-    inputs: list[str | Path] = [net, *weights.split(","), *files_of(param, net.parent), *given]
+    inputs: list[str | Path] = [net, *split_names(weights), *files_of(param, net.parent), *given]
     check_output(output, inputs, suffixes=[".caffemodel", ".caffemodel.h5"])
     chosen = choose_device(device)
     started = time.perf_counter()
     try:
-        lists = _Lists(param, net.parent, chosen, batch_size, default_workers() if workers is None else workers)
+        lists = DomainLists(
+            param,
+            base_dir=net.parent,
+            device=chosen,
+            batch_size=batch_size,
+            workers=default_workers() if workers is None else workers,
+        )
     except InputError as error:
         raise InputError(f"{net}: {error}") from error
-    saved = proto.merge_weights([proto.read_weights(path) for path in weights.split(",")])
-    with lists:
-        target_images = lists.open("target", target)
+    saved = read_weights(weights)
+    size = None if source is None and target is None else _image_size(param, lists.test.layer, net.parent)
+    with naming_options(source="--source", target="--target"), lists:
+        target_images = lists.open("target", target, size=size)
         pruned, logits = fed_net(param, lists.test.blob, target_images.shape)
         try:
             built = Net(pruned, proto.messages.TEST, base_dir=net.parent).to(chosen)
@@ -116,14 +117,14 @@ def recalibrate(
             )
         source_images = None
         if source is not None or target is None or min(built.alphas().values()) < 1:
-            source_images = lists.open("source", source)
+            source_images = lists.open("source", source, size=size)
             source_images.check()
-            _check_same_size(source_images, target_images)
+            check_same_size(source_images, target_images)
         target_images.check()
         if unstored := built.without_statistics():
             typer.echo(f"No statistics were ever stored in {', '.join(unstored)}: nothing to compare with.", err=True)
         try:
-            with _progress() as report, full_memory_errors():
+            with _shown_progress() as report, full_memory_errors():
                 result = run(built, source_images, target_images, logits=logits, report=report)
         except KeyboardInterrupt:
             typer.echo("Interrupted: nothing was written.", err=True)
@@ -135,7 +136,7 @@ def recalibrate(
         return
     record = {
         "net": str(net),
-        "weights": weights.split(","),
+        "weights": split_names(weights),
         "output": str(output),
         "settings": settings or [],
         "source": lists.names.get("source"),
@@ -147,148 +148,37 @@ def recalibrate(
     typer.echo(json.dumps(record, indent=2))
 
 
-class _Lists:
-    """Opens the lists of a net's two domains.
+def _image_size(param: Any, layer: Any, base_dir: Path) -> tuple[int, int] | None:
+    """Height and width of the net's own images, to which `autodial predict` resizes others, too."""
+    from autodial.converters.image_input import ImageInput
 
-    As a context, it keeps the lists that it makes of folders, and takes them out of messages about their images.
-
-    Attributes:
-        test: what the Dial layers depend on in the TEST phase.
-        names: what was opened, by domain.
-    """
-
-    def __init__(self, param: Any, base_dir: Path, device: Any, batch_size: int | None, workers: int) -> None:
-        from autodial.evaluation.domains import data_in_test, data_in_train
-
-        self._param, self._base_dir = param, base_dir
-        self._device, self._batch_size, self._workers = device, batch_size, workers
-        self.test = data_in_test(param)
-        self._trained = dict(zip(("source", "target"), data_in_train(param) or (), strict=False))
-        self.names: dict[Domain, str] = {}
-
-    def __enter__(self) -> _Lists:
-        self._folder = tempfile.TemporaryDirectory(prefix="autodial-")
-        return self
-
-    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        self._folder.cleanup()
-        if isinstance(error, InputError):
-            line = re.escape(self._folder.name + os.sep) + r"\w+\.txt:\d+: "
-            raise InputError(re.sub(line, "", str(error))) from error
-
-    def open(self, domain: Domain, given: Path | None) -> DomainBatches:
-        """A domain's images: those of a folder, list or database, or for None those of the TRAIN phase."""
-        from autodial.evaluation.domains import DomainBatches, reading, without_augmentation
-
-        data = self._trained.get(domain, self.test)
-        if given is not None:
-            data = reading(data, self._list(domain, given, data), self._size())
-        elif not self._trained:
-            raise InputError(
-                "the TRAIN phase does not say which images are the source's and which the target's, with a data layer "
-                f"for each and a Concat layer along axis 0 behind both: name the {domain}'s with --{domain}"
-            )
-        data = without_augmentation(data, self.test, self._batch_size)
-        try:
-            images = DomainBatches(
-                data, self.test.blob, device=self._device, workers=self._workers, base_dir=self._base_dir
-            )
-        except InputError as error:
-            hint = "" if given is not None else f"; --{domain} names other images"
-            raise InputError(f"{error}{hint}") from error
-        self.names[domain] = images.path if given is None else str(given)
-        if images.rows < 2:
-            raise InputError(f"{self.names[domain]}: one image alone has no statistics to align: name more")
-        return images
-
-    def _list(self, domain: Domain, given: Path, data: DataTop) -> Path:
-        """`given`, or a list of its images if it is a folder or a list without labels."""
-        from autodial.data.image_list import ImageList
-        from autodial.data.paths import find
-        from autodial.deploy.inputs import expand
-
-        if data.layer.type != "ImageData":
-            return given
-        if given.is_file():
-            try:
-                return ImageList.read(given).path
-            except InputError:
-                pass  # without labels, or an image
-        path = Path(self._folder.name) / f"{domain}.txt"
-        with path.open("wb") as file:
-            for image in expand([given]):
-                if image.error is not None:
-                    raise InputError(f"{image.path}: {image.error}")
-                try:
-                    name = os.fsencode(find(image.path, image.base_dir).absolute())
-                except InputError as error:
-                    raise InputError(f"{given}: {error}") from error
-                if not _stands_in_a_list(name):
-                    raise InputError(f"{name!r}: the name is not in UTF-8, or has a line break: rename the file")
-                file.write(name + b" 0\n")
-        return path
-
-    def _size(self) -> tuple[int, int] | None:
-        """Height and width of the net's own images, to which `autodial predict` resizes others, too."""
-        from autodial.converters.image_input import ImageInput
-
-        if self.test.layer.type != "ImageData":
-            return None
-        others = [layer for layer in self._param.layer if layer.type == "ImageData"]
-        try:
-            images = ImageInput.from_caffe(self.test.layer, others, self._base_dir)
-        except InputError:
-            return None
-        return images.height, images.width
-
-
-def _stands_in_a_list(name: bytes) -> bool:
+    if layer.type != "ImageData":
+        return None
+    others = [other for other in param.layer if other.type == "ImageData"]
     try:
-        return "\n" not in name.decode()
-    except UnicodeDecodeError:
-        return False
-
-
-def _check_same_size(source: DomainBatches, target: DomainBatches) -> None:
-    if source.shape[1:] != target.shape[1:]:
-        sizes = (" x ".join(map(str, images.shape[1:])) for images in (source, target))
-        raise InputError(
-            "the net gets the source's images as {} (channels x height x width) and the target's as {}: state one "
-            "new_height and new_width for both in their data layers".format(*sizes)
-        )
+        images = ImageInput.from_caffe(layer, others, base_dir)
+    except InputError:
+        return None
+    return images.height, images.width
 
 
 @contextmanager
-def _progress() -> Iterator[Callable[[Progress], None]]:
+def _shown_progress() -> Iterator[Callable[[Progress], None]]:
     """Yield a function that shows progress on standard error: a bar on a terminal, a line per pass elsewhere."""
-    from rich import progress as bars
-
     from autodial.system.terminal import Console
 
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        shown: set[int] = set()
+    shown: set[int] = set()
+    lines = not Console(stderr=True).is_terminal
+    with progress_bar("reading") as show:
 
-        def write(progress: Progress) -> None:
-            if progress.number not in shown:
+        def report(progress: Progress) -> None:
+            name = f"pass {progress.number} of {progress.passes}"
+            show(progress.share, 1.0, f"{name}, {progress.domain}")
+            if lines and progress.number not in shown:
                 shown.add(progress.number)
-                typer.echo(f"Pass {progress.number} of {progress.passes}", err=True)
+                typer.echo(name.capitalize(), err=True)
 
-        yield write
-        return
-    columns = (
-        bars.TextColumn("{task.description}"),
-        bars.BarColumn(),
-        bars.TaskProgressColumn(),
-        bars.TimeRemainingColumn(),
-    )
-    with bars.Progress(*columns, console=console) as bar:
-        task = bar.add_task("reading", total=1.0)
-        yield lambda progress: bar.update(
-            task,
-            completed=progress.share,
-            description=f"pass {progress.number} of {progress.passes}, {progress.domain}",
-        )
+        yield report
 
 
 def _describe(result: Recalibration, output: Path, names: Mapping[Domain, str], seconds: float) -> list[str]:

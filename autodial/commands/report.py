@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import glob
 import os
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from autodial.commands.options import INTERRUPTED, DeviceOption, WorkersOption
-from autodial.errors import InputError
+from autodial.commands.inputs import split_names
+from autodial.commands.options import DeviceOption, WorkersOption
+from autodial.commands.progress import progress_bar
+from autodial.errors import INTERRUPTED, InputError
 from autodial.wording import counted
 
 if TYPE_CHECKING:
@@ -75,7 +76,7 @@ def report(
     _refuse_links(output or run / "report.html")
     chosen = choose_device(device)
     try:
-        with _progress() as progress:
+        with progress_bar("running the net") as show:
             evaluation = evaluate(
                 read,
                 images=images,
@@ -83,7 +84,7 @@ def report(
                 device=chosen,
                 workers=default_workers() if workers is None else workers,
                 allow_python=allow_python,
-                progress=progress,
+                progress=lambda share: show(share, 1.0),
             )
             written = write_report(read, evaluation)
     except KeyboardInterrupt:
@@ -107,7 +108,7 @@ def _choose_layers(run: Run, names: str | None) -> Sequence[str]:
     dials = run.dials
     if names is None:
         return list(dict.fromkeys([*dials[:1], *dials[len(dials) // 2 :][:1], *dials[-1:]]))
-    asked = list(dict.fromkeys(names.split(",")))
+    asked = list(dict.fromkeys(split_names(names)))
     for name in asked:
         if name not in dials:
             there = f"it has {', '.join(dials)}" if dials else "it has none"
@@ -134,16 +135,3 @@ def _refuse_links(page: Path) -> None:
     for path in (page, *page.parent.glob(f"{glob.escape(page.stem)}-*.png")):
         if path.is_symlink():
             raise InputError(f"{path} is a link, and a report does not write to where it leads: remove it")
-
-
-@contextmanager
-def _progress() -> Iterator[Callable[[float], None]]:
-    """Yield a function that moves a bar on a terminal's standard error."""
-    from rich.progress import Progress
-
-    from autodial.system.terminal import Console
-
-    console = Console(stderr=True)
-    with Progress(console=console, disable=not console.is_terminal) as bar:
-        task = bar.add_task("running the net", total=1.0)
-        yield lambda share: bar.update(task, completed=share)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,7 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from autodial.commands.options import INTERRUPTED, JsonOption, SeedOption, SolverDeviceOption, VariantOption
+from autodial.commands.inputs import split_names
+from autodial.commands.options import JsonOption, SeedOption, SolverDeviceOption, VariantOption
+from autodial.wording import command_line
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
     from autodial.selection.choice import Choice, Row
     from autodial.selection.experiment import Experiment
     from autodial.selection.job import Job
-
 
 _FEW = 30
 """Images that importance-weighted ones are worth, below which the table's reader is warned."""
@@ -95,7 +95,7 @@ def select(
     """
     import json
 
-    from autodial.errors import InputError, WorkError
+    from autodial.errors import INTERRUPTED, InputError, WorkError
     from autodial.selection.candidates import grid
     from autodial.selection.choice import CRITERIA, choose
     from autodial.selection.experiment import locked, prepare
@@ -110,7 +110,7 @@ def select(
         solver,
         candidates,
         output,
-        weights=weights,
+        weights=split_names(weights),
         settings=settings or (),
         variants=variants or (),
         folds=folds,
@@ -213,13 +213,11 @@ def _train_command(
     solver: Path, weights: str | None, variants: Sequence[str], settings: Sequence[str], seed: int | None
 ) -> str:
     """The command line that trains the chosen candidate on the whole source."""
-    words = ["autodial", "train", "--solver", str(solver)]
-    words += ["--weights", weights] if weights is not None else []
-    for variant in variants:
-        words += ["--variant", variant]
-    for setting in settings:
-        words += ["--set", setting]
-    return shlex.join(words if seed is None else [*words, "--seed", str(seed)])
+    options = {
+        **{"--solver": solver, "--weights": weights, "--variant": list(variants), "--set": list(settings)},
+        **{"--seed": seed},
+    }
+    return command_line("autodial train", options)
 
 
 def _record(

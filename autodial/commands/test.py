@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from autodial.commands.inputs import read_net, split_names
 from autodial.commands.options import (
     DeviceOption,
     LevelOption,
@@ -17,6 +18,7 @@ from autodial.commands.options import (
     WeightsOption,
     WorkersOption,
 )
+from autodial.commands.progress import tracked
 from autodial.errors import InputError, WorkError
 from autodial.wording import counted
 
@@ -51,36 +53,28 @@ def test(
     """
     import time
 
-    from rich.progress import track
-
     from autodial import proto
     from autodial.evaluation.scoring import Scorer, why_no_rows, write_scores
     from autodial.net.data_checks import check_data
     from autodial.net.feed import default_workers
     from autodial.net.net import Net
     from autodial.netparam.data_files import files_of
-    from autodial.netparam.net_state import put_in_state
-    from autodial.netparam.overrides import apply_to_nets
-    from autodial.netparam.variants import read_variant
     from autodial.system.devices import choose_device
     from autodial.system.outputs import check_output
-    from autodial.system.terminal import Console
     from autodial.training.console import describe_output
     from autodial.training.score_watch import describe
     from autodial.training.solver import load_weights
 
-    param = read_variant(net, variants or ())
-    apply_to_nets(settings or (), [param])
-    put_in_state(param, level, stage or ())
+    param = read_net(net, variants, settings, level, stage)
     if output is not None:
-        check_output(output, (net, *weights.split(","), *files_of(param, net.parent)), suffixes=[".csv"])
+        check_output(output, (net, *split_names(weights), *files_of(param, net.parent)), suffixes=[".csv"])
     chosen = choose_device(device)
     try:
         built = Net(param, proto.messages.TEST, base_dir=net.parent).to(chosen)
         scores = _find_logits(param, logits, required=output is not None)
     except InputError as error:
         raise InputError(f"{net}, TEST phase: {error}") from error
-    if missing := load_weights(built, weights.split(","), whole=param):
+    if missing := load_weights(built, split_names(weights), whole=param):
         raise InputError(
             f"{weights} holds nothing for {', '.join(missing)}: name the weights that this net was trained to"
         )
@@ -101,8 +95,7 @@ def test(
         )
     except InputError as error:
         raise InputError(f"{net}: {error}") from error
-    console = Console(stderr=True)
-    for _ in track(scorer.run(), "testing", total=scorer.batches, console=console, disable=not console.is_terminal):
+    for _ in tracked(scorer.run(), "testing", scorer.batches):
         pass
     means = scorer.means()
     for name, values in means.items():

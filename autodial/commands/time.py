@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from autodial.commands.inputs import read_net, split_names
 from autodial.commands.options import DeviceOption, JsonOption, LevelOption, SettingsOption, StageOption, VariantOption
+from autodial.commands.progress import tracked
 from autodial.errors import InputError
 from autodial.wording import counted
 
@@ -45,21 +47,14 @@ def time(
     import json
     from dataclasses import asdict
 
-    from rich.progress import track
-
     from autodial import proto
     from autodial.evaluation.timing import replace_missing_data, time_layers
     from autodial.net.net import Net
-    from autodial.netparam.net_state import filter_net, put_in_state
-    from autodial.netparam.overrides import apply_to_nets
-    from autodial.netparam.variants import read_variant
+    from autodial.netparam.net_state import filter_net
     from autodial.system.devices import choose_device, full_memory_errors
-    from autodial.system.terminal import Console
     from autodial.training.solver import load_weights
 
-    param = read_variant(net, variants or ())
-    apply_to_nets(settings or (), [param])
-    put_in_state(param, level, stage or ())
+    param = read_net(net, variants, settings, level, stage)
     chosen = choose_device(device)
     try:
         filtered = filter_net(param, getattr(proto.messages, phase.value))
@@ -70,13 +65,9 @@ def time(
     for name, shapes in synthetic.items():
         sizes = ", ".join(" x ".join(map(str, shape)) for shape in shapes)
         typer.echo(f'layer "{name}": its data is missing; random numbers are used instead: {sizes}', err=True)
-    if weights is not None:
-        load_weights(built, weights.split(","))
-
-    console = Console(stderr=True)
-    batches = track(range(iterations), "timing", console=console, disable=not console.is_terminal)
+    load_weights(built, split_names(weights))
     with full_memory_errors():
-        times = time_layers(built.to(chosen), chosen, batches)
+        times = time_layers(built.to(chosen), chosen, tracked(range(iterations), "timing", iterations))
 
     forward = sum(row.forward_ms for row in times)
     backward = sum(row.backward_ms or 0.0 for row in times)
@@ -113,10 +104,10 @@ def _machine(device: Any) -> dict[str, Any]:
     import torch
 
     from autodial import __version__
+    from autodial.system.devices import describe_device
 
-    cuda = device.type == "cuda"
     return {
-        "device": f"{device} ({torch.cuda.get_device_name(device)})" if cuda else "cpu",
+        "device": describe_device(device),
         "threads": torch.get_num_threads(),
         "versions": {
             "autodial": __version__,

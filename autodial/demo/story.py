@@ -1,4 +1,4 @@
-"""The demo: one net, four ways to train it, each trained, exported and run by the commands that users run."""
+"""The demo: one net and four ways to train it. Each step is shown as the command that a user would type for it."""
 
 from __future__ import annotations
 
@@ -6,40 +6,38 @@ import csv
 import json
 import shlex
 import time
-from collections.abc import Sequence
-from contextlib import redirect_stderr, redirect_stdout
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
-import typer
 from rich.table import Table
 
 from autodial import proto
-from autodial.commands.export import export
-from autodial.commands.predict import predict
-from autodial.commands.train import train
+from autodial.converters.onnx_export import export
 from autodial.data.image_list import ImageList
 from autodial.demo.images import CLASSES, DigitFiles, write_images
 from autodial.demo.picture import draw
+from autodial.deploy import predict_folder
 from autodial.errors import InputError
 from autodial.netparam.shipped import shipped_net, shipped_solver
+from autodial.netparam.variants import read_variant
 from autodial.report.run import Run
 from autodial.system.devices import choose_device
 from autodial.system.files import entries, replacing
 from autodial.system.outputs import check_folder
 from autodial.system.terminal import Console
+from autodial.training.console import Lines
+from autodial.training.run import Training
+from autodial.wording import command_line
 
 _NET, _SOLVER = "train_val.prototxt", "solver.prototxt"
 _MODEL = "target_predictor.onnx"
 LOG = "log.txt"
-"""Of the output folder: what the commands print."""
+"""Of the output folder: what the steps report."""
 _PREFIX = "digits"
 """Of a variant's snapshots."""
-
-_app = typer.Typer(pretty_exceptions_enable=False)
-for _command in (train, export, predict):
-    _app.command()(_command)
 
 
 @dataclass(frozen=True)
@@ -50,18 +48,13 @@ class Variant:
         title: what the table calls it.
         method: what it does about the target domain.
         folder: for all that comes of it.
-        name: what `autodial train --variant` calls it; None for the net as it is.
+        names: of `autodial.netparam.variants`; none for the net as it is.
     """
 
     title: str
     method: str
     folder: Path
-    name: str | None
-
-    @property
-    def options(self) -> tuple[str, ...]:
-        """What tells a command to take it."""
-        return () if self.name is None else ("--variant", self.name)
+    names: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -94,7 +87,6 @@ def run_demo(output: Path, *, seed: int = 1, device: str = "auto", console: Cons
     Raises:
         InputError: the folder holds something, or the working directory does that would be taken for the demo's.
         WorkError: a step failed.
-        typer.Exit: a step was interrupted.
     """
     console = console or Console(highlight=False, soft_wrap=True)
     started = time.perf_counter()
@@ -107,7 +99,7 @@ def run_demo(output: Path, *, seed: int = 1, device: str = "auto", console: Cons
     console.print(
         f"{output} holds {len(ImageList.read(files.source_list))} labelled digits rendered from fonts, the source, and "
         f"{len(truth)} unlabelled ones written by hand, the target.\n"
-        f"Each step is a command that you can type. What the commands print goes to {output / LOG}."
+        f"Each step is a command that you can type. What the steps report goes to {output / LOG}."
     )
 
     scores: list[Score] = []
@@ -167,15 +159,15 @@ def _write_net(output: Path) -> None:
 def _variants(output: Path) -> list[Variant]:
     """What is trained, AutoDIAL last."""
     return [
-        Variant("source only", "no alignment", output / "source_only", "source-only"),
-        Variant("AdaBN", "alpha 1", output / "adabn", "adabn"),
-        Variant("AutoDIAL, alpha fixed", "alpha 1, entropy loss", output / "fixed_alpha", "fixed-alpha"),
-        Variant("AutoDIAL", "learned alphas, entropy loss", output / "autodial", None),
+        Variant("source only", "no alignment", output / "source_only", ("source-only",)),
+        Variant("AdaBN", "alpha 1", output / "adabn", ("adabn",)),
+        Variant("AutoDIAL, alpha fixed", "alpha 1, entropy loss", output / "fixed_alpha", ("fixed-alpha",)),
+        Variant("AutoDIAL", "learned alphas, entropy loss", output / "autodial", ()),
     ]
 
 
 class _Steps:
-    """Runs commands of `autodial` as a command line would, shows them, and keeps what they print in a file."""
+    """Shows each step as the command that a user could type for it, and keeps in a file what the step reports."""
 
     def __init__(self, console: Console, log: TextIO) -> None:
         self._console = console
@@ -184,36 +176,56 @@ class _Steps:
     def title(self, text: str) -> None:
         self._console.print(f"\n[bold]{text}[/bold]")
 
-    def run(self, *words: str | Path) -> float:
-        """Run one command; returns its wall time in seconds, and raises what it raises."""
-        arguments = [str(word) for word in words]
-        line = f"$ {shlex.join(['autodial', *arguments])}"
-        self._console.print(line, markup=False)
-        print(f"\n{line}", file=self._log)
-        started = time.perf_counter()
+    @contextmanager
+    def step(self, command: str) -> Iterator[None]:
+        """Show a command line while its work is done."""
+        self._console.print(f"$ {command}", markup=False)
+        self.report(f"\n$ {command}")
         with self._console.status("running"), redirect_stdout(self._log), redirect_stderr(self._log):
-            status = _app(arguments, standalone_mode=False)
-        if status:
-            raise typer.Exit(status)
-        return time.perf_counter() - started
+            yield
+
+    def report(self, text: str) -> None:
+        """Add lines to the file."""
+        print(text, file=self._log)
+
+    def report_record(self, record: Mapping[str, Any]) -> None:
+        """The same for what a command would print with --json."""
+        self.report(json.dumps(record, indent=2))
 
 
 def _train(steps: _Steps, variant: Variant, solver: Path, seed: int, device: str) -> float:
     """Train a variant; returns how long it took, in seconds."""
     steps.title(f"{variant.title}: {variant.method}")
-    options = [*variant.options, "--set", f"solver.snapshot_prefix={variant.folder / _PREFIX}"]
-    run = variant.folder / "run"
-    return steps.run("train", "--solver", solver, "--seed", str(seed), "--device", device, *options, "-o", run)
+    settings, folder = [f"solver.snapshot_prefix={variant.folder / _PREFIX}"], variant.folder / "run"
+    options = {
+        **{"--solver": solver, "--seed": seed, "--device": device},
+        **{"--variant": list(variant.names), "--set": settings, "-o": folder},
+    }
+    command = command_line("autodial train", options)
+    started = time.perf_counter()
+    with steps.step(command):
+        training = Training(solver, seed=seed, device=device, variants=variant.names, overrides=settings, folder=folder)
+        result = training.run([Lines(steps.report)], command=command, begun=lambda: steps.report(training.describe()))
+        if result.error is not None:
+            raise result.error
+    return time.perf_counter() - started
 
 
 def _export_and_predict(
     steps: _Steps, variant: Variant, solver: Path, files: DigitFiles, device: str
 ) -> dict[str, str]:
     """Export a trained variant and label the target's images with the file; returns the labels by file name."""
+    net = solver.with_name(_NET)
     weights = variant.folder / f"{_PREFIX}_iter_{proto.read_solver(solver).max_iter}.caffemodel"
     model, table = variant.folder / _MODEL, variant.folder / "predictions.csv"
-    steps.run("export", "--net", solver.with_name(_NET), *variant.options, "--weights", weights, "-o", model)
-    steps.run("predict", model, files.target_folder, "--device", device, "-o", table)
+    options = {"--net": net, "--variant": list(variant.names), "--weights": weights, "-o": model}
+    with steps.step(command_line("autodial export", options)):
+        report = export(read_variant(net, variant.names), proto.read_weights(weights), model, base_dir=net.parent)
+        steps.report_record(report.record())
+    words = f"autodial predict {shlex.quote(str(model))} {shlex.quote(str(files.target_folder))}"
+    with steps.step(command_line(words, {"--device": device, "-o": table})):
+        summary = predict_folder(model, [files.target_folder], table, device=device)
+        steps.report_record(summary.record())
     with table.open(encoding="utf-8", newline="") as file:
         return {Path(row["path"]).name: row["label_1"] for row in csv.DictReader(file)}
 

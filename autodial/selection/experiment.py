@@ -82,7 +82,7 @@ def prepare(
     candidates: Sequence[Candidate],
     folder: Path,
     *,
-    weights: str | None,
+    weights: Sequence[str],
     settings: Sequence[str],
     variants: Sequence[str],
     folds: int,
@@ -96,9 +96,10 @@ def prepare(
         solver: solver.prototxt.
         candidates: what to try.
         folder: for everything.
-        weights, settings, variants: as `autodial train` takes them; the settings are those of every candidate.
+        weights, variants: as `Training` takes them.
+        settings: its overrides, those of every candidate.
         folds: how many of the source's five parts are held out, each in trainings of its own.
-        device: as `autodial train` takes it.
+        device: as `Training` takes it.
         seed: of the parts and of the first fold's trainings; each further fold has the next seed. None: the solver's.
         target_labels: whether the TEST phase's list holds the target's labels.
 
@@ -110,8 +111,8 @@ def prepare(
     chosen = _look_at(device, solver)
     own = [f"solver.snapshot_prefix={(folder / 'net').absolute()}", "solver.snapshot_format=BINARYPROTO"]
     run = Solver.from_file(solver, device="cpu", seed=seed, overrides=[*settings, *own], variants=variants)
-    if weights is not None:
-        run.load_weights(weights.split(","))
+    if weights:
+        run.load_weights(weights)
     net = _of_both_phases(run)
     source = _source(run, net)
     for candidate in candidates:
@@ -137,7 +138,7 @@ def prepare(
                 fold=fold,
                 lists=fold_lists,
                 solver=solver,
-                weights=weights,
+                weights=tuple(weights),
                 variants=tuple(variants),
                 overrides=(
                     *settings,
@@ -155,8 +156,8 @@ def prepare(
             of_candidate.append(job)
         jobs.append(tuple(of_candidate))
     inputs = {
-        **{"solver": str(solver), "weights": weights, "settings": list(settings), "variants": list(variants)},
-        **{"seed": run.seed, "folds": folds},
+        **{"solver": str(solver), "weights": ",".join(map(str, weights)) or None},
+        **{"settings": list(settings), "variants": list(variants), "seed": run.seed, "folds": folds},
     }
     return Experiment(inputs, tuple(candidates), tuple(jobs), chosen, _memory(run))
 
@@ -266,7 +267,7 @@ def _solver_with(param: Any, settings: Sequence[str]) -> Any:
     return copy
 
 
-def _fingerprint(run: Solver, net: Any, source: ImageData, weights: str | None) -> dict[str, Any]:
+def _fingerprint(run: Solver, net: Any, source: ImageData, weights: Sequence[str]) -> dict[str, Any]:
     """What must be the same for earlier results to count: hashes, by what they are of."""
     solver = _solver_with(run.param, ["solver.snapshot_prefix="])
     others = (reader for reader in sources(run.net).values() if reader is not source)
@@ -276,7 +277,7 @@ def _fingerprint(run: Solver, net: Any, source: ImageData, weights: str | None) 
         "the net": _hash(proto.to_text(net)),
         "the source's list": _hash("\n".join(f"{entry.path} {entry.label}" for entry in source.entries)),
         "the target's list": _hash("\n".join(map(_rows_of, others))),
-        "the weights": _hash("".join(file_hash(Path(path)) for path in weights.split(",")) if weights else ""),
+        "the weights": _hash("".join(file_hash(Path(path)) for path in weights)),
         "the seed": run.seed,
     }
 

@@ -13,14 +13,17 @@ import time
 from dataclasses import asdict, dataclass
 from dataclasses import fields as dataclass_fields
 from pathlib import Path
-from typing import Annotated, Any, TypedDict
+from typing import TYPE_CHECKING, Annotated, Any, TypedDict
 
-from autodial.commands.options import INTERRUPTED
-from autodial.errors import AutodialError, DivergedError, InputError
+from autodial.errors import INTERRUPTED, TERMINATED, AutodialError, InputError
 from autodial.selection.holdout import Fold
 from autodial.system import json_files
 from autodial.system.files import replacing
 from autodial.system.json_files import FilePath, WrongValueError
+from autodial.wording import command_line
+
+if TYPE_CHECKING:
+    from autodial.training.run import TrainingResult
 
 _PREFIX = "net"
 _ITERATION = re.compile(r"_iter_([0-9]{1,10})$")
@@ -38,12 +41,12 @@ class Job:
         settings: of the candidate.
         fold: number of the fold that is held out.
         lists: that fold's.
-        solver, weights, variants: as `autodial train` takes them.
+        solver, weights, variants: as `Training` takes them.
         overrides: settings of the training, the candidate's among them.
         seed: of the training.
         max_iter: number of iterations.
         base_dir: folder of the net's file.
-        device: as `autodial train` takes it.
+        device: as `Training` takes it.
         target_labels: a hash of the TEST phase's labels, to compare with them; "" leaves them alone.
     """
 
@@ -52,7 +55,7 @@ class Job:
     fold: int
     lists: Fold
     solver: Path
-    weights: str | None
+    weights: tuple[str, ...]
     variants: tuple[str, ...]
     overrides: tuple[str, ...]
     seed: int
@@ -93,7 +96,7 @@ class Job:
         fields: dict[str, Any] = {**json_files.read(path, _JobFile, remedy="run `autodial select` again")}
         for name in ("folder", "solver", "base_dir"):
             fields[name] = Path(fields[name])
-        for name in ("settings", "variants", "overrides"):
+        for name in ("settings", "weights", "variants", "overrides"):
             fields[name] = tuple(fields[name])
         fields["lists"] = Fold(**{name: Path(list_) for name, list_ in fields["lists"].items()})
         return cls(**{field.name: fields[field.name] for field in dataclass_fields(cls)})
@@ -128,7 +131,7 @@ class _JobFile(TypedDict):
     fold: int
     lists: _Lists
     solver: FilePath
-    weights: str | None
+    weights: list[str]
     variants: list[str]
     overrides: list[str]
     seed: int
@@ -192,24 +195,39 @@ def failure(job: Job, status: int) -> str:
     return f"{next((line for line in reversed(lines) if line.strip()), f'exit status {status}')}; see {job.log}"
 
 
+class InterruptedTrainingError(Exception):
+    """A training was told to end before it was done; `exit_status` is the process's."""
+
+    def __init__(self, exit_status: int) -> None:
+        super().__init__(exit_status)
+        self.exit_status = exit_status
+
+
 def run(job: Job, workers: int) -> None:
     """Train, measure, write result.json and delete the snapshots; goes on where an earlier run was interrupted.
+
+    That the training diverged is a result, too. Other errors are not, and are tried again.
 
     Args:
         job: what to do.
         workers: processes that read images ahead.
 
-    That the training diverged is a result, too. Other errors are not, and are tried again.
+    Raises:
+        InterruptedTrainingError: a signal ended the training, which left a snapshot.
     """
+    from autodial.training.run import Outcome
+
     started = time.perf_counter()
     result: dict[str, Any] = {
         **{"settings": job.settings, "fold": job.fold, "seed": job.seed, "target_labels": job.target_labels}
     }
-    try:
-        weights = _train(job, workers)
-        result |= {"measures": _measure(job, weights, workers), "collapsed_at": _collapsed_at(job), "error": None}
-    except DivergedError as error:
-        result |= {"measures": None, "collapsed_at": None, "error": str(error)}
+    trained = _train(job, workers)
+    if trained.outcome is Outcome.DIVERGED:
+        result |= {"measures": None, "collapsed_at": None, "error": str(trained.error)}
+    else:
+        assert trained.snapshot is not None and trained.snapshot.weights is not None
+        measures = _measure(job, trained.snapshot.weights, workers)
+        result |= {"measures": measures, "collapsed_at": _collapsed_at(job), "error": None}
     result["seconds"] = round(time.perf_counter() - started, 1)
     with replacing(job.folder / "result.json") as file:
         file.write(json.dumps(result, indent=2).encode())
@@ -217,31 +235,46 @@ def run(job: Job, workers: int) -> None:
         snapshot.unlink()
 
 
-def _train(job: Job, workers: int) -> Path:
-    """`autodial train`, from the last snapshot if there is one; returns the caffemodel."""
-    from autodial.commands.train import train
+def _train(job: Job, workers: int) -> TrainingResult:
+    """Train from the last snapshot if there is one; what the training shows is printed."""
+    from autodial.training.console import Lines, write_line
+    from autodial.training.run import Outcome, Training
+    from autodial.training.signals import heeding_signals
 
     logs = job.folder / "run"
     states = job.folder.glob(f"{_PREFIX}_iter_*.solverstate")
     snapshots = sorted((state for state in states if _ITERATION.search(state.stem)), key=_iteration)
-    if snapshots and _iteration(snapshots[-1]) >= job.max_iter:
-        return snapshots[-1].with_suffix(".caffemodel")
     if not snapshots:
         shutil.rmtree(logs, ignore_errors=True)
         for model in job.folder.glob(f"{_PREFIX}_iter_*"):  # of a process that was killed before it wrote the state
             model.unlink()
-    train(
-        solver=job.solver,
-        weights=None if snapshots else job.weights,
-        snapshot=snapshots[-1] if snapshots else None,
+    snapshot = snapshots[-1] if snapshots else None
+    weights = () if snapshots else job.weights
+    training = Training(
+        job.solver,
+        weights=weights,
+        snapshot=snapshot,
         device=job.device,
-        settings=list(job.overrides),
-        variants=list(job.variants),
-        workers=workers,
         seed=job.seed,
-        output=logs,
+        workers=workers,
+        overrides=job.overrides,
+        variants=job.variants,
+        folder=logs,
     )
-    return Path(f"{job.prefix}_iter_{job.max_iter}.caffemodel")
+    options = {
+        **{"--solver": job.solver, "--weights": ",".join(weights) or None, "--snapshot": snapshot},
+        **{"--device": job.device, "--variant": list(job.variants), "--set": list(job.overrides)},
+        **{"--workers": workers, "--seed": job.seed, "-o": logs},
+    }
+    with heeding_signals(training.solver) as heeded:
+        result = training.run(
+            [Lines(write_line)],
+            command=command_line("autodial train", options),
+            begun=lambda: write_line(training.describe()),
+        )
+    if result.outcome is Outcome.STOPPED:
+        raise InterruptedTrainingError(TERMINATED if signal.SIGTERM in heeded else INTERRUPTED)
+    return result
 
 
 def _measure(job: Job, weights: Path, workers: int) -> dict[str, Any]:
@@ -284,13 +317,11 @@ def _stop_with_parent(parent: int) -> None:
 
 def main(arguments: list[str]) -> int:
     """Run a job: its file, and the number of processes that read images; returns the exit status."""
-    import typer
-
     threading.Thread(target=_stop_with_parent, args=(os.getppid(),), daemon=True).start()
     try:
         run(Job.read(Path(arguments[0])), int(arguments[1]))
-    except typer.Exit as interruption:
-        return interruption.exit_code
+    except InterruptedTrainingError as interruption:
+        return interruption.exit_status
     except KeyboardInterrupt:
         return INTERRUPTED
     except AutodialError as error:

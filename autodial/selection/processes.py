@@ -12,8 +12,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 
-from autodial.commands.options import INTERRUPTED
-from autodial.errors import WorkError
+from autodial.errors import INTERRUPTED, WorkError
 from autodial.selection.job import Job
 
 _CGROUP = Path("/sys/fs/cgroup")

@@ -18,6 +18,11 @@ _FULL = (
 )
 
 
+def describe_device(device: torch.device) -> str:
+    """`cpu`, or a GPU with its name, for records: `cuda:0 (NVIDIA H200)`."""
+    return f"{device} ({torch.cuda.get_device_name(device)})" if device.type == "cuda" else str(device)
+
+
 def choose_device(device: str, *, prefer_gpu: bool = True, index: int = 0) -> torch.device:
     """The torch device that `device` means. On CUDA, TF32 is switched off for matrix products and convolutions.
 

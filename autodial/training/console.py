@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from autodial.data.decoder_messages import real_stderr
+from autodial.system.streams import discard
 from autodial.system.terminal import Console
 from autodial.training.monitor import CollapseRow, Monitor, RunningSolver, TestRow, TrainRow, Values
 from autodial.training.score_watch import describe
@@ -100,6 +103,21 @@ class Bar(Monitor):
         if now - self._looked >= _REFRESH or solver.iter == solver.param.max_iter:
             self._looked = now
             self._progress.update(self._task, status=f"loss {solver.smoothed_loss():.4g}{self._tail}")
+
+
+def write_line(text: str) -> None:
+    """Print a line; where standard output is gone, with `tee` or on a full disk, training goes on without it."""
+    try:
+        print(text, flush=True)
+    except OSError as error:
+        discard(1)
+        try:
+            reason = f"standard output can't be written ({error.strerror})"
+            print(
+                f"Warning: {reason}; training goes on, and the run's folder has its logs", file=sys.stderr, flush=True
+            )
+        except OSError:
+            discard(real_stderr())
 
 
 def describe_output(name: str, values: Values, loss_weight: float) -> str:

@@ -13,7 +13,7 @@ from dataclasses import asdict
 from datetime import datetime, timezone
 from math import isfinite
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from autodial.errors import InputError, WorkError
 from autodial.system.files import AppendedFile, replacing
@@ -21,9 +21,6 @@ from autodial.system.hashing import file_hash
 from autodial.training.event_file import EventFile, event_file
 from autodial.training.monitor import CollapseRow, Monitor, RunningSolver, TestRow, TrainRow, Values
 from autodial.training.run_record import LOG, RECORD, SCHEMA, holds_run, read_records
-
-if TYPE_CHECKING:
-    pass
 
 _log = logging.getLogger(__name__)
 
@@ -49,7 +46,8 @@ class RunLog(Monitor):
         self.folder = folder
         if holds_run(folder) and not resumed:
             raise InputError(
-                f"{folder} already holds a run: name another folder with -o, or go on with that run with --snapshot"
+                f"{folder} already holds a run: name another folder with `folder`, or go on with that run with "
+                "`snapshot`"
             )
         try:
             folder.mkdir(parents=True, exist_ok=True)

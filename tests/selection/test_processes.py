@@ -44,7 +44,7 @@ def job(tmp_path: Path) -> Job:
         fold=2,
         lists=Fold(*(tmp_path / name for name in ("training.txt", "held_out.txt", "sample.txt"))),
         solver=Path("solver.prototxt"),
-        weights=None,
+        weights=(),
         variants=(),
         overrides=("loss.loss_weight=1",),
         seed=3,

@@ -113,7 +113,10 @@ def test_another_precision_is_refused(
 
 
 def test_going_on_in_another_precision_is_said(
-    project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    project: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     train = ["autodial", "train", "--solver", "solver.prototxt", "--workers", "0", "--device", "cpu"]
     for more in (["--precision", "bf16"], ["--snapshot", "snapshots/stripes_iter_4.solverstate"]):
@@ -123,4 +126,4 @@ def test_going_on_in_another_precision_is_said(
         assert not exit_.value.code
         out = capsys.readouterr().out
         assert ("on cpu in bf16 from iteration 0" in out) == (more[0] == "--precision")
-        assert ("holds a run in bf16, which goes on in float32" in out) == (more[0] == "--snapshot")
+        assert ("holds a run in bf16, which goes on in float32" in caplog.text) == (more[0] == "--snapshot")

@@ -125,7 +125,7 @@ def test_a_damaged_line_is_named(tmp_path: Path) -> None:
 
 def test_a_new_run_does_not_overwrite_another(tmp_path: Path) -> None:
     RunLog(tmp_path, {}, iteration=0, resumed=False).close()
-    with pytest.raises(InputError, match="already holds a run: name another folder with -o"):
+    with pytest.raises(InputError, match="already holds a run: name another folder with `folder`"):
         RunLog(tmp_path, {}, iteration=0, resumed=False)
 
 

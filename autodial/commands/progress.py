@@ -1,0 +1,47 @@
+"""How far a command's work is, on a terminal's standard error; elsewhere nothing is shown."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Protocol, TypeVar
+
+T = TypeVar("T")
+
+
+class Show(Protocol):
+    """Shows what is done of a total; `what` replaces the description."""
+
+    def __call__(self, done: float, total: float, what: str | None = None) -> None: ...
+
+
+@contextmanager
+def progress_bar(what: str, *, transient: bool = False) -> Iterator[Show]:
+    """Yield a function that moves a bar, which is there from its first call on.
+
+    Args:
+        what: the bar's description.
+        transient: whether the bar goes away at the end.
+    """
+    from rich.progress import Progress
+
+    from autodial.system.terminal import Console
+
+    console = Console(stderr=True)
+    with Progress(console=console, disable=not console.is_terminal, transient=transient) as bar:
+        task = bar.add_task(what, visible=False)
+
+        def show(done: float, total: float, what: str | None = None) -> None:
+            bar.update(task, completed=done, total=total, description=what, visible=True)
+
+        yield show
+
+
+def tracked(items: Iterable[T], what: str, total: int) -> Iterable[T]:
+    """The items, `total` in number, with a bar that moves as they are taken."""
+    from rich.progress import track
+
+    from autodial.system.terminal import Console
+
+    console = Console(stderr=True)
+    return track(items, what, total=total, console=console, disable=not console.is_terminal)

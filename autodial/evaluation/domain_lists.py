@@ -1,0 +1,138 @@
+"""The lists of a net's two domains, opened for statistics: the net's own, or other images in their place."""
+
+from __future__ import annotations
+
+import os
+import re
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from autodial.data.image_list import ImageList
+from autodial.data.paths import find
+from autodial.deploy.inputs import expand
+from autodial.errors import InputError
+from autodial.evaluation.domains import (
+    DataTop,
+    DomainBatches,
+    data_in_test,
+    data_in_train,
+    reading,
+    without_augmentation,
+)
+from autodial.evaluation.recalibrate import Domain
+
+
+class DomainLists:
+    """Opens the lists of a net's two domains.
+
+    As a context, it keeps the lists that it makes of folders, and takes them out of messages about their images. Use
+    what `open` gives while the context lasts.
+
+    Args:
+        net: a NetParameter with Dial layers; both phases are read.
+        base_dir: folder of the net's file; relative paths are looked for in the working directory first.
+        device: where batches go.
+        batch_size: images per batch; None: the TEST phase's.
+        workers: processes that read images ahead.
+
+    Attributes:
+        test: what the Dial layers depend on in the TEST phase.
+        names: what was opened, by domain, as users know it.
+
+    Raises:
+        InputError: no Dial layer in the TEST phase, or one that depends on more than one blob of a data layer.
+    """
+
+    def __init__(
+        self, net: Any, *, base_dir: Path, device: torch.device, batch_size: int | None = None, workers: int = 0
+    ) -> None:
+        self._base_dir, self._device, self._batch_size, self._workers = base_dir, device, batch_size, workers
+        self.test = data_in_test(net)
+        self._trained = dict(zip(("source", "target"), data_in_train(net) or (), strict=False))
+        self.names: dict[Domain, str] = {}
+
+    def __enter__(self) -> DomainLists:
+        self._folder = tempfile.TemporaryDirectory(prefix="autodial-")
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        self._folder.cleanup()
+        if isinstance(error, InputError):
+            line = re.escape(self._folder.name + os.sep) + r"\w+\.txt:\d+: "
+            raise InputError(re.sub(line, "", str(error))) from error
+
+    def open(self, domain: Domain, given: Path | None = None, *, size: tuple[int, int] | None = None) -> DomainBatches:
+        """A domain's images, prepared as the TEST phase prepares images.
+
+        Args:
+            domain: "source" or "target".
+            given: a folder, an image or a list of images, with labels or without, or the database or HDF5 list that
+                the net reads instead; None: what the TRAIN phase reads.
+            size: height and width that images of `given` are resized to; None leaves them as they are.
+
+        Raises:
+            InputError: images that can't be listed, fewer than two, or a TRAIN phase that does not name the domain's.
+        """
+        data = self._trained.get(domain, self.test)
+        if given is not None:
+            data = reading(data, self._list(domain, given, data), size)
+        elif not self._trained:
+            raise InputError(
+                "the TRAIN phase does not say which images are the source's and which the target's, with a data layer "
+                f"for each and a Concat layer along axis 0 behind both: name the {domain}'s with `{domain}`"
+            )
+        data = without_augmentation(data, self.test, self._batch_size)
+        try:
+            images = DomainBatches(
+                data, self.test.blob, device=self._device, workers=self._workers, base_dir=self._base_dir
+            )
+        except InputError as error:
+            hint = "" if given is not None else f"; `{domain}` names other images"
+            raise InputError(f"{error}{hint}") from error
+        self.names[domain] = images.path if given is None else str(given)
+        if images.rows < 2:
+            raise InputError(f"{self.names[domain]}: one image alone has no statistics to align: name more")
+        return images
+
+    def _list(self, domain: Domain, given: Path, data: DataTop) -> Path:
+        """`given`, or a list of its images if it is a folder or a list without labels."""
+        if data.layer.type != "ImageData":
+            return given
+        if given.is_file():
+            try:
+                return ImageList.read(given).path
+            except InputError:
+                pass  # without labels, or an image
+        path = Path(self._folder.name) / f"{domain}.txt"
+        with path.open("wb") as file:
+            for image in expand([given]):
+                if image.error is not None:
+                    raise InputError(f"{image.path}: {image.error}")
+                try:
+                    name = os.fsencode(find(image.path, image.base_dir).absolute())
+                except InputError as error:
+                    raise InputError(f"{given}: {error}") from error
+                if not _stands_in_a_list(name):
+                    raise InputError(f"{name!r}: the name is not in UTF-8, or has a line break: rename the file")
+                file.write(name + b" 0\n")
+        return path
+
+
+def check_same_size(source: DomainBatches, target: DomainBatches) -> None:
+    """Raise InputError unless the net gets the images of both domains in one shape."""
+    if source.shape[1:] != target.shape[1:]:
+        sizes = (" x ".join(map(str, images.shape[1:])) for images in (source, target))
+        raise InputError(
+            "the net gets the source's images as {} (channels x height x width) and the target's as {}: state one "
+            "new_height and new_width for both in their data layers".format(*sizes)
+        )
+
+
+def _stands_in_a_list(name: bytes) -> bool:
+    try:
+        return "\n" not in name.decode()
+    except UnicodeDecodeError:
+        return False
