@@ -172,7 +172,7 @@ def test_interrupted_run_resumes_to_the_same_files(project: Path, edit: Edit) ->
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no SIGTERM to heed")
-def test_a_run_that_is_limit_waits_leaves_a_snapshot(project: Path, edit: Edit) -> None:
+def test_a_run_that_is_told_to_end_leaves_a_snapshot(project: Path, edit: Edit) -> None:
     train_without_end(edit)
     process = run_command("--workers", "1", "-o", "run")
     until_trained(process)
