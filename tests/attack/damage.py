@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import random
 import re
@@ -117,7 +118,7 @@ def damaged_json(rng: random.Random, value: Any) -> bytes:
         if rng.random() < 0.2:
             del owner[key]
         else:
-            owner[key] = rng.choice(VALUES)
+            owner[key] = copy.deepcopy(rng.choice(VALUES))  # which the next change may go into
     return json.dumps(rng.choice(VALUES) if rng.random() < 0.03 else changed).encode()
 
 

@@ -46,7 +46,7 @@ def _rewrite(path: Path, change: Callable[[random.Random, Any], bytes], rng: ran
     path.write_bytes(change(rng, data if change is damaged_bytes else data.decode()))
 
 
-def testing(net: str) -> list[str]:
+def scoring(net: str) -> list[str]:
     """The command that tests another net."""
     return [net if word == "net.prototxt" else word for word in TEST]
 
@@ -99,7 +99,7 @@ def solverstates(rng: random.Random, folder: Path) -> list[str]:
 
 def means(rng: random.Random, folder: Path) -> list[str]:
     _rewrite(folder / "mean.binaryproto", damaged_bytes, rng)
-    return testing("mean.prototxt")
+    return scoring("mean.prototxt")
 
 
 def hdf5_files(rng: random.Random, folder: Path) -> list[str]:
@@ -109,7 +109,7 @@ def hdf5_files(rng: random.Random, folder: Path) -> list[str]:
         _rewrite(path, damaged_bytes, rng)
     else:
         _lead_elsewhere(rng, path)
-    return ["upgrade", "w.h5", "new.caffemodel"] if weights else testing("hdf5.prototxt")
+    return ["upgrade", "w.h5", "new.caffemodel"] if weights else scoring("hdf5.prototxt")
 
 
 def _lead_elsewhere(rng: random.Random, path: Path) -> None:
@@ -140,7 +140,7 @@ def _lead_elsewhere(rng: random.Random, path: Path) -> None:
 
 def lmdbs(rng: random.Random, folder: Path) -> list[str]:
     _rewrite(folder / "test.lmdb/data.mdb", damaged_bytes, rng)
-    return testing("lmdb.prototxt")
+    return scoring("lmdb.prototxt")
 
 
 def run_records(rng: random.Random, folder: Path) -> list[str]:
@@ -242,7 +242,7 @@ READERS: Mapping[str, list[str]] = {
     "mine.settings": TIME,
     "test.txt": TEST,
     "labels.txt": EXPORT,
-    "h5.txt": testing("hdf5.prototxt"),
+    "h5.txt": scoring("hdf5.prototxt"),
     "run/run.json": REPORT,
     "run/log.jsonl": REPORT,
     "out.csv.partial.json": TABLE,
@@ -270,7 +270,7 @@ def odd_images(rng: random.Random, folder: Path) -> list[str]:
 def odd_hdf5(rng: random.Random, folder: Path) -> list[str]:
     name = rng.choice(("w.h5", "test.h5"))
     change_dataset(rng, folder / name)
-    return ["upgrade", "w.h5", "new.caffemodel"] if name == "w.h5" else testing("hdf5.prototxt")
+    return ["upgrade", "w.h5", "new.caffemodel"] if name == "w.h5" else scoring("hdf5.prototxt")
 
 
 def odd_weights(rng: random.Random, folder: Path) -> list[str]:
@@ -287,7 +287,7 @@ def odd_states(rng: random.Random, folder: Path) -> list[str]:
 
 def odd_entries(rng: random.Random, folder: Path) -> list[str]:
     change_datum(rng, folder / "test.lmdb")
-    return testing("lmdb.prototxt")
+    return scoring("lmdb.prototxt")
 
 
 def other_models(rng: random.Random, folder: Path) -> list[str]:

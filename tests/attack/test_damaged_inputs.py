@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from attack import Figures, Victim, fresh, judge
-from kinds import KINDS, PREDICT, REPORT, RESUME, TABLE, TEST, TIME, testing
+from kinds import KINDS, PREDICT, REPORT, RESUME, TABLE, TEST, TIME, scoring
 
 pytestmark = [
     pytest.mark.attack,
@@ -20,7 +20,7 @@ pytestmark = [
     "arguments",
     [
         *(TIME, REPORT, PREDICT, TABLE, TEST, [*RESUME, "-o", "run"]),
-        *(testing(f"{name}.prototxt") for name in ("mean", "lmdb", "hdf5")),
+        *(scoring(f"{name}.prototxt") for name in ("mean", "lmdb", "hdf5")),
         ["upgrade", "w.h5", "new.caffemodel"],
         ["dialize", "plain.prototxt", "-o", "dialized.prototxt"],
     ],
