@@ -38,6 +38,7 @@ from autodial.converters.reference import Progress, TrainingImages, measure
 from autodial.converters.triton import TritonModel
 from autodial.data.labels import read_labels, tell_apart
 from autodial.errors import InputError
+from autodial.model_file import INPUT
 from autodial.net.net import Net
 from autodial.netparam.graph import Graph, Node
 from autodial.netparam.net_state import filter_net
@@ -188,7 +189,7 @@ def export(
             NetLogits(_deployed(net.folded), net.folded.logits), Preprocess(pictures) if pictures else None
         ),
         net.comparison if raw_input else replace(net.comparison, fed=net.samples),
-        input_name=net.input if raw_input else "image",
+        input_name=net.input if raw_input else INPUT,
         logits=net.logits,
         metadata=make_metadata(net.classes, pictures, net.window, net.folded.statistics, net.weights_sha256),
         merged=net.folded.merged,

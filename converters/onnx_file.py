@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -24,10 +23,9 @@ from autodial.converters.triton import TritonModel
 from autodial.data.image_statistics import Reference
 from autodial.data.labels import tell_apart
 from autodial.errors import InputError, WorkError
+from autodial.model_file import ALPHA, CHANNELS, EXIF, KEY, MEAN_FILE, OUTPUTS, RESIZE, SCHEMA, check_written, to_text
 from autodial.system.files import replacing
 
-SCHEMA = 1
-"""Version of the metadata's form."""
 OPSET = 18
 """The opset that torch's exporter is written in; any other goes through a version converter."""
 IR_VERSION = 8
@@ -40,6 +38,7 @@ BATCHES = (1, 2, 7)
 Runner = Callable[[NDArray[Any]], Sequence[NDArray[Any]]]
 """What gives (logits, probabilities), float32 (N, classes) each, for N rows."""
 
+_ORDERS = {channels: order for order, channels in CHANNELS.items()}
 _TRAINING_ONLY = ("Dropout", "BatchNormalization")
 LARGEST = 2**31 - 2**20
 """Bytes of weights beyond which a protobuf file, limited to 2 GiB, has no room left for the graph."""
@@ -211,10 +210,11 @@ def write_verified(
 
     Raises:
         WorkError: the exporter failed, or its result differs from the unfolded net; nothing was written.
-        InputError: the weights don't fit into an ONNX file.
+        InputError: the weights don't fit into an ONNX file, or readers would refuse its metadata.
     """
     precision: Precision = "float32" if lowering is None else lowering.precision
     metadata = {**metadata, "precision": precision}
+    check_written(metadata)
     model = _to_onnx(predictor, torch.from_numpy(comparison.fed[:2]), input_name, metadata)
     data: bytes = model.SerializeToString()
     difference, spread = verify(_onnx_runner(data), comparison, "ONNX Runtime")
@@ -267,7 +267,7 @@ def make_metadata(
     statistics: str | None,
     weights_sha256: str,
 ) -> dict[str, Any]:
-    """The JSON object of the metadata key `autodial`.
+    """The JSON object of the metadata key `autodial`: see `autodial.model_file`.
 
     Args:
         classes: names, in the order of the logits.
@@ -289,7 +289,7 @@ def make_metadata(
 def _describe_input(images: ImageInput | None, window: Sequence[int]) -> dict[str, Any]:
     """The metadata about the input: `images`, cut to `window` (N, C, h, w) in the file, or None for a raw blob."""
     if images is None:
-        order = {1: "GRAY", 3: "BGR"}.get(window[1]) if len(window) == 4 else None
+        order = _ORDERS.get(window[1]) if len(window) == 4 else None
         rest = dict.fromkeys(("size", "resize", "crop", "exif", "alpha"))
         return {**rest, "mean": [], "scale": 1.0, "channel_order": order, "raw_input": True}
     size, mean = [images.height, images.width], images.transform.mean
@@ -297,13 +297,13 @@ def _describe_input(images: ImageInput | None, window: Sequence[int]) -> dict[st
     crop = list(window[2:])
     return {
         "size": size,
-        "resize": "bilinear",
+        "resize": RESIZE,
         "crop": crop if crop != size else None,
-        "exif": "apply",
-        "alpha": "white",
-        "mean": [] if mean is None else mean.ravel().tolist() if mean.shape[1:] == (1, 1) else "mean_file",
+        "exif": EXIF,
+        "alpha": ALPHA,
+        "mean": [] if mean is None else mean.ravel().tolist() if mean.shape[1:] == (1, 1) else MEAN_FILE,
         "scale": images.transform.scale if factors is None else (images.transform.scale * factors).ravel().tolist(),
-        "channel_order": "GRAY" if images.channels == 1 else "BGR",
+        "channel_order": _ORDERS[images.channels],
         "raw_input": False,
     }
 
@@ -350,7 +350,7 @@ def _to_onnx(predictor: nn.Module, example: Tensor, input_name: str, metadata: d
             predictor.eval(),
             (example,),
             input_names=[input_name],
-            output_names=["logits", "probabilities"],
+            output_names=list(OUTPUTS),
             dynamic_shapes=({0: torch.export.Dim("batch")},),
             opset_version=OPSET,
             dynamo=True,
@@ -369,7 +369,7 @@ def _to_onnx(predictor: nn.Module, example: Tensor, input_name: str, metadata: d
 
 
 def _set_metadata(model: onnx.ModelProto, metadata: dict[str, Any]) -> None:
-    onnx.helper.set_model_props(model, {"autodial": json.dumps(metadata)})
+    onnx.helper.set_model_props(model, {KEY: to_text(metadata)})
 
 
 def _strip(model: onnx.ModelProto) -> None:
@@ -396,7 +396,7 @@ def _check(model: onnx.ModelProto, input_name: str, writer: str) -> None:
     if training:
         raise WorkError(f"{training[0]} is left in the exported graph, which an inference graph must not hold")
     ends = [("input", value) for value in model.graph.input] + [("output", value) for value in model.graph.output]
-    if [value.name for _, value in ends] != [input_name, "logits", "probabilities"]:
+    if [value.name for _, value in ends] != [input_name, *OUTPUTS]:
         raise WorkError(f"{writer} named the graph's ends {', '.join(value.name for _, value in ends)}")
     for end, value in ends:
         if value.type.tensor_type.shape.dim[0].dim_param != "batch":
@@ -448,4 +448,4 @@ def _onnx_runner(model: bytes) -> Runner:
     except Exception as error:  # ONNX Runtime's exceptions have no base class of their own
         raise WorkError(f"nothing was written: ONNX Runtime can't load the exported net: {error}") from error
     name = session.get_inputs()[0].name
-    return lambda fed: session.run(["logits", "probabilities"], {name: fed})
+    return lambda fed: session.run(OUTPUTS, {name: fed})

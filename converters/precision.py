@@ -17,6 +17,7 @@ from autodial.converters.reference import TrainingImages
 from autodial.converters.runtime import cpu_session
 from autodial.converters.target_files import TargetFiles
 from autodial.errors import AutodialError, InputError, WorkError
+from autodial.model_file import OUTPUTS
 from autodial.wording import counted
 
 Precision = Literal["float32", "fp16", "int8"]
@@ -247,7 +248,7 @@ def _compare(float32: Any, lowered: Sequence[Any], batches: _Batches, precision:
 
 
 def _run(session: Any, batch: NDArray[Any]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    logits, probabilities = session.run(["logits", "probabilities"], {session.get_inputs()[0].name: batch})
+    logits, probabilities = session.run(OUTPUTS, {session.get_inputs()[0].name: batch})
     return logits, probabilities
 
 

@@ -38,6 +38,7 @@ from autodial.data.sequences import is_one_name
 from autodial.data.transforms import Transform
 from autodial.errors import InputError, WorkError
 from autodial.layers import DomainAlignment
+from autodial.model_file import INPUT
 from autodial.system.outputs import check_output
 from autodial.wording import counted
 
@@ -137,7 +138,7 @@ def export_module(
         output,
         folded,
         Comparison(unfolded, blobs, samples, words),
-        input_name="image",
+        input_name=INPUT,
         logits=type(module).__name__,
         metadata=make_metadata(names, images, blobs.shape, statistics, digest(weights)),
         merged=merged,

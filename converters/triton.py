@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 from collections.abc import Sequence
@@ -17,7 +16,9 @@ from onnx import TensorProto
 
 from autodial.data.labels import tell_apart
 from autodial.errors import InputError, WorkError
+from autodial.model_file import KEY, PROBABILITIES
 from autodial.system.files import replacing, replacing_files
+from autodial.system.json_files import parse
 from autodial.system.outputs import check_folder
 
 MAX_BATCH_SIZE = 32
@@ -46,7 +47,7 @@ class _Interface(NamedTuple):
     @classmethod
     def of(cls, model: onnx.ModelProto) -> _Interface:
         """That of an exported file; KeyError if `autodial export` did not make it."""
-        metadata = json.loads({entry.key: entry.value for entry in model.metadata_props}["autodial"])
+        metadata = parse({entry.key: entry.value for entry in model.metadata_props}[KEY])
         inputs, outputs = (tuple(map(_end, values)) for values in (model.graph.input, model.graph.output))
         return cls(inputs, outputs, tell_apart(list(map(str, metadata["classes"]))), metadata["statistics"])
 
@@ -183,7 +184,7 @@ def _config(interface: _Interface) -> bytes:
     for end in interface.inputs:
         lines += _block("input", end, *([f"format: {layout}"] if (layout := _layout(end)) else []))
     for end in interface.outputs:
-        lines += _block("output", end, *([f'label_filename: "{_LABELS}"'] if end.name == "probabilities" else []))
+        lines += _block("output", end, *([f'label_filename: "{_LABELS}"'] if end.name == PROBABILITIES else []))
     return "".join(f"{line}\n" for line in lines).encode()
 
 
