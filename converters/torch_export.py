@@ -166,7 +166,8 @@ def _image_input(
     if channel_order == "RGB":
         means, factors = means[::-1], factors[::-1]
     return ImageInput(
-        *size,
+        int(size[0]),
+        int(size[1]),
         channels,
         Transform(crop_size=crop or 0, mean=means.astype(np.float32).reshape(-1, 1, 1) if len(mean) else None),
         channel_scale=factors.astype(np.float32).reshape(-1, 1, 1),

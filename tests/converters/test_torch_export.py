@@ -397,6 +397,11 @@ def test_weights_that_no_file_can_hold(
     assert not folded and not list(tmp_path.iterdir())
 
 
+def test_sizes_may_be_numpys(tmp_path: Path) -> None:
+    report = export_module(flat(), tmp_path / "model.onnx", size=tuple(np.array([6, 6])))
+    assert report.metadata["size"] == [6, 6]
+
+
 def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="there is no folder"):
         export_module(flat(), tmp_path / "missing" / "model.onnx", size=(6, 6))
