@@ -11,10 +11,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from autodial.converters.onnx_file import ExportReport
+    from autodial.converters.destinations.triton import TritonModel
     from autodial.converters.torch_export import export_module
     from autodial.converters.torch_modules import AlignedBatchNorm, AlignedBatchNormAct, AutoDIAL, convert_batchnorm
-    from autodial.converters.triton import TritonModel
+    from autodial.converters.verification import ExportReport
 
 __all__ = [
     "AlignedBatchNorm",
@@ -31,8 +31,8 @@ _HOME = {
     "AlignedBatchNorm": "torch_modules",
     "AlignedBatchNormAct": "torch_modules",
     "AutoDIAL": "torch_modules",
-    "ExportReport": "onnx_file",
-    "TritonModel": "triton",
+    "ExportReport": "verification",
+    "TritonModel": "destinations.triton",
     "convert_batchnorm": "torch_modules",
     "export_module": "torch_export",
     "parameter_groups": "torch_modules",

@@ -1,14 +1,13 @@
-"""Export of a trained net as an ONNX file that takes decoded images and gives logits and probabilities.
+"""Export of a trained Caffe net: folded, written to a destination, and compared with the unfolded net.
 
-The file holds the target predictor: the TEST phase up to the logits with its statistics folded away, and in front of it
-the crop, the mean and the scale of the TEST phase's ImageData layer. Before the file gets its name, ONNX Runtime runs
-it beside the unfolded torch net.
+An ONNX file holds the target predictor: the TEST phase up to the logits with its statistics folded away, and in front
+of it the crop, the mean and the scale of the TEST phase's ImageData layer. Before the file gets its name, ONNX Runtime
+runs it beside the unfolded torch net.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,26 +17,18 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from autodial.converters.destinations import Destination, ExportOptions, as_destination
 from autodial.converters.fold import Domain, Folded, check_frozen, fold
 from autodial.converters.image_input import ImageInput
-from autodial.converters.onnx_file import (
-    BATCHES,
-    ONNX_LIMIT,
-    Comparison,
-    ExportReport,
-    Preprocess,
-    TargetPredictor,
-    check_size,
-    digest,
-    make_metadata,
-    note_repeated,
-    write_verified,
-)
+from autodial.converters.metadata import digest, make_metadata, note_repeated
+from autodial.converters.onnx_file import Preprocess, TargetPredictor
 from autodial.converters.precision import Precision, plan_lowering
+from autodial.converters.prepared import CaffeNet, Prepared, check_size, load
 from autodial.converters.reference import Progress, TrainingImages, measure
-from autodial.converters.triton import TritonModel
+from autodial.converters.verification import BATCHES, Comparison, ExportReport
 from autodial.data.labels import read_labels, tell_apart
 from autodial.errors import InputError
+from autodial.model_file import INPUT
 from autodial.net.net import Net
 from autodial.netparam.graph import Graph, Node
 from autodial.netparam.layer_types import NO_IMAGES
@@ -46,12 +37,6 @@ from autodial.netparam.variants import warn_of_lost_alignment
 from autodial.proto import LayerWeights, Weights
 from autodial.proto import messages as pb
 from autodial.wording import counted
-
-_NOT_IN_ONNX = {
-    "ArgMax": "ONNX does not say which of several equal values it puts first",
-    "Python": "an ONNX file can't hold a Python class",
-}
-"""Layer types that can't be exported, and why."""
 
 
 class NetLogits(nn.Module):
@@ -72,41 +57,10 @@ class NetLogits(nn.Module):
         return self.net.blobs({blob: x}, [self.logits])[self.logits].flatten(1)
 
 
-@dataclass(frozen=True, eq=False)
-class Prepared:
-    """A net that is folded and can be written in any form, beside what it was.
-
-    Attributes:
-        folded: from the input blob to the logits.
-        images: what the TEST phase reads; None for an Input layer.
-        input: name of the input blob.
-        window: shape (1, C, h, w) of what the net itself sees of an image.
-        corner: row and column of an image, resized, at which the input blob begins; None for an Input layer.
-        classes: their names, in the order of the logits.
-        logits: name of the logits' blob in the net as it was given.
-        weights_sha256: of the weights as they were given.
-        samples: rows as the net's data layer has them, uint8 images or float32 blobs.
-        comparison: of the input blob with the unfolded net.
-        notes: for the report.
-    """
-
-    folded: Folded
-    images: ImageInput | None
-    input: str
-    window: tuple[int, ...]
-    corner: tuple[int, int] | None
-    classes: list[str]
-    logits: str
-    weights_sha256: str
-    samples: NDArray[Any]
-    comparison: Comparison
-    notes: list[str]
-
-
 def export(
     net_param: Any,
     weights: Weights,
-    output: Path | TritonModel,
+    output: str | Path | Destination,
     *,
     logits: str | None = None,
     labels: Path | None = None,
@@ -119,29 +73,18 @@ def export(
     base_dir: Path | None = None,
     progress: Progress | None = None,
 ) -> ExportReport:
-    """Fold a net, export it to ONNX and compare the file with the unfolded net; if they differ, nothing is written.
+    """Fold a net, compare its exported form with the unfolded net, and write it if they agree.
 
-    The input is `image`, uint8 (batch, H, W, C), BGR or grey; the outputs are `logits` and `probabilities`, float32
-    (batch, classes). The metadata key `autodial` holds a JSON object: schema, classes, size, resize, crop, mean, scale,
-    channel_order, exif, alpha, raw_input, statistics, weights_sha256, version and precision.
+    An ONNX file takes and gives what `autodial.model_file` says: `image`, uint8 (batch, H, W, C), BGR or grey; `logits`
+    and `probabilities`, float32 (batch, classes).
 
     Args:
         net_param: NetParameter of a train_val net whose TEST phase reads an ImageData layer, or, with `raw_input`, of
             a deploy net with an Input layer.
         weights: a caffemodel with every layer that has parameters.
-        output: the file to write, whose folder must exist, or a model in a Triton model repository.
-        logits: name of the logits' blob; None: what the TEST phase's SoftmaxWithLoss, Accuracy or Softmax layer reads.
-        labels: text file with one class name per line; None: labels.txt in `base_dir` if it has as many lines as
-            there are classes, else the names are "0", "1", ...
-        keep_affine: leave the folded statistics as Mul and Add nodes instead of merging them into weights.
-        raw_input: take the net's input blob, float32 (batch, C, h, w), under its own name: what the ImageData layer,
-            and a Crop layer right behind it, make of an image.
-        domain: whose stored statistics every Dial layer normalizes with; None: what each one's test_stats says.
-        precision: of the file's weights and computation, "float32", "fp16" or "int8"; inputs and outputs are the same.
-        calibration: a folder of images of the domain, or a list of them, to calibrate int8 on and to compare a lower
-            precision with float32 on; None: the domain's list in the TRAIN phase, else for a target the TEST phase's.
-        min_agreement: share of these images that must keep their most probable class, in [0, 1]; None: 0.99.
-        base_dir: folder of the prototxt.
+        output: the ONNX file to write, whose folder must exist, or another destination.
+        logits, labels, keep_affine, raw_input, domain, precision, calibration, min_agreement, base_dir: see
+            `autodial.converters.destinations.ExportOptions`.
         progress: told of the training images that are measured for `autodial predict --drift`.
 
     Raises:
@@ -149,80 +92,49 @@ def export(
         WorkError: the exporter failed, its result differs from the unfolded net, or a lower precision agrees with
             float32 on too few images.
     """
-    if isinstance(output, TritonModel):
-        output.check()
-    elif output.is_dir() or not output.absolute().parent.is_dir():
-        raise InputError(f"{output} can't be written: name a file in a folder that exists")
-    net = prepare(
-        net_param,
-        weights,
-        limit=ONNX_LIMIT,
-        refused=_NOT_IN_ONNX,
+    destination = as_destination(output)
+    options = ExportOptions(
         logits=logits,
         labels=labels,
         keep_affine=keep_affine,
         raw_input=raw_input,
         domain=domain,
-        base_dir=base_dir,
-    )
-    pictures = None if raw_input else net.images
-    measured, training, notes = None, None, list(net.notes)
-    if pictures:
-        try:
-            training = TrainingImages.of_caffe(net_param, net.folded.statistics, base_dir)
-            measured = partial(measure, training=training, images=pictures, progress=progress)
-        except InputError as error:
-            notes.append(f"`autodial predict --drift` will have nothing to compare with: {error}")
-    lowering = plan_lowering(
-        precision,
+        precision=precision,
         calibration=calibration,
         min_agreement=min_agreement,
-        images=pictures,
-        training=training,
-        statistics=net.folded.statistics,
+        base_dir=base_dir,
     )
-    return write_verified(
-        output,
-        TargetPredictor(
-            NetLogits(_deployed(net.folded), net.folded.logits), Preprocess(pictures) if pictures else None
-        ),
-        net.comparison if raw_input else replace(net.comparison, fed=net.samples),
-        input_name=net.input if raw_input else "image",
-        logits=net.logits,
-        metadata=make_metadata(net.classes, pictures, net.window, net.folded.statistics, net.weights_sha256),
-        merged=net.folded.merged,
-        kept=net.folded.kept,
-        notes=notes,
-        lowering=lowering,
-        measure=measured,
-    )
+    destination.check(options, net_param)
+    return export_checked(net_param, weights, destination, options, progress)
+
+
+def export_checked(
+    net_param: Any,
+    weights: Weights,
+    destination: Destination,
+    options: ExportOptions,
+    progress: Progress | None = None,
+) -> ExportReport:
+    """`export` behind the door: of a net and options that the destination's `check` has let pass."""
+    return destination.write(prepare(net_param, weights, destination, options, progress))
 
 
 def prepare(
     net_param: Any,
     weights: Weights,
-    *,
-    limit: str,
-    refused: Mapping[str, str],
-    logits: str | None,
-    labels: Path | None,
-    keep_affine: bool,
-    raw_input: bool,
-    domain: Domain | None,
-    base_dir: Path | None,
+    destination: Destination,
+    options: ExportOptions,
+    progress: Progress | None = None,
 ) -> Prepared:
     """Fold a net, and lay out what its exported form is to be compared with.
 
-    Args:
-        limit: to what a file can hold, as in `check_size`.
-        refused: types of layers that the form can't hold, and why.
-
-    The other arguments, and what is raised, are those of `export`.
+    What is raised is what `export` raises.
     """
+    raw_input, base_dir = options.raw_input or destination.takes_blobs, options.base_dir
     graph = Graph(filter_net(net_param, pb.TEST).layer)
-    scores = graph.logits(logits)
+    scores = graph.logits(options.logits)
     for node in graph.ancestors(scores):
-        _check_exportable(node.param, refused)
+        _check_exportable(node.param, destination.refused)
     needed = {node.param.name for node in graph.ancestors(scores)}
     check_size(
         {
@@ -230,10 +142,10 @@ def prepare(
             for layer in weights.layers
             if layer.name in needed
         },
-        limit,
+        destination.limit,
     )
-    if domain is not None:
-        _choose_statistics(graph.ancestors(scores), domain)
+    if options.domain is not None:
+        _choose_statistics(graph.ancestors(scores), options.domain)
     data, start = _data(graph, scores)
     images = _image_input(data, net_param, raw_input, base_dir)
     shape = images.shape if images else _input_shape(data, graph.names[start])
@@ -247,7 +159,7 @@ def prepare(
     unfolded = Net(graph.net(net_param.name, scores), pb.TEST)
     load(unfolded, weights)
     warn_of_lost_alignment(weights, net_param)
-    classes, notes = _class_names(labels, _class_count(unfolded, graph.names[scores]), base_dir)
+    classes, notes = _class_names(options.labels, _class_count(unfolded, graph.names[scores]), base_dir)
     if data.transform_param.mirror:
         notes.append(f'layer "{data.name}" mirrors at random in TEST too, as Caffe does; the exported file does not')
 
@@ -255,24 +167,43 @@ def prepare(
         graph.net(net_param.name, scores),
         {name: [blob.detach().numpy() for blob in unfolded.layer(name).blobs] for name in unfolded.layer_names},
         logits=graph.names[scores],
-        keep_affine=keep_affine,
+        keep_affine=options.keep_affine,
     )
     samples, compared_on = _samples(images, shape)
     blobs = torch.from_numpy(images.blob(samples) if images else samples)
     with torch.no_grad():
         (blobs,) = front({graph.names[start]: blobs}).values()
+    fed = blobs.numpy() if raw_input else samples
+    window = unfolded.blob_shapes[graph.names[cropped]]
+    pictures = None if raw_input else images
+    training = measured = None
+    if pictures:
+        try:
+            training = TrainingImages.of_caffe(net_param, folded.statistics, base_dir)
+            measured = partial(measure, training=training, images=pictures, progress=progress)
+        except InputError as error:
+            notes.append(f"`autodial predict --drift` will have nothing to compare with: {error}")
     return Prepared(
-        folded=folded,
-        images=images,
-        input=graph.names[entry],
-        window=unfolded.blob_shapes[graph.names[cropped]],
-        corner=_corner(images, front, graph.names[start]) if images else None,
-        classes=classes,
+        make_predictor=lambda: TargetPredictor(
+            NetLogits(_deployed(folded), folded.logits), Preprocess(pictures) if pictures else None
+        ),
+        comparison=Comparison(NetLogits(unfolded, graph.names[scores]), blobs, fed, compared_on),
+        input=graph.names[entry] if raw_input else INPUT,
         logits=graph.names[scores],
-        weights_sha256=_digest(weights),
-        samples=samples,
-        comparison=Comparison(NetLogits(unfolded, graph.names[scores]), blobs, blobs.numpy(), compared_on),
-        notes=notes,
+        classes=classes,
+        metadata=make_metadata(classes, pictures, window, folded.statistics, _digest(weights)),
+        merged=folded.merged,
+        kept=tuple(folded.kept),
+        notes=tuple(notes),
+        lowering=plan_lowering(options, images=pictures, training=training, statistics=folded.statistics),
+        measure=measured,
+        caffe=CaffeNet(
+            folded,
+            images,
+            window,
+            corner=_corner(images, front, graph.names[start]) if images else None,
+            domain=options.domain,
+        ),
     )
 
 
@@ -361,16 +292,6 @@ def _corner(images: ImageInput, front: Net, blob: str) -> tuple[int, int]:
         (left,) = front({blob: numbers}).values()
     row, column = left[:, 0, 0, 0].int().tolist()
     return (images.height - height) // 2 + row, (images.width - width) // 2 + column
-
-
-def load(net: Net, weights: Weights) -> None:
-    """Load weights that must hold every layer with parameters; raises InputError."""
-    missing = net.load_weights(weights)
-    if missing:
-        raise InputError(
-            f"the weights hold nothing for {'layer' if len(missing) == 1 else 'layers'} {', '.join(missing)}: "
-            "they were not trained with this net"
-        )
 
 
 def _deployed(folded: Folded) -> Net:

@@ -18,6 +18,7 @@ from onnxruntime.quantization import (  # type: ignore[import-untyped]
 )
 
 from autodial.converters.onnx_graph import Calibration, head_nodes
+from autodial.model_file import LOGITS
 
 _WEIGHTED = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 _PASSING = (
@@ -69,12 +70,12 @@ def to_int8(model: onnx.ModelProto, batches: Iterable[NDArray[Any]]) -> onnx.Mod
 def _restore_logits(graph: Any) -> None:
     """Take the last quantization away, which would leave the logits 256 values."""
     makers = {name: node for node in graph.node for name in node.output}
-    back = makers["logits"]
+    back = makers[LOGITS]
     if back.op_type != "DequantizeLinear" or back.input[0] not in makers:
         return
     forth = makers[back.input[0]]
     layer = makers[forth.input[0]]
-    layer.output[list(layer.output).index(forth.input[0])] = "logits"
+    layer.output[list(layer.output).index(forth.input[0])] = LOGITS
     graph.node.remove(back)
     graph.node.remove(forth)
     read = {name for node in graph.node for name in node.input}

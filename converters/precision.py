@@ -11,12 +11,14 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
+from autodial.converters.destinations import ExportOptions
 from autodial.converters.file_batches import FileBatches
 from autodial.converters.image_input import ImageInput
 from autodial.converters.reference import TrainingImages
 from autodial.converters.runtime import cpu_session
 from autodial.converters.target_files import TargetFiles
 from autodial.errors import AutodialError, InputError, WorkError
+from autodial.model_file import OUTPUTS
 from autodial.wording import counted
 
 Precision = Literal["float32", "fp16", "int8"]
@@ -77,10 +79,8 @@ class Lowering:
 
 
 def plan_lowering(
-    precision: Precision,
+    options: ExportOptions,
     *,
-    calibration: Path | None,
-    min_agreement: float | None,
     images: ImageInput | None,
     training: TrainingImages | None,
     statistics: str | None,
@@ -88,9 +88,7 @@ def plan_lowering(
     """What an export has to do beyond its float32 file, None for nothing; whatever can be refused is refused here.
 
     Args:
-        precision: of the file.
-        calibration: a folder of images, or a list of them; None for those of the net.
-        min_agreement: as in Agreement; None for MIN_AGREEMENT.
+        options: the precision, the calibration images and the least agreement of them.
         images: what the file takes; None for a raw blob.
         training: what it was trained on, of the domain that the file is for; None for the TEST phase's list, which is
             the target's.
@@ -99,6 +97,7 @@ def plan_lowering(
     Raises:
         InputError: an argument makes no sense, or there are too few images to calibrate int8 on.
     """
+    precision, calibration, min_agreement = options.precision, options.calibration, options.min_agreement
     if precision not in get_args(Precision):
         raise InputError(f"precision is one of {', '.join(get_args(Precision))}, not {precision!r}")
     if precision == "float32":
@@ -247,7 +246,7 @@ def _compare(float32: Any, lowered: Sequence[Any], batches: _Batches, precision:
 
 
 def _run(session: Any, batch: NDArray[Any]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    logits, probabilities = session.run(["logits", "probabilities"], {session.get_inputs()[0].name: batch})
+    logits, probabilities = session.run(OUTPUTS, {session.get_inputs()[0].name: batch})
     return logits, probabilities
 
 

@@ -18,6 +18,7 @@ from autodial.data.image_statistics import Reference, figure_names, figures, ima
 from autodial.data.sequences import is_one_name
 from autodial.errors import InputError
 from autodial.evaluation.domains import data_in_train
+from autodial.model_file import PROBABILITIES
 from autodial.proto import messages as pb
 from autodial.wording import counted
 
@@ -108,7 +109,7 @@ def measure(
     batches = FileBatches(training.files, images)
     classes, values, done = [], [], 0
     for batch in batches:
-        (probabilities,) = session.run(["probabilities"], {put.name: batch})
+        (probabilities,) = session.run([PROBABILITIES], {put.name: batch})
         rows = figures(probabilities, np.array(list(map(image_figures, batch))))
         finite = np.isfinite(rows).all(axis=1)
         classes.append(probabilities.argmax(axis=1)[finite])

@@ -13,32 +13,23 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn.modules.instancenorm import _InstanceNorm
 
+from autodial.converters.destinations import Destination, ExportOptions, as_destination
 from autodial.converters.fold import Domain
 from autodial.converters.image_input import ImageInput
-from autodial.converters.onnx_file import (
-    BATCHES,
-    ONNX_LIMIT,
-    Comparison,
-    ExportReport,
-    Preprocess,
-    TargetPredictor,
-    check_size,
-    digest,
-    make_metadata,
-    note_repeated,
-    write_verified,
-)
+from autodial.converters.metadata import digest, make_metadata, note_repeated
+from autodial.converters.onnx_file import Preprocess, TargetPredictor
 from autodial.converters.precision import Precision, plan_lowering
+from autodial.converters.prepared import Prepared, check_size
 from autodial.converters.reference import TrainingImages, measure
 from autodial.converters.torch_fold import batch_statistics_error, fold_graph
 from autodial.converters.torch_modules import is_batch_norm
-from autodial.converters.triton import TritonModel
+from autodial.converters.verification import BATCHES, Comparison, ExportReport
 from autodial.data.labels import check_class_names, tell_apart
 from autodial.data.sequences import is_one_name
 from autodial.data.transforms import Transform
 from autodial.errors import InputError, WorkError
 from autodial.layers import DomainAlignment
-from autodial.system.outputs import check_output
+from autodial.model_file import INPUT
 from autodial.wording import counted
 
 
@@ -56,7 +47,7 @@ class ModuleLogits(nn.Module):
 
 def export_module(
     module: nn.Module,
-    output: str | Path | TritonModel,
+    output: str | Path | Destination,
     *,
     size: tuple[int, int],
     crop: int | None = None,
@@ -81,7 +72,7 @@ def export_module(
 
     Args:
         module: from float32 (N, C, h, w) to logits, (N, classes). It is copied; its mode and device don't matter.
-        output: the file to write, or a model in a Triton model repository.
+        output: the ONNX file to write, or another destination, such as a `TritonModel`.
         size: height and width of the images that the file takes, in pixels.
         crop: side of the square that is cut out of their centre; None for the whole image.
         mean, std: per channel, in the module's order and in the unit of its input; empty for 0 and 1.
@@ -103,11 +94,14 @@ def export_module(
         WorkError: the module can't be exported, the file's logits differ from the module's, or a lower precision agrees
             with float32 on too few images.
     """
-    if isinstance(output, TritonModel):
-        output.check()
-    else:
-        output = Path(output)
-        check_output(output)
+    options = ExportOptions(
+        domain=domain,
+        precision=precision,
+        calibration=None if calibration is None else Path(calibration),
+        min_agreement=min_agreement,
+    )
+    destination = as_destination(output)
+    destination.check(options)
     images = _image_input(size, crop, mean, std, scale, channel_order)
     copied = copy.deepcopy(module).cpu().float().eval()
     if domain is not None:
@@ -118,34 +112,30 @@ def export_module(
     blobs = torch.from_numpy(images.blob(samples))
     training = TrainingImages.of_files(target_images)
     lowering = plan_lowering(
-        precision,
-        calibration=None if calibration is None else Path(calibration),
-        min_agreement=min_agreement,
-        images=images,
-        training=training if training.files else None,
-        statistics=statistics,
+        options, images=images, training=training if training.files else None, statistics=statistics
     )
     count = _class_count(copied, blobs[:1])
     names, notes = _class_names(classes, count)
 
     predictor = TargetPredictor(unfolded, Preprocess(images)).eval()
     program = _exported(predictor, torch.from_numpy(samples[:2]))
-    check_size(_sizes(program), ONNX_LIMIT)
+    check_size(_sizes(program), destination.limit)
     folded, merged, kept = fold_graph(program, _name)
     weights = ((name, value.detach().numpy()) for name, value in copied.state_dict().items())
-    return write_verified(
-        output,
-        folded,
-        Comparison(unfolded, blobs, samples, words),
-        input_name="image",
+    prepared = Prepared(
+        make_predictor=lambda: folded,
+        comparison=Comparison(unfolded, blobs, samples, words),
+        input=INPUT,
         logits=type(module).__name__,
+        classes=names,
         metadata=make_metadata(names, images, blobs.shape, statistics, digest(weights)),
         merged=merged,
-        kept=kept,
-        notes=notes,
+        kept=tuple(kept),
+        notes=tuple(notes),
         lowering=lowering,
         measure=partial(measure, training=training, images=images) if training.files else None,
     )
+    return destination.write(prepared)
 
 
 def _image_input(
@@ -176,7 +166,8 @@ def _image_input(
     if channel_order == "RGB":
         means, factors = means[::-1], factors[::-1]
     return ImageInput(
-        *size,
+        int(size[0]),
+        int(size[1]),
         channels,
         Transform(crop_size=crop or 0, mean=means.astype(np.float32).reshape(-1, 1, 1) if len(mean) else None),
         channel_scale=factors.astype(np.float32).reshape(-1, 1, 1),

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from autodial.deploy.metadata import INPUT, OUTPUTS
+from autodial.model_file import INPUT, OUTPUTS
 
 Pixels: TypeAlias = npt.NDArray[np.uint8]
 Scores: TypeAlias = npt.NDArray[np.float32]

@@ -1,79 +1,34 @@
-"""What an exported model says about itself: the JSON object under its metadata key `autodial`."""
+"""What an exported model says about itself, as a caller needs it: see `autodial.model_file`."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, TypedDict, TypeVar
+from typing import Any, TypeVar
 
 from autodial.data.labels import check_class_names, tell_apart
 from autodial.errors import InputError
-from autodial.system.json_files import NotJsonError, WrongValueError, check, parse
+from autodial.model_file import (
+    ALPHA,
+    CHANNELS,
+    EXIF,
+    INPUT,
+    KEY,
+    OUTPUTS,
+    RESIZE,
+    SCHEMA,
+    Head,
+    ImageMetadata,
+    check_shapes,
+)
+from autodial.system.json_files import NotJsonError, check, parse
 from autodial.wording import counted, shortened
 
-KEY = "autodial"
-SCHEMA = 1
-
-INPUT = "image"
-OUTPUTS = ("logits", "probabilities")
-
-# What this reader does to every image, as training does: a file is stretched to the model's size, turned as its EXIF
-# orientation says, and laid over white where it is transparent.
-_RESIZE = "bilinear"
-_EXIF = "apply"
-_ALPHA = "white"
-
 _T = TypeVar("_T")
-_MOST_PIXELS = 2**26
-"""Of an image that a graph takes: batches of more fill any memory."""
 
-
-def _height_and_width(value: list[int]) -> None:
-    if len(value) != 2:
-        raise WrongValueError("height and width, two whole numbers", value)
-    if value[0] * value[1] > _MOST_PIXELS:
-        raise WrongValueError(f"height and width of at most {_MOST_PIXELS:,} pixels", value)
-
-
-def _not_empty(value: list[Any]) -> None:
-    if not value:
-        raise WrongValueError("a list of one or more", value)
-
-
-_Size = Annotated[list[Annotated[int, range(1, 2**31)]], _height_and_width]
-
-
-class _Schema(TypedDict):
-    schema: Annotated[int, range(1, 2**31)]
-
-
-class _Head(_Schema, total=False):
-    """What is read first, of a file of any schema."""
-
-    version: str
-    raw_input: bool
-
-
-class _Stated(TypedDict):
-    classes: Annotated[list[str | int], _not_empty]
-    size: _Size
-    resize: str
-    crop: _Size | None
-    exif: str
-    mean: list[float] | str
-    scale: float | list[float]
-    channel_order: str
-    statistics: str | None
-    weights_sha256: str
-    version: str
-
-
-class _Record(_Stated, total=False):
-    """The JSON object; the first files said nothing about `alpha`."""
-
-    alpha: str
-    reference: Mapping[str, Any] | None
+_KNOWN = {"channel_order": tuple(CHANNELS), "resize": (RESIZE,), "exif": (EXIF,), "alpha": (ALPHA,)}
+"""What this reader can do to an image, by the metadata's entries."""
 
 
 @dataclass(frozen=True)
@@ -108,7 +63,7 @@ class ModelInfo:
     @property
     def channels(self) -> int:
         """3 for colour, 1 for grey."""
-        return 3 if self.channel_order == "BGR" else 1
+        return CHANNELS[self.channel_order]
 
     @property
     def color(self) -> bool:
@@ -169,7 +124,7 @@ class ModelInfo:
             record = parse(metadata[KEY])
         except NotJsonError as error:
             raise _unreadable(path, str(error)) from error
-        head = _checked(record, _Head, path)
+        head = _checked(record, Head, path)
         if head["schema"] > SCHEMA:
             raise InputError(
                 f"{path} was made by a newer AutoDIAL ({head.get('version', 'unknown version')}, metadata schema "
@@ -180,30 +135,22 @@ class ModelInfo:
                 f"{path} was exported with --raw-input and takes preprocessed blobs, not images: "
                 "export it again without --raw-input."
             )
-        return cls._from_record(_checked(record, _Record, path), path)
+        return cls._from_record(_checked(record, ImageMetadata, path), path)
 
     @classmethod
-    def _from_record(cls, record: _Record, path: Path) -> ModelInfo:
-        stated = {"alpha": _ALPHA, **record}
-        for entry, known in {
-            "channel_order": ("BGR", "GRAY"),
-            "resize": (_RESIZE,),
-            "exif": (_EXIF,),
-            "alpha": (_ALPHA,),
-        }.items():
+    def _from_record(cls, record: ImageMetadata, path: Path) -> ModelInfo:
+        stated = {"alpha": ALPHA, **record}
+        for entry, known in _KNOWN.items():
             if stated[entry] not in known:
                 raise InputError(
                     f"{path}: the metadata asks for {entry} {stated[entry]!r}, and this AutoDIAL "
                     f"knows {' and '.join(map(repr, known))} only: upgrade autodial or export again."
                 )
+        try:
+            check_shapes(record)
+        except InputError as error:
+            raise _unreadable(path, str(error)) from error
         (height, width), crop, mean, scale = record["size"], record["crop"], record["mean"], record["scale"]
-        channels = 3 if record["channel_order"] == "BGR" else 1
-        if crop is not None and (crop[0] > height or crop[1] > width):
-            raise _unreadable(path, f"the crop {crop} is larger than the size {record['size']}")
-        if mean != "mean_file" and (isinstance(mean, str) or len(mean) not in (0, 1, channels)):
-            raise _unreadable(path, f'the mean must be "mean_file" or {counted(channels, "number")}, not {mean!r}')
-        if isinstance(scale, list) and len(scale) != channels:
-            raise _unreadable(path, f"the scale must be one number or {channels}, not {scale}")
         names = [str(name) for name in record["classes"]]
         check_class_names(names, str(path))
         return cls(

@@ -11,9 +11,10 @@ import numpy as np
 from autodial.data.sequences import check_images
 from autodial.data.transforms import decode, resize
 from autodial.deploy.binding import BoundRun, FasterRun, Pixels, Run, Scores
-from autodial.deploy.metadata import INPUT, OUTPUTS, ModelInfo
+from autodial.deploy.metadata import ModelInfo
 from autodial.deploy.providers import CUDA, open_model, reason
 from autodial.errors import InputError, WorkError
+from autodial.model_file import INPUT, OUTPUTS
 from autodial.system.cpus import available_cpus
 
 BATCH_SIZE = 32

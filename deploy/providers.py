@@ -14,8 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from autodial.deploy.metadata import INPUT, ModelInfo
+from autodial.deploy.metadata import ModelInfo
 from autodial.errors import InputError, WorkError
+from autodial.model_file import INPUT
 from autodial.wording import shortened
 
 CPU = "CPUExecutionProvider"

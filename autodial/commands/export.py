@@ -23,8 +23,7 @@ from autodial.errors import InputError
 from autodial.wording import counted
 
 if TYPE_CHECKING:
-    from autodial.converters.fold import Domain
-    from autodial.converters.onnx_file import ExportReport
+    from autodial.converters.verification import ExportReport
 
 
 class PrecisionChoice(str, Enum):
@@ -141,64 +140,40 @@ def export(
     """
     import json
 
-    from autodial.converters.caffe_export import check_caffe_folder, export_caffe
-    from autodial.converters.onnx_export import export as export_onnx
-    from autodial.converters.triton import TritonModel
+    from autodial.converters.destinations import ExportOptions, find_destination
+    from autodial.converters.onnx_export import export_checked
     from autodial.netparam.data_files import files_of
-    from autodial.system.outputs import check_output
 
-    forms = [flag for flag, path in (("-o", output), ("--caffe", caffe), ("--triton", triton)) if path is not None]
-    if len(forms) > 1:
-        first, second = forms[:2]
+    places = {"onnx": output, "caffe": caffe, "triton": triton}
+    given = {form: place for form, place in places.items() if place is not None}
+    if len(given) > 1:
+        first, second = ("-o" if form == "onnx" else f"--{form}" for form in list(given)[:2])
         raise InputError(
             f"{first} and {second} are two forms of the net, and one run writes one: leave out one of them"
         )
     if name is not None and triton is None:
         raise InputError("--name is that of a model in Triton's repository: give --triton too, or leave it out")
-    if caffe is not None and (precision != PrecisionChoice.float32 or calibration or min_agreement is not None):
-        raise InputError("--precision is for ONNX files, also in Triton's repository: plain Caffe is float32")
-    if raw_input and caffe is not None:
-        raise InputError(
-            "--raw-input is for ONNX files: plain Caffe always takes the net's input blob, so leave it out"
-        )
     param = read_net(net, variants, settings, level, stage)
-    statistics: Domain | None = domain.value if domain else None
-    destination = output or Path(f"{statistics or 'target'}_predictor.onnx")
+    options = ExportOptions(
+        logits=logits,
+        labels=labels,
+        keep_affine=keep_affine,
+        raw_input=raw_input,
+        domain=domain.value if domain else None,
+        precision=precision.value,
+        calibration=calibration,
+        min_agreement=min_agreement,
+        base_dir=net.parent,
+    )
+    form, place = next(iter(given.items()), ("onnx", Path(f"{options.domain or 'target'}_predictor.onnx")))
+    destination = find_destination(form).at(place, param.name, options, name)
     inputs: list[str | Path] = [net, labels or net.parent / "labels.txt", *split_names(weights)]
     inputs += files_of(param, net.parent)
     inputs += [calibration] if calibration else []
-    model = None
-    if triton is not None:
-        # The source's predictor is another model, and not a version of the target's.
-        title = f"{param.name}-source" if statistics == "source" else param.name
-        model = TritonModel.named(triton, title) if name is None else TritonModel(triton, name)
-    if caffe is None and triton is None:
-        check_output(destination, inputs, suffixes=[".onnx"])
-    if caffe is not None:
-        check_caffe_folder(caffe, param, inputs, domain=statistics)
+    destination.check(options, param, inputs)
     trained = read_weights(weights)
-    options: dict[str, Any] = {
-        "logits": logits,
-        "labels": labels,
-        "keep_affine": keep_affine,
-        "domain": statistics,
-        "base_dir": net.parent,
-    }
-    if caffe is None:
-        with progress_bar("training images", transient=True) as progress:
-            report = export_onnx(
-                param,
-                trained,
-                destination if model is None else model,
-                raw_input=raw_input,
-                precision=precision.value,
-                calibration=calibration,
-                min_agreement=min_agreement,
-                progress=progress,
-                **options,
-            )
-    else:
-        report = export_caffe(param, trained, caffe, **options)
+    with progress_bar("training images", transient=True) as progress:
+        report = export_checked(param, trained, destination, options, progress)
     typer.echo(json.dumps(report.record(), indent=2) if as_json else describe(report))
 
 

@@ -13,6 +13,9 @@ from pathlib import Path
 def preload() -> None:
     """Import what commands import when they run, so that a kill meets their work and not their imports."""
     import autodial.commands.export
+    import autodial.converters.destinations.caffe
+    import autodial.converters.destinations.onnx
+    import autodial.converters.destinations.triton
     import autodial.converters.dialize
     import autodial.converters.onnx_export
     import autodial.deploy.runner

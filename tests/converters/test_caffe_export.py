@@ -19,8 +19,8 @@ import torch.nn.functional as F
 from environments import environment
 from image_nets import with_inputs
 
-from autodial.converters import caffe_export
-from autodial.converters.caffe_export import export_caffe
+from autodial.converters import onnx_export
+from autodial.converters.destinations.caffe import CaffeFolder
 from autodial.converters.onnx_export import export
 from autodial.errors import InputError
 from autodial.net.net import Net
@@ -157,7 +157,7 @@ def small() -> tuple[Weights, Any]:
 @pytest.mark.parametrize(("domain", "row"), [(None, 1), ("target", 1), ("source", 0)])
 def test_the_pair_agrees_with_torch(small: Any, domain: Any, row: int, tmp_path: Path) -> None:
     weights, images = small
-    report = export_caffe(parse_net(NET), weights, tmp_path / "out", domain=domain, base_dir=tmp_path)
+    report = export(parse_net(NET), weights, CaffeFolder(tmp_path / "out"), domain=domain, base_dir=tmp_path)
     blob, expected = by_torch(weights, images, row)
     assert_same(read_pair(tmp_path / "out", blob, "scores"), expected)
     name = ("source", "target")[row]
@@ -184,11 +184,11 @@ def test_domain_of_an_onnx_file(small: Any, domain: Any, stated: str, row: int, 
 def test_a_net_without_dial_layers_has_no_domain(tmp_path: Path) -> None:
     net = parse_net(DEPLOY)
     with pytest.raises(InputError, match="no Dial layer leads to the logits, so there are no source statistics"):
-        export_caffe(net, random_weights(net, 0, 0), tmp_path / "out", domain="source")
+        export(net, random_weights(net, 0, 0), CaffeFolder(tmp_path / "out"), domain="source")
 
 
 def test_the_deploy_file_is_plain_caffe_and_says_how_images_are_prepared(small: Any, tmp_path: Path) -> None:
-    report = export_caffe(parse_net(NET), small[0], tmp_path / "out", base_dir=tmp_path)
+    report = export(parse_net(NET), small[0], CaffeFolder(tmp_path / "out"), base_dir=tmp_path)
     text = (tmp_path / "out" / "deploy.prototxt").read_text()
     comments = [line for line in text.splitlines() if line.startswith("#")]
     assert [comments[0], *comments[2:]] == HEADER
@@ -209,7 +209,7 @@ def test_the_deploy_file_is_plain_caffe_and_says_how_images_are_prepared(small: 
 
 def test_keep_affine(small: Any, tmp_path: Path) -> None:
     weights, images = small
-    report = export_caffe(parse_net(NET), weights, tmp_path / "out", keep_affine=True, base_dir=tmp_path)
+    report = export(parse_net(NET), weights, CaffeFolder(tmp_path / "out"), keep_affine=True, base_dir=tmp_path)
     assert report.kept == ("dial", "late", "fc-dial") and report.merged == {"sc": "dial"}
     blob, expected = by_torch(weights, images, 1)
     assert_same(read_pair(tmp_path / "out", blob, "scores"), expected)
@@ -218,7 +218,7 @@ def test_keep_affine(small: Any, tmp_path: Path) -> None:
 def test_report(small: Any, tmp_path: Path) -> None:
     folder = tmp_path / "out"
     (tmp_path / "labels.txt").write_text("cat\ndog\nowl\nfish\n")
-    report = export_caffe(parse_net(NET), small[0], folder, base_dir=tmp_path)
+    report = export(parse_net(NET), small[0], CaffeFolder(folder), base_dir=tmp_path)
     assert report.files == {path.name: path.stat().st_size for path in folder.iterdir()}
     assert list(report.files) == ["deploy.prototxt", "labels.txt", "target_predictor.caffemodel"]
     assert report.file_size == sum(report.files.values())
@@ -245,7 +245,7 @@ def test_a_mean_image_comes_along(tmp_path: Path) -> None:
         layer { name: "loss" type: "SoftmaxWithLoss" bottom: "fc" bottom: "labels" top: "loss" }
     """)
     weights = random_weights(net, 11, 14)
-    export_caffe(net, weights, tmp_path / "out", base_dir=tmp_path)
+    export(net, weights, CaffeFolder(tmp_path / "out"), base_dir=tmp_path)
     comments = (tmp_path / "out" / "deploy.prototxt").read_text()
     for phrase in ("in 8 bits, grey", "rows 1 to 8 and columns 3 to 10", "minus mean.binaryproto there", "0.00390625"):
         assert phrase in comments
@@ -260,7 +260,7 @@ def test_a_mean_image_comes_along(tmp_path: Path) -> None:
 def test_a_deploy_net_says_nothing_about_images(tmp_path: Path) -> None:
     net = parse_net(DEPLOY)
     weights = random_weights(net, 0, 0)
-    report = export_caffe(net, weights, tmp_path / "out")
+    report = export(net, weights, CaffeFolder(tmp_path / "out"))
     x = np.random.default_rng(2).standard_normal((3, 3, 8, 8)).astype(np.float32)
     weight, bias = blobs_of(weights, "fc")
     assert_same(read_pair(tmp_path / "out", x, "fc"), x.reshape(3, -1) @ weight.T + bias)
@@ -271,7 +271,7 @@ def test_a_deploy_net_says_nothing_about_images(tmp_path: Path) -> None:
 def test_a_transposed_inner_product_is_written_as_others_are(tmp_path: Path) -> None:
     net = parse_net(DEPLOY.replace("num_output: 3", "num_output: 3 transpose: true"))
     weights = random_weights(net, 0, 0)
-    export_caffe(net, weights, tmp_path / "out")
+    export(net, weights, CaffeFolder(tmp_path / "out"))
     assert "transpose: true" not in (tmp_path / "out" / "deploy.prototxt").read_text()
     x = np.random.default_rng(2).standard_normal((3, 3, 8, 8)).astype(np.float32)
     weight, bias = blobs_of(weights, "fc")
@@ -286,7 +286,7 @@ def test_a_layer_called_prob_keeps_its_name(tmp_path: Path) -> None:
             'name: "end" type: "Softmax" bottom: "prob" top: "end"',
         )
     )
-    export_caffe(net, random_weights(net, 0, 0), tmp_path / "out")
+    export(net, random_weights(net, 0, 0), CaffeFolder(tmp_path / "out"))
     end = read_net(tmp_path / "out" / "deploy.prototxt").layer[-1]
     assert (end.name, list(end.bottom), list(end.top)) == ("prob_", ["prob"], ["prob_"])
 
@@ -313,7 +313,7 @@ def test_what_no_plain_caffe_file_can_hold(layer: str, message: str, tmp_path: P
         layer {{ name: "prob" type: "Softmax" bottom: "sum" top: "prob" }}
     """
     with pytest.raises(InputError, match=message):
-        export_caffe(parse_net(text), Weights(""), tmp_path / "out")
+        export(parse_net(text), Weights(""), CaffeFolder(tmp_path / "out"))
     assert not (tmp_path / "out").exists()
 
 
@@ -329,7 +329,7 @@ def test_layers_that_bvlc_caffe_has_stay(tmp_path: Path) -> None:
         layer { name: "prob" type: "Softmax" bottom: "fc" top: "prob" }
     """)
     weights = random_weights(net, 0, 0)
-    export_caffe(net, weights, tmp_path / "out")
+    export(net, weights, CaffeFolder(tmp_path / "out"))
     x = np.random.default_rng(2).standard_normal((3, 3, 8, 8)).astype(np.float32)
     y = F.conv2d(torch.tensor(x), *map(torch.tensor, blobs_of(weights, "conv")))[:, :, 1:5, 1:5].flatten(1)
     expected = F.linear(y, *map(torch.tensor, blobs_of(weights, "fc"))).numpy()
@@ -451,14 +451,15 @@ def test_a_wrong_pair_is_not_written(
     folder = tmp_path / "out"
     assert autodial(*given(project), "--caffe", folder)[0] == 0
     before = files(tmp_path)
-    right = caffe_export.prepare
+    right = onnx_export.prepare
 
     def wrong(*arguments: Any, **options: Any) -> Any:
         net = right(*arguments, **options)
-        blobs = {name: [blob * np.float32(1.001) for blob in blobs] for name, blobs in net.folded.blobs.items()}
-        return replace(net, folded=replace(net.folded, blobs=blobs))
+        folded = net.caffe.folded
+        blobs = {name: [blob * np.float32(1.001) for blob in blobs] for name, blobs in folded.blobs.items()}
+        return replace(net, caffe=replace(net.caffe, folded=replace(folded, blobs=blobs)))
 
-    monkeypatch.setattr(caffe_export, "prepare", wrong)
+    monkeypatch.setattr(onnx_export, "prepare", wrong)
     for place in (folder, tmp_path / "new"):
         status, _, err = autodial(*given(project), "--caffe", place)
         assert status == 1 and "nothing was written: the written net's logits differ from the unfolded net's" in err
@@ -509,7 +510,7 @@ def shipped(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         unfolded.load_weights(weights)
         expected = unfolded.blobs(fed, [logits])[logits].numpy()
     folder = tmp_path_factory.mktemp(name) / "out"
-    report = export_caffe(net, weights, folder)
+    report = export(net, weights, CaffeFolder(folder))
     assert report.kept == () and report.metadata["statistics"] == "target"
     return folder, logits, blob, expected
 

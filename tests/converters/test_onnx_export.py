@@ -18,9 +18,9 @@ from image_nets import with_inputs
 from originals import RECORDS, shared
 
 from autodial.converters import onnx_export
-from autodial.converters.caffe_export import export_caffe
+from autodial.converters.destinations.caffe import CaffeFolder
 from autodial.converters.onnx_export import export
-from autodial.converters.onnx_file import ExportReport
+from autodial.converters.verification import ExportReport
 from autodial.deploy.metadata import ModelInfo
 from autodial.errors import InputError, WorkError
 from autodial.net.net import Net
@@ -557,7 +557,7 @@ def test_weights_that_no_file_can_hold_are_refused_before_the_net_is_built(preci
     with pytest.raises(InputError, match=limit):
         export(net, Weights("huge", blobs), tmp_path / "model.onnx", raw_input=True, precision=precision)
     with pytest.raises(InputError, match=r'2\.00 of them for layer "fc", and a caffemodel holds at most 2 GiB'):
-        export_caffe(net, Weights("huge", blobs), tmp_path / "folder")
+        export(net, Weights("huge", blobs), CaffeFolder(tmp_path / "folder"))
     assert not list(tmp_path.iterdir())
     # what the logits don't need does not count
     with pytest.raises(InputError, match="hold nothing for layer scores"):
@@ -597,7 +597,7 @@ def test_a_blob_that_is_no_row_of_scores_is_refused(tmp_path: Path) -> None:
 
 
 def test_an_output_without_a_folder_is_refused_at_once(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="folder that exists"):
+    with pytest.raises(InputError, match="there is no folder"):
         export(parse_net(DEPLOY), Weights(""), tmp_path / "missing" / "model.onnx", raw_input=True)
 
 

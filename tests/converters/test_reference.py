@@ -14,8 +14,8 @@ from torch import nn
 
 from autodial.converters import export_module, file_batches, reference
 from autodial.converters.onnx_export import export
-from autodial.converters.onnx_file import ExportReport
 from autodial.converters.reference import TrainingImages
+from autodial.converters.verification import ExportReport
 from autodial.deploy import Predictor, predict_folder
 from autodial.errors import InputError
 from autodial.proto import LayerWeights, Weights, parse_net, write_text, write_weights

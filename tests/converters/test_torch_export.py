@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 
 from autodial.cli import app
 from autodial.commands.export import describe
-from autodial.converters import AutoDIAL, convert_batchnorm, export_module, onnx_file, torch_export
+from autodial.converters import AutoDIAL, convert_batchnorm, export_module, prepared, torch_export
 from autodial.converters.torch_fold import fold_graph
 from autodial.deploy import Predictor
 from autodial.errors import InputError, WorkError
@@ -388,13 +388,18 @@ def test_weights_that_no_file_can_hold(
     folded = []
     monkeypatch.setattr(torch_export, "fold_graph", lambda *given: folded.append(given) or fold_graph(*given))
     size = 4 * (108 * 108 + 108) + 4 * 3 + 8 * 3  # and the images' scale, and the order of their channels
-    monkeypatch.setattr(onnx_file, "LARGEST", size - more)
+    monkeypatch.setattr(prepared, "LARGEST", size - more)
     if not refused:
         export_module(Tied(), tmp_path / "model.onnx", size=(6, 6))
         return
     with pytest.raises(InputError, match=r"of them for (fc|again)\.weight, and an ONNX file holds at most 2 GiB"):
         export_module(Tied(), tmp_path / "model.onnx", size=(6, 6))
     assert not folded and not list(tmp_path.iterdir())
+
+
+def test_sizes_may_be_numpys(tmp_path: Path) -> None:
+    report = export_module(flat(), tmp_path / "model.onnx", size=tuple(np.array([6, 6])))
+    assert report.metadata["size"] == [6, 6]
 
 
 def test_a_folder_that_is_not_there(tmp_path: Path) -> None:

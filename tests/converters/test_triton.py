@@ -15,7 +15,8 @@ import pytest
 from torch import nn
 
 from autodial.converters import export_module
-from autodial.converters.triton import TritonModel
+from autodial.converters.destinations import ExportOptions
+from autodial.converters.destinations.triton import TritonModel
 from autodial.deploy import Predictor
 from autodial.errors import InputError, WorkError
 from autodial.proto import LayerWeights, Weights, parse_net, write_weights
@@ -139,7 +140,7 @@ def test_a_model_of_others_is_refused_before_any_work(data: bytes | None, tmp_pa
     if data is not None:
         (tmp_path / "pets" / "1" / "model.onnx").write_bytes(data)
     with pytest.raises(InputError, match=r"1/model.onnx is not a model that `autodial export` wrote"):
-        TritonModel(tmp_path, "pets").check()
+        TritonModel(tmp_path, "pets").check(ExportOptions())
 
 
 def test_settings_made_beforehand_are_not_written_over(make: Callable[..., onnx.ModelProto], tmp_path: Path) -> None:
@@ -205,7 +206,7 @@ def test_of_two_exports_at_once_one_is_refused_and_the_other_whole(
     with pytest.raises(WorkError, match=r"pets.1 can't be written: "):
         model.add(make())
     assert sorted(contents(model.folder)) == ["1/model.onnx", "config.pbtxt", "labels.txt"]
-    model.check()
+    model.check(ExportOptions())
 
 
 def test_names(tmp_path: Path) -> None:

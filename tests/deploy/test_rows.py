@@ -6,6 +6,7 @@ import json
 import math
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import numpy as np
 import pytest
 
 from autodial.deploy import predict_folder
-from autodial.deploy.rows import Columns, Csv, JsonLines, Row, score
+from autodial.deploy.rows import FORMATS, Columns, Csv, Format, JsonLines, Row, score
 from autodial.errors import WorkError
 
 PLAIN = Columns(("cat", "dog, big"), top_k=2)
@@ -132,3 +133,29 @@ def test_parquet_without_pyarrow(model: Any, photos: Path, tmp_path: Path, monke
         predict_folder(model.path, [photos], tmp_path / "out.parquet")
     predict_folder(model.path, [photos], tmp_path / "out.csv")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out.csv", "photos"]
+
+
+class Paths(Format):
+    """A form of one's own: a path per line, in which nothing is quoted, and their number at the end."""
+
+    def header(self) -> bytes:
+        return b""
+
+    def encode(self, rows: Sequence[Row]) -> bytes:
+        return "".join(f"{row.path}\n" for row in rows).encode()
+
+    def finish(self, rows: Path, table: Path) -> None:
+        lines = rows.read_bytes()
+        rows.write_bytes(lines + b"%d" % lines.count(b"\n"))
+        super().finish(rows, table)
+
+
+def test_one_class_is_all_that_a_form_takes(
+    model: Any, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(FORMATS, ".paths", Paths)
+    summary = predict_folder(model.path, [photos], tmp_path / "out.paths")
+    *paths, count = (tmp_path / "out.paths").read_text().splitlines()
+    assert int(count) == len(paths) == summary.images > 1
+    assert all(photos in Path(path).parents for path in paths)
+    assert [path.name for path in tmp_path.glob("out*")] == ["out.paths"]

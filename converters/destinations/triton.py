@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import onnx
 from google.protobuf.text_encoding import CEscape  # type: ignore[import-untyped]
 from onnx import TensorProto
 
+from autodial.converters.destinations import Destination, ExportOptions
 from autodial.data.labels import tell_apart
 from autodial.errors import InputError, WorkError
+from autodial.model_file import KEY, PROBABILITIES
 from autodial.system.files import replacing, replacing_files
+from autodial.system.json_files import parse
 from autodial.system.outputs import check_folder
+
+if TYPE_CHECKING:
+    from autodial.converters.prepared import Prepared
+    from autodial.converters.verification import ExportReport
 
 MAX_BATCH_SIZE = 32
 """What dynamic batching puts together at most, until config.pbtxt says otherwise."""
@@ -46,13 +52,13 @@ class _Interface(NamedTuple):
     @classmethod
     def of(cls, model: onnx.ModelProto) -> _Interface:
         """That of an exported file; KeyError if `autodial export` did not make it."""
-        metadata = json.loads({entry.key: entry.value for entry in model.metadata_props}["autodial"])
+        metadata = parse({entry.key: entry.value for entry in model.metadata_props}[KEY])
         inputs, outputs = (tuple(map(_end, values)) for values in (model.graph.input, model.graph.output))
         return cls(inputs, outputs, tell_apart(list(map(str, metadata["classes"]))), metadata["statistics"])
 
 
 @dataclass(frozen=True)
-class TritonModel:
+class TritonModel(Destination):
     """A model in a model repository: `repository`/`name`, with config.pbtxt, labels.txt and a folder per version.
 
     Attributes:
@@ -73,15 +79,28 @@ class TritonModel:
         """The model of a net: of its name, with _ for what can't stand in a URL; target_predictor if it has none."""
         return cls(repository, re.sub(r"[^\w.-]+", "_", net, flags=re.ASCII).strip("._-") or "target_predictor")
 
+    @classmethod
+    def at(cls, place: Path, net: str, options: ExportOptions, name: str | None = None) -> TritonModel:
+        """The model of a net. The source's predictor is another model, and not a version of the target's."""
+        if name is not None:
+            return cls(place, name)
+        return cls.named(place, f"{net}-source" if options.domain == "source" else net)
+
     @property
     def folder(self) -> Path:
         return self.repository / self.name
 
-    def check(self) -> None:
+    def check(self, options: ExportOptions, net: Any = None, inputs: Iterable[str | Path] = ()) -> None:
         """Raise InputError if a version can't be added there, as far as can be known without it."""
         check_folder(self.folder)
         if self._versions():
             self._newest()
+
+    def write(self, prepared: Prepared) -> ExportReport:
+        from autodial.converters.onnx_file import make_verified
+
+        model = make_verified(prepared)
+        return model.report(self.folder, self.add(model.proto))
 
     def add(self, model: onnx.ModelProto) -> dict[str, int]:
         """Write a model as the next version: 1, 2, ...
@@ -183,7 +202,7 @@ def _config(interface: _Interface) -> bytes:
     for end in interface.inputs:
         lines += _block("input", end, *([f"format: {layout}"] if (layout := _layout(end)) else []))
     for end in interface.outputs:
-        lines += _block("output", end, *([f'label_filename: "{_LABELS}"'] if end.name == "probabilities" else []))
+        lines += _block("output", end, *([f'label_filename: "{_LABELS}"'] if end.name == PROBABILITIES else []))
     return "".join(f"{line}\n" for line in lines).encode()
 
 

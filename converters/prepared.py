@@ -1,0 +1,135 @@
+"""A net that is folded and can be written to any destination."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from autodial.converters.fold import Domain, Folded
+from autodial.converters.image_input import ImageInput
+from autodial.converters.precision import Agreement, Lowering, Precision
+from autodial.converters.verification import BATCHES, TOLERANCE, Comparison, ExportReport
+from autodial.data.image_statistics import Reference
+from autodial.errors import InputError
+from autodial.net.net import Net
+from autodial.proto import Weights
+
+LARGEST = 2**31 - 2**20
+"""Bytes of weights beyond which a protobuf file, limited to 2 GiB, has no room left for the graph."""
+
+
+@dataclass(frozen=True, eq=False)
+class CaffeNet:
+    """What a folded Caffe net is, beyond what every destination needs.
+
+    Attributes:
+        folded: from the input blob to the logits.
+        images: what the TEST phase reads; None for an Input layer.
+        window: shape (1, C, h, w) of what the net itself sees of an image.
+        corner: row and column of an image, resized, at which the input blob begins; None for an Input layer.
+        domain: whose statistics were asked for; None for those that the net states.
+    """
+
+    folded: Folded
+    images: ImageInput | None
+    window: tuple[int, ...]
+    corner: tuple[int, int] | None
+    domain: Domain | None
+
+
+@dataclass(frozen=True, eq=False)
+class Prepared:
+    """A net that is folded, beside what it was.
+
+    Attributes:
+        make_predictor: makes the folded net as a torch module, from the input to (logits, probabilities).
+        comparison: with the unfolded net.
+        input: name of the input.
+        logits: name of the blob that holds the logits; of a torch module, its class.
+        classes: their names, in the order of the logits.
+        metadata: as `make_metadata` gives it.
+        merged, kept, notes: of the report.
+        lowering: the precision to give an ONNX file once it agrees; None for float32.
+        measure: what the metadata keeps of training images, by the file to write, and more notes; None for nothing.
+        caffe: the net in Caffe's terms; None for a torch module.
+    """
+
+    make_predictor: Callable[[], nn.Module]
+    comparison: Comparison
+    input: str
+    logits: str
+    classes: list[str]
+    metadata: dict[str, Any]
+    merged: dict[str, str]
+    kept: tuple[str, ...]
+    notes: tuple[str, ...]
+    lowering: Lowering | None = None
+    measure: Callable[[bytes], tuple[Reference | None, list[str]]] | None = None
+    caffe: CaffeNet | None = None
+
+    def report(
+        self,
+        output: Path,
+        files: dict[str, int],
+        *,
+        runtime: str,
+        max_difference: float,
+        logits_range: float,
+        logits: str | None = None,
+        metadata: dict[str, Any] | None = None,
+        opset: int | None = None,
+        ir_version: int | None = None,
+        precision: Precision = "float32",
+        agreement: Agreement | None = None,
+        notes: Sequence[str] = (),
+    ) -> ExportReport:
+        """The report of what was written of the net; its notes come behind the net's."""
+        return ExportReport(
+            output=output,
+            files=files,
+            opset=opset,
+            ir_version=ir_version,
+            input=self.input,
+            logits=self.logits if logits is None else logits,
+            metadata=self.metadata if metadata is None else metadata,
+            merged=self.merged,
+            kept=self.kept,
+            compared_on=self.comparison.words,
+            batches=BATCHES,
+            runtime=runtime,
+            tolerance=TOLERANCE,
+            max_difference=max_difference,
+            logits_range=logits_range,
+            precision=precision,
+            agreement=agreement,
+            notes=(*self.notes, *notes),
+        )
+
+
+def check_size(sizes: Mapping[str, int], limit: str) -> None:
+    """Raise InputError for more weights than one file can hold.
+
+    Args:
+        sizes: bytes of weights in float32, by the names of what they belong to.
+        limit: what the file can hold, as a sentence's end.
+    """
+    size = sum(sizes.values())
+    if size > LARGEST:
+        largest = max(sizes, key=lambda name: sizes[name])
+        raise InputError(
+            f"the weights take {size / 2**30:.2f} GiB, {sizes[largest] / 2**30:.2f} of them for {largest}, and {limit}"
+        )
+
+
+def load(net: Net, weights: Weights) -> None:
+    """Load weights that must hold every layer with parameters; raises InputError."""
+    missing = net.load_weights(weights)
+    if missing:
+        raise InputError(
+            f"the weights hold nothing for {'layer' if len(missing) == 1 else 'layers'} {', '.join(missing)}: "
+            "they were not trained with this net"
+        )

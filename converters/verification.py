@@ -1,0 +1,143 @@
+"""What an export did, and the comparison without which nothing is written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from autodial.converters.precision import Agreement, Precision
+from autodial.errors import WorkError
+
+TOLERANCE = 1e-4
+"""Largest difference between the exported and the unfolded net, as a part of the logits' range."""
+BATCHES = (1, 2, 7)
+"""Batch sizes at which the two are compared."""
+
+Runner = Callable[[NDArray[Any]], Sequence[NDArray[Any]]]
+"""What gives (logits, probabilities), float32 (N, classes) each, for N rows."""
+
+
+@dataclass(frozen=True)
+class ExportReport:
+    """What was exported, what was compared and how far off it was.
+
+    Attributes:
+        output: the file, or the folder of a form that has several.
+        files: the size in bytes of each file that was written, by its name; in a Triton model repository by its path in
+            the model's folder, which is the output.
+        opset, ir_version: of the ONNX file; None for plain Caffe.
+        input: name of its input: `image`, or the prototxt's blob with raw_input and for plain Caffe.
+        logits: name of the blob that holds the logits; of a torch module, its class.
+        metadata: the JSON object under the metadata key `autodial`.
+        merged: names of the layers that folding removed, with the layer that took each in.
+        kept: names of the layers that remain of folding, as Mul and Add nodes; as Scale layers in plain Caffe.
+        compared_on: in words, what the rows are on which the net was compared, in float32, with the unfolded one.
+        batches: the sizes of the batches in which they were compared.
+        runtime: in words, what ran it.
+        tolerance: the largest `relative_difference` with which a file is written.
+        max_difference: largest absolute difference of a logit between what was exported and the unfolded net.
+        logits_range: largest minus smallest logit of the unfolded net, over all compared rows.
+        precision: of the weights and the computation.
+        agreement: of a file of lower precision with the float32 file; None for float32.
+        notes: what the user should know beside it, a sentence each.
+    """
+
+    output: Path
+    files: dict[str, int]
+    opset: int | None
+    ir_version: int | None
+    input: str
+    logits: str
+    metadata: dict[str, Any]
+    merged: dict[str, str]
+    kept: tuple[str, ...]
+    compared_on: str
+    batches: tuple[int, ...]
+    runtime: str
+    tolerance: float
+    max_difference: float
+    logits_range: float
+    precision: Precision
+    agreement: Agreement | None
+    notes: tuple[str, ...]
+
+    @property
+    def file_size(self) -> int:
+        """Bytes of all files together."""
+        return sum(self.files.values())
+
+    @property
+    def relative_difference(self) -> float:
+        """`max_difference` as a part of `logits_range`."""
+        return self.max_difference / self.logits_range if self.max_difference else 0.0
+
+    def record(self) -> dict[str, Any]:
+        """All of it as values that JSON knows."""
+        return {
+            **asdict(self),
+            "output": str(self.output),
+            "file_size": self.file_size,
+            "relative_difference": self.relative_difference,
+        }
+
+
+@dataclass(frozen=True, eq=False)
+class Comparison:
+    """What an exported file is held against.
+
+    Attributes:
+        unfolded: the net as it was trained, from its input blob to its logits, (N, classes).
+        blobs: rows for the unfolded net, enough for every batch size of BATCHES.
+        fed: the same rows as the file takes them.
+        words: what they are.
+    """
+
+    unfolded: nn.Module
+    blobs: Tensor
+    fed: NDArray[Any]
+    words: str
+
+
+def verify(run: Runner, comparison: Comparison, reader: str) -> tuple[float, float]:
+    """Run what was exported and the unfolded net at each batch size.
+
+    Args:
+        run: gives (logits, probabilities), float32 (N, classes) each, for rows of `comparison.fed`.
+        comparison: with the unfolded net.
+        reader: what runs it, in words.
+
+    Returns:
+        largest absolute difference of a logit, and the range of the unfolded net's.
+
+    Raises:
+        WorkError: they differ by more than TOLERANCE of that range, a logit of the unfolded net is not finite, or the
+            probabilities are not the softmax of the logits.
+    """
+    results, expected, start = [], [], 0
+    for size in BATCHES:
+        rows = slice(start, start + size)
+        start += size
+        results.append(run(comparison.fed[rows]))
+        with torch.no_grad():
+            expected.append(comparison.unfolded(comparison.blobs[rows]).numpy())
+    ours, probabilities = (np.concatenate(parts) for parts in zip(*results, strict=True))
+    theirs = np.concatenate(expected)
+    if not np.isfinite(theirs).all():
+        raise WorkError("nothing was written: the unfolded net's logits are not finite, so the weights are of no use")
+    softmax = torch.from_numpy(ours).softmax(1).numpy()
+    if not np.allclose(probabilities, softmax, rtol=0, atol=1e-5):
+        raise WorkError(f"nothing was written: {reader}'s probabilities are not the softmax of its logits")
+    difference, spread = float(np.abs(ours - theirs).max()), float(theirs.max() - theirs.min())
+    if not difference <= TOLERANCE * spread:
+        raise WorkError(
+            f"nothing was written: {reader}'s logits differ from the unfolded net's by {difference:.3g}, more than "
+            f"{TOLERANCE:g} of their range {spread:.3g} (on {comparison.words})"
+        )
+    return difference, spread
