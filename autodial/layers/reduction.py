@@ -70,7 +70,6 @@ class ArgMax(Layer):
 
     no_gradient = (0,)
     rows = Rows.INDEPENDENT
-    reads_scores = True
 
     def __init__(self, top_k: int = 1, *, axis: int | None = None, values: bool = False) -> None:
         super().__init__()

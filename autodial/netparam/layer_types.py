@@ -4,8 +4,7 @@ The classes in autodial.layers say the same of themselves, beside all else that 
 """
 
 READS_SCORES = frozenset({
-    "Accuracy", "ArgMax", "EntropyLoss", "HingeLoss", "InfogainLoss", "MultinomialLogisticLoss", "Softmax",
-    "SoftmaxWithLoss",
+    "Accuracy", "EntropyLoss", "HingeLoss", "InfogainLoss", "MultinomialLogisticLoss", "Softmax", "SoftmaxWithLoss",
 })  # fmt: skip
 """Types whose first bottom holds scores or probabilities of classes (Layer.reads_scores)."""
 

@@ -16,7 +16,7 @@ from autodial.wording import counted
 
 
 class ScoreWatch:
-    """Looks, while it is entered, at the scores that a net's losses, Accuracy, ArgMax and Softmax layers read.
+    """Looks, while it is entered, at the scores that a net's losses, Accuracy and Softmax layers read.
 
     A row's scores are not finite if the highest of them is NaN or infinite. Of -infinity below that, the logarithm of a
     probability of 0, softmax makes a number. Each batch costs one pass over the scores, and nothing waits for the

@@ -32,7 +32,7 @@ class Facts(NamedTuple):
 FACTS = {
     "AbsVal": Facts(Rows.INDEPENDENT, backward_reads_bottoms=True),
     "Accuracy": Facts(Rows.SUMMED, reads_scores=True, reads_labels=True),
-    "ArgMax": Facts(Rows.INDEPENDENT, reads_scores=True),
+    "ArgMax": Facts(Rows.INDEPENDENT),
     "BNLL": Facts(Rows.INDEPENDENT, backward_reads_bottoms=True),
     "BatchNorm": Facts(Rows.STATISTICS, per_channel=True),
     "Bias": Facts(Rows.INDEPENDENT, per_channel=True),
