@@ -25,7 +25,7 @@ FLOORS = [
         ("netparam", "a net as a message", 1),
         ("deploy", "predictor, tables; no torch", 2),
     ],
-    [("data", "lists, decoding, transforms; no torch", 1)],
+    [("model_file", "the exported file's contract", 1), ("data", "lists, decoding, transforms; no torch", 2)],
     [("proto", "messages, text, binary, HDF5; no torch", 1)],
     [("system", "files, devices, processes", 1), ("errors, wording", "the ground", 1)],
 ]
