@@ -139,7 +139,7 @@ def replacing_files(folder: str | os.PathLike[str], last: str) -> Iterator[Path]
             try:
                 yield aside
             except WorkError as error:  # of `replacing`, say, which can't know the final name
-                raise WorkError(str(error).replace(str(aside), str(folder))) from error
+                raise WorkError(str(error).replace(str(aside), str(folder))) from error.__cause__
             if there:
                 (folder / last).unlink(missing_ok=True)
                 for path in sorted(aside.iterdir(), key=lambda path: path.name == last):
