@@ -9,7 +9,6 @@ current_step, and a group "history" with the datasets "0", "1", ...
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -17,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from autodial.errors import InputError, WorkError
+from autodial.errors import InputError
 
 from ..system.files import replacing
 from . import messages
@@ -127,15 +126,13 @@ def _writing(path: str | os.PathLike[str]) -> Iterator[Any]:
     """An h5py.File that takes the place of `path` when the block ends, as in `replacing`."""
     h5py = import_h5py(path)
     with replacing(path) as aside:
-        try:
-            # The format of HDF5 1.8: every Caffe reads it, and damage to its structures does not go unnoticed.
-            # `replacing` has locked it already.
-            with h5py.File(aside.name, "w", libver=("v108", "v108"), locking=False) as file:
-                yield file
-        except (OSError, RuntimeError) as error:  # h5py's; the latter if the file can't be closed, as on a full disk
-            # the system's own words, in a paragraph of HDF5's
-            reason = re.search("error message = '(.*?)'", str(error))
-            raise WorkError(f"{path} can't be written: {reason[1] if reason else error}") from error
+        # The format of HDF5 1.8: every Caffe reads it, and damage to its structures does not go unnoticed. It is made
+        # in memory, as the library ends the process where it can't write a file that it closes.
+        with h5py.File(aside.name, "w", driver="core", backing_store=False, libver=("v108", "v108")) as file:
+            yield file
+            file.flush()
+            image = file.id.get_file_image()
+        aside.write(image)
 
 
 def _values(dataset: Any, kinds: str) -> NDArray[Any]:

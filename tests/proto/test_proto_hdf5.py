@@ -442,20 +442,25 @@ def test_failed_writing_leaves_the_old_file(tmp_path: Path) -> None:
         write_state(State(1, 0, "", []), tmp_path / "no" / "s.h5")
 
 
-def test_full_disk(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("room", "size"), [(100_000, 1_000_000), (1000, 100)])
+def test_full_disk(tmp_path: Path, room: int, size: int) -> None:
+    """What is small is written as the file is closed."""
     code = """
 import resource, signal, sys
 import numpy as np
 from autodial.errors import WorkError
 from autodial.proto import State, write_state
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+room, size = map(int, sys.argv[2:])
+resource.setrlimit(resource.RLIMIT_FSIZE, (room, room))
 try:
-    write_state(State(1, 0, "", [np.ones(1_000_000, np.float32)]), sys.argv[1])
+    write_state(State(1, 0, "", [np.ones(size, np.float32)]), sys.argv[1])
 except WorkError as error:
     print(error)
 """
     path = tmp_path / "s.h5"
-    result = subprocess.run([sys.executable, "-c", code, str(path)], check=True, capture_output=True, text=True)
+    result = subprocess.run(
+        [sys.executable, "-c", code, str(path), str(room), str(size)], check=True, capture_output=True, text=True
+    )
     assert result.stdout == f"{path} can't be written: File too large\n"
     assert list(tmp_path.iterdir()) == []
