@@ -607,7 +607,7 @@ def test_the_statistics_of_averaged_weights_as_the_docstring_has_it() -> None:
             for parameter in net.module[0].parameters():  # type: ignore[index, union-attr]
                 parameter.add_(torch.randn_like(parameter) * 0.1)
     given = pairs()
-    lines = textwrap.dedent(str(AutoDIAL.__doc__).split("in training mode:")[1].split("Wrap this")[0])
+    lines = textwrap.dedent(str(AutoDIAL.__doc__).split("in training mode::")[1].split("Wrap this")[0])
     exec(lines, {"averaged": averaged, "pairs": given, "DomainAlignment": DomainAlignment, "torch": torch})
 
     # with alpha 0.5 and halves of one size, each domain has the statistics of both: what update_bn computes

@@ -17,6 +17,8 @@ from autodial.net.net import Net
 from autodial.proto import Weights, parse_net, read_net, read_solver, write_text, write_weights
 from autodial.proto import messages as pb
 
+PROJECTS = ("README.md", "docs/images.md", "docs/predict.md", "docs/quickstart.md")
+"""Pages about a project that `init` makes."""
 _CLASSES = ("bolt", "nut", "washer")
 _DIGITS = tuple("0123456789")
 _DEPLOY = """
@@ -103,9 +105,12 @@ def torch_names() -> dict[str, Any]:
 
 
 @pytest.fixture
-def prepared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+def prepared(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """A working directory with everything that a page may name; the names that its Python blocks find."""
     monkeypatch.chdir(tmp_path)
     write_folders(tmp_path)
     write_caffe_files(tmp_path)
+    if page in PROJECTS:  # whose files those of these names would hide
+        for name in ("train_val.prototxt", "source.txt", "target.txt", "labels.txt"):
+            (tmp_path / name).unlink()
     return torch_names()
