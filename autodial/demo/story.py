@@ -127,7 +127,7 @@ def run_demo(output: Path, *, seed: int = 1, device: str = "auto", console: Cons
     console.print()
     console.print(_table(variants, scores, len(truth)))
     console.print(
-        f"This is seed {seed} alone; seeds differ by several points, and the README has a table of five.\n"
+        f"This is seed {seed} alone; seeds differ by several points, and docs/benchmarks.md has a table of five.\n"
         f"Alphas and predictions: {picture}\n"
         f"The target's predictor: {autodial.folder / _MODEL}\n"
         f"All in {time.perf_counter() - started:.0f} s."
