@@ -197,7 +197,7 @@ def _stated_shape(layer: Any, blob: str, base_dir: Path | None) -> tuple[int, in
         if not shapes:
             return None
         shape = tuple(shapes[list(layer.top).index(blob) if len(shapes) > 1 else 0].dim)
-        if len(shape) != 4:
+        if len(shape) != 4 or not all(0 < length < 2**31 for length in shape):
             raise InputError(f'layer "{layer.name}" ({layer.type}) has the shape {shape}, which is not that of images')
         return shape[1], shape[2], shape[3]
     if layer.type == "MemoryData":

@@ -401,6 +401,15 @@ def test_an_unknown_size_must_be_stated() -> None:
     assert sizes(dialize(parse_net(DATABASE % ""), size=(28, 28)).net) == (28, 28, 0, True)
 
 
+@pytest.mark.parametrize("length", ["-1", "0", str(2**40)])
+def test_a_size_that_no_image_has_is_refused(length: str) -> None:
+    net = parse_net(DEPLOY)
+    (data,) = (layer for layer in net.layer if layer.type == "Input")
+    data.input_param.shape[0].dim[3] = int(length)
+    with pytest.raises(InputError, match=rf"has the shape .*{length}\), which is not that of images"):
+        dialize(net, after=["conv"])
+
+
 def test_a_crop_larger_than_the_images_is_refused() -> None:
     with pytest.raises(InputError, match="100 x 100 is smaller than crop_size 227"):
         dialize(parse_net(DATABASE % 'crop_size: 227 mean_file: "gone"'), size=(100, 100))
