@@ -156,7 +156,7 @@ def change_blob(rng: random.Random, path: Path) -> None:
         case 4:
             blob.double_data.extend(blob.data)
         case _:
-            weights.layer.extend(weights.layer)
+            weights.layer.extend(list(weights.layer))  # itself would be extended without end
     path.write_bytes(weights.SerializeToString())
 
 
