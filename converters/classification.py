@@ -110,7 +110,7 @@ def read_classification(net: Any, logits: str | None = None) -> Classification:
     )
 
 
-def _phase(net: Any, phase: int) -> tuple[Graph, dict[Node, int]]:
+def _phase(net: Any, phase: pb.Phase) -> tuple[Graph, dict[Node, int]]:
     """The graph of a phase's layers, and each node's number in the net."""
     numbers = [i for i, layer in enumerate(net.layer) if included(layer, phase, net.state.level, net.state.stage)]
     graph = Graph(net.layer[i] for i in numbers)

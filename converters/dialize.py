@@ -257,7 +257,7 @@ def _losses(parts: Classification, label: str, slice_point: int) -> list[Any]:
     return layers
 
 
-def _layer(kind: str, name: str, bottoms: Sequence[str], tops: Sequence[str], phase: int) -> Any:
+def _layer(kind: str, name: str, bottoms: Sequence[str], tops: Sequence[str], phase: pb.Phase) -> pb.LayerParameter:
     return pb.LayerParameter(name=name, type=kind, bottom=bottoms, top=tops, include=[pb.NetStateRule(phase=phase)])
 
 

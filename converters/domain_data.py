@@ -36,7 +36,7 @@ class DomainData:
 
     train: Any
     test: Any
-    blobs: dict[int, str]
+    blobs: dict[pb.Phase, str]
     label: str
     shape: tuple[int, ...] | None
     batch_size: int | None
@@ -73,7 +73,7 @@ class DomainData:
         return [source, target, silence, concat, test]
 
     @staticmethod
-    def _layer(template: Any, name: str, tops: list[str], phase: int) -> Any:
+    def _layer(template: Any, name: str, tops: list[str], phase: pb.Phase) -> Any:
         layer = pb.LayerParameter()
         layer.CopyFrom(template)
         layer.name = name
@@ -161,12 +161,14 @@ def read_domain_data(
         )
     Transform.from_caffe(checked, phase=pb.TRAIN, channels=channels, base_dir=base_dir).size(*resize)
     shape = (channels, train.crop_size, train.crop_size) if train.crop_size else (channels, *resize)
-    options = {"new_height": resize[0], "new_width": resize[1]} | ({} if channels == 3 else {"is_color": False})
+    images = pb.ImageDataParameter(new_height=resize[0], new_width=resize[1])
+    if channels != 3:
+        images.is_color = False
     train, test = (
         pb.LayerParameter(
             type="ImageData",
             transform_param=one if one.ListFields() else None,
-            image_data_param=pb.ImageDataParameter(**options),
+            image_data_param=images,
         )
         for one in (train, test)
     )

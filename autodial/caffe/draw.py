@@ -16,7 +16,7 @@ _COLORS = {"Convolution": "#FF5050", "Deconvolution": "#FF5050", "Pooling": "#FF
 _OTHER_COLOR = "#6495ED"
 
 
-def get_pydot_graph(caffe_net: Any, rankdir: str, label_edges: bool = True, phase: int | None = None) -> Any:
+def get_pydot_graph(caffe_net: Any, rankdir: str, label_edges: bool = True, phase: pb.Phase | None = None) -> Any:
     """A net as a pydot.Dot.
 
     Args:
@@ -53,7 +53,7 @@ def get_pydot_graph(caffe_net: Any, rankdir: str, label_edges: bool = True, phas
     return graph
 
 
-def draw_net(caffe_net: Any, rankdir: str, ext: str = "png", phase: int | None = None) -> bytes:
+def draw_net(caffe_net: Any, rankdir: str, ext: str = "png", phase: pb.Phase | None = None) -> bytes:
     """A net as an image file's content.
 
     Args:
@@ -72,7 +72,7 @@ def draw_net(caffe_net: Any, rankdir: str, ext: str = "png", phase: int | None =
 
 
 def draw_net_to_file(
-    caffe_net: Any, filename: str | os.PathLike[str], rankdir: str = "LR", phase: int | None = None
+    caffe_net: Any, filename: str | os.PathLike[str], rankdir: str = "LR", phase: pb.Phase | None = None
 ) -> None:
     """Write the drawing of a net to a file, in the format that its suffix names; arguments and errors as draw_net."""
     path = Path(filename)

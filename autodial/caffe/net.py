@@ -6,7 +6,7 @@ import os
 from collections import OrderedDict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
@@ -21,6 +21,9 @@ from autodial.layers import Layer, PythonLayer
 from autodial.layers.data_sources import MemoryDataLayer
 from autodial.layers.user_blobs import Array, Blob, LayerBlobs, ParamBlob, download, share_memory, upload
 from autodial.proto import binary, hdf5, read_net, read_weights
+
+if TYPE_CHECKING:
+    from autodial.proto import messages as pb
 
 
 class NetLayer:
@@ -79,7 +82,7 @@ class Net:
         try:
             module = autodial.net.net.Net(
                 read_net(path),
-                phase,
+                cast("pb.Phase", phase),
                 level=level,
                 stages=tuple(stages or ()),
                 seed=mode.draw_seed(),

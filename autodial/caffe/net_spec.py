@@ -204,7 +204,7 @@ def _plain(value: Any) -> Any:
 _fields = {
     field.message_type.name.removesuffix("Parameter"): field.name
     for field in pb.LayerParameter.DESCRIPTOR.fields
-    if field.name.endswith("_param")
+    if field.message_type and field.name.endswith("_param")
 }
 """The field of LayerParameter for each layer type that has one of its own."""
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+from google.protobuf.message import DecodeError
 from numpy.typing import NDArray
 
 from autodial.data.decoder_messages import note_damage
@@ -42,7 +42,7 @@ class DatumData:
         top_shapes: shapes of the data top, (N, C, H, W), and of the label top, (N,), if the layer has one.
     """
 
-    def __init__(self, param: Any, *, phase: int, seed: int, base_dir: Path | None = None) -> None:
+    def __init__(self, param: Any, *, phase: pb.Phase, seed: int, base_dir: Path | None = None) -> None:
         """Read the options and the first datum.
 
         Args:

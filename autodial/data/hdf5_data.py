@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import accumulate, groupby
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +19,9 @@ from autodial.data.text import read_text
 from autodial.errors import InputError
 from autodial.proto.hdf5_file import Hdf5File, import_h5py, reading
 from autodial.wording import counted
+
+if TYPE_CHECKING:
+    from autodial.proto import messages as pb
 
 _SEARCHED = 2**16
 """Bytes of a file in which heaps are checked whenever it is opened: the root group's, and what lies near it."""
@@ -38,7 +41,7 @@ class HDF5Data:
         top_shapes: shapes of the tops, (N, ...) with the axes of the datasets after the first.
     """
 
-    def __init__(self, param: Any, *, phase: int, seed: int, base_dir: Path | None = None) -> None:
+    def __init__(self, param: Any, *, phase: pb.Phase, seed: int, base_dir: Path | None = None) -> None:
         """Read the options and list, and look at the datasets of all files.
 
         Args:

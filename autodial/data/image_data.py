@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import cv2
 import numpy as np
@@ -21,6 +21,9 @@ from autodial.data.source import ALL
 from autodial.data.transforms import DRAWS, DataError, Transform, decode, read_image, resize
 from autodial.errors import InputError
 from autodial.wording import counted
+
+if TYPE_CHECKING:
+    from autodial.proto import messages as pb
 
 _CHECK_CHUNK = 256
 """Images per task of `check`: enough that handing out the tasks costs nothing."""
@@ -46,7 +49,7 @@ class ImageData:
         top_shapes: shapes of the data top, (N, C, H, W), and of the label top, (N,).
     """
 
-    def __init__(self, param: Any, *, phase: int, seed: int, base_dir: Path | None = None) -> None:
+    def __init__(self, param: Any, *, phase: pb.Phase, seed: int, base_dir: Path | None = None) -> None:
         """Read the options and the list, and the first image where the prototxt does not state a size.
 
         Args:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import cv2
 import numpy as np
@@ -22,6 +22,9 @@ from autodial.data.jpeg_end import with_end
 from autodial.data.paths import find
 from autodial.errors import InputError
 from autodial.wording import counted
+
+if TYPE_CHECKING:
+    from autodial.proto import messages as pb
 
 # A pipe that nobody writes to would be waited for without end.
 _FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
@@ -224,7 +227,7 @@ class Transform:
     scale: float = 1.0
 
     @classmethod
-    def from_caffe(cls, param: Any, *, phase: int, channels: int, base_dir: Path | None = None) -> Transform:
+    def from_caffe(cls, param: Any, *, phase: pb.Phase, channels: int, base_dir: Path | None = None) -> Transform:
         """The transform that a TransformationParameter states, for images of `channels` channels.
 
         Args:

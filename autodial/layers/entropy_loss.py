@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Literal, get_args
+from typing import Literal, cast, get_args
 
 from torch import Tensor
 from torch.nn import functional as F
@@ -53,7 +53,7 @@ class EntropyLoss(Layer):
             name = pb.LossParameter.NormalizationMode.Name(loss.normalization)
         else:
             name = "VALID" if loss.normalize else "BATCH_SIZE"
-        return cls(axis=context.param.softmax_param.axis, normalization=name.lower())
+        return cls(axis=context.param.softmax_param.axis, normalization=cast("Normalization", name.lower()))
 
     def extra_repr(self) -> str:
         return f"axis={self.axis}, normalization={self.normalization}"

@@ -91,7 +91,7 @@ class Net(nn.Module):
     def __init__(
         self,
         param: Any,
-        phase: int,
+        phase: pb.Phase,
         *,
         level: int | None = None,
         stages: Collection[str] = (),

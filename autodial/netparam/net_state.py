@@ -10,7 +10,7 @@ from autodial.errors import InputError
 from autodial.proto import messages as pb
 
 
-def meets(rule: Any, phase: int, level: int, stages: Collection[str]) -> bool:
+def meets(rule: Any, phase: pb.Phase, level: int, stages: Collection[str]) -> bool:
     """Whether a net in this phase, at this level and in these stages meets a NetStateRule."""
     if rule.HasField("phase") and rule.phase != phase:
         return False
@@ -21,7 +21,7 @@ def meets(rule: Any, phase: int, level: int, stages: Collection[str]) -> bool:
     return all(stage in stages for stage in rule.stage) and not any(stage in stages for stage in rule.not_stage)
 
 
-def included(layer: Any, phase: int, level: int, stages: Collection[str]) -> bool:
+def included(layer: Any, phase: pb.Phase, level: int, stages: Collection[str]) -> bool:
     """Whether a layer's include and exclude rules let it into a net in this phase, at this level and in these stages.
 
     Raises:
@@ -34,7 +34,7 @@ def included(layer: Any, phase: int, level: int, stages: Collection[str]) -> boo
     return not any(meets(rule, phase, level, stages) for rule in layer.exclude)
 
 
-def filter_net(net: Any, phase: int, *, level: int | None = None, stages: Collection[str] = ()) -> Any:
+def filter_net(net: Any, phase: pb.Phase, *, level: int | None = None, stages: Collection[str] = ()) -> Any:
     """A copy of a NetParameter with the layers of one phase, its `state` and every layer's `phase` filled in.
 
     Args:

@@ -122,7 +122,7 @@ class NetTemplate:
 
     # --- reading
 
-    def _phase(self, net: Any, phase: int) -> _Phase:
+    def _phase(self, net: Any, phase: pb.Phase) -> _Phase:
         numbers = [i for i, layer in enumerate(net.layer) if included(layer, phase, net.state.level, net.state.stage)]
         try:
             graph = Graph(net.layer[i] for i in numbers)
@@ -370,14 +370,16 @@ def _outputs(stored: LayerWeights, layer: Any) -> int | None:
     return int(blob.shape[-1 if layer.inner_product_param.transpose else -2])
 
 
-def _layer(net: Any, kind: str, name: str, *bottoms: str, top: str | None = None, phase: int) -> Any:
+def _layer(
+    net: pb.NetParameter, kind: str, name: str, *bottoms: str, top: str | None = None, phase: pb.Phase
+) -> pb.LayerParameter:
     """A layer for one phase of a net, with a name that is free in it."""
     rule = pb.NetStateRule(phase=phase)
     free = _free(name, {layer.name for layer in net.layer})
     return pb.LayerParameter(name=free, type=kind, bottom=bottoms, top=[top] if top else [], include=[rule])
 
 
-def _only_in(layer: Any, phase: int) -> None:
+def _only_in(layer: Any, phase: pb.Phase) -> None:
     layer.ClearField("exclude")
     layer.ClearField("include")
     layer.include.add(phase=phase)

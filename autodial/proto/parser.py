@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from difflib import get_close_matches
 from typing import Any, NamedTuple, NoReturn
 
-from google.protobuf.descriptor import FieldDescriptor  # type: ignore[import-untyped]
+from google.protobuf.descriptor import FieldDescriptor
 
 from autodial.errors import InputError
 from autodial.wording import shortened

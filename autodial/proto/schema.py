@@ -1,9 +1,11 @@
 """Message classes made from caffe.desc, the compiled form of caffe.proto.
 
 Generated code would load on few protobuf runtimes and would collide with another package's caffe.proto, as the default
-descriptor pool holds only one. After a change of caffe.proto, from the root of the repository:
+descriptor pool holds only one. Type checkers read messages.pyi. After a change of caffe.proto, from the root of the
+repository:
 
-    python -m grpc_tools.protoc -I autodial/proto --descriptor_set_out=autodial/proto/caffe.desc caffe.proto
+    python -m grpc_tools.protoc -I autodial/proto --descriptor_set_out=autodial/proto/caffe.desc --pyi_out=. caffe.proto
+    mv caffe_pb2.pyi autodial/proto/messages.pyi
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ from __future__ import annotations
 from importlib.resources import files
 from typing import Any
 
-from google.protobuf import (  # type: ignore[import-untyped]
+from google.protobuf import (
     descriptor_pb2,
     descriptor_pool,
     message_factory,

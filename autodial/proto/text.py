@@ -6,7 +6,7 @@ import codecs
 import os
 from typing import Any
 
-from google.protobuf import text_format  # type: ignore[import-untyped]
+from google.protobuf import text_format
 
 from autodial.errors import InputError
 

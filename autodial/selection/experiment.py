@@ -201,7 +201,7 @@ def _of_both_phases(run: Solver) -> Any:
     return both
 
 
-def _in_phase(net: Any, phase: int) -> Iterator[bool]:
+def _in_phase(net: Any, phase: pb.Phase) -> Iterator[bool]:
     """Of each layer of a phase, whether it reads data."""
     return (layer_class(layer.type).is_data for layer in filter_net(net, phase).layer)
 

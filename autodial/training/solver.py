@@ -742,7 +742,7 @@ def _read_net(field: str, value: Any, base_dir: Path | None) -> _NetSource:
     return _NetSource(str(path), proto.read_net(path), pb.NetState(), path.parent)
 
 
-def _in_state(source: _NetSource, phase: int, extra: Any) -> _NetSource:
+def _in_state(source: _NetSource, phase: pb.Phase, extra: Any) -> _NetSource:
     """The net in a phase, with the level and stages that itself and the solver add."""
     state = pb.NetState(phase=phase)
     state.MergeFrom(source.param.state)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import onnx
-from google.protobuf.text_encoding import CEscape  # type: ignore[import-untyped]
+from google.protobuf.text_encoding import CEscape
 from onnx import TensorProto
 
 from autodial.converters.destinations import Destination, ExportOptions

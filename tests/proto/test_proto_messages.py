@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import ast
 import json
 import subprocess
 import sys
@@ -76,6 +77,19 @@ def test_descriptor_set_is_the_compiled_proto(schema: Any, tmp_path: Path) -> No
     assert protoc.main(["protoc", f"-I{PROTO}", f"--descriptor_set_out={fresh}", "caffe.proto"]) == 0
     (compiled,) = descriptor_pb2.FileDescriptorSet.FromString(fresh.read_bytes()).file
     assert compiled == schema
+
+
+def test_stub_has_the_messages_of_the_compiled_proto(schema: Any) -> None:
+    # Versions of protoc write stubs that differ in form, so names are compared.
+    stub = ast.parse((PROTO / "messages.pyi").read_text(encoding="utf-8"))
+    classes = {node.name: node for node in stub.body if isinstance(node, ast.ClassDef)}
+    assert classes.keys() == {
+        *(message.name for message in schema.message_type),
+        *(enum.name for enum in schema.enum_type),
+    }
+    for message in schema.message_type:
+        names = {node.target.id for node in classes[message.name].body if isinstance(node, ast.AnnAssign)}
+        assert {field.name for field in message.field} <= names, message.name
 
 
 def test_names() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from google.protobuf.internal.enum_type_wrapper import EnumTypeWrapper  # type: ignore[import-untyped]
+from google.protobuf.internal.enum_type_wrapper import EnumTypeWrapper
 
 from autodial.proto import messages
 
