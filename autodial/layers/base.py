@@ -81,6 +81,9 @@ class Layer(nn.Module):
     """Whether a top may be named like the bottom in its place."""
     options: ClassVar[tuple[str, ...]] = ()
     """The LayerParameter's `*_param` messages that the layer reads, besides the one that is called like its type."""
+    fork_fields: ClassVar[tuple[str, ...]] = ()
+    """What the layer reads in Caffe's own messages that only forks of Caffe have there, such as
+    "pooling_param.ceil_mode" or "loss_param.normalization: PRE_FIXED"; anything else of that kind is refused."""
     rows: ClassVar[Rows | None] = None
     """What the layer does with the rows of its batch. None, unstated: a net with the layer trains in one process."""
     reads_scores: ClassVar[bool] = False

@@ -21,7 +21,7 @@ from autodial.layers.base import check_size
 from autodial.layers.dial import DomainAlignment
 from autodial.net.fusion import fusible, is_watched, run_fused
 from autodial.netparam.net_state import filter_net, insert_splits
-from autodial.proto import LayerWeights, Weights
+from autodial.proto import LayerWeights, Weights, fork_fields
 from autodial.proto import messages as pb
 from autodial.system.seeding import derive_seed
 from autodial.wording import alternatives, counted
@@ -142,6 +142,9 @@ class Net(nn.Module):
         cls = layer_class(message.type)
         for option in cls.unread_options(message):
             _log.warning("%s: %s does nothing in a layer of this type.", _describe(message), option)
+        for path in fork_fields(message):
+            if path not in cls.fork_fields:
+                raise LayerError(f"{path}, which only other versions of Caffe have, is not supported here")
         if message.blobs:
             raise LayerError("blobs in a prototxt are not read: give weights as a caffemodel")
         for field, value in _numbers(message):
