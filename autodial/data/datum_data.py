@@ -42,7 +42,7 @@ class DatumData:
         top_shapes: shapes of the data top, (N, C, H, W), and of the label top, (N,), if the layer has one.
     """
 
-    def __init__(self, param: Any, *, phase: pb.Phase, seed: int, base_dir: Path | None = None) -> None:
+    def __init__(self, param: pb.LayerParameter, *, phase: pb.Phase, seed: int, base_dir: Path | None = None) -> None:
         """Read the options and the first datum.
 
         Args:
@@ -132,7 +132,7 @@ class DatumData:
         except InputError as error:
             raise InputError(f'layer "{self.name}" (Data): {error}') from None
 
-    def _datums(self, rows: Sequence[int]) -> Iterator[tuple[bytes, Any]]:
+    def _datums(self, rows: Sequence[int]) -> Iterator[tuple[bytes, pb.Datum]]:
         """Keys and Datum messages of rows."""
         for key, value in self.database.read(rows):
             try:
@@ -140,7 +140,7 @@ class DatumData:
             except DecodeError:
                 raise self._at(key, "the value is not a Datum message, or it is damaged") from None
 
-    def _image(self, key: bytes, datum: Any) -> NDArray[np.uint8] | NDArray[np.float32]:
+    def _image(self, key: bytes, datum: pb.Datum) -> NDArray[np.uint8] | NDArray[np.float32]:
         """A datum's pixels, (height, width, channels)."""
         shape: tuple[int, int, int] = (datum.channels, datum.height, datum.width)
         data: NDArray[np.uint8] = np.frombuffer(datum.data, dtype=np.uint8)
@@ -168,7 +168,7 @@ def _text(key: bytes) -> str:
     return key.decode("utf-8", "backslashreplace")
 
 
-def _open(options: Any, base_dir: Path | None) -> Lmdb:
+def _open(options: pb.DataParameter, base_dir: Path | None) -> Lmdb:
     """The database of a DataParameter; raises InputError, also for options that can't be honoured."""
     for field in ("scale", "mean_file", "crop_size", "mirror"):
         if options.HasField(field):

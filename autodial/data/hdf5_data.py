@@ -41,7 +41,7 @@ class HDF5Data:
         top_shapes: shapes of the tops, (N, ...) with the axes of the datasets after the first.
     """
 
-    def __init__(self, param: Any, *, phase: pb.Phase, seed: int, base_dir: Path | None = None) -> None:
+    def __init__(self, param: pb.LayerParameter, *, phase: pb.Phase, seed: int, base_dir: Path | None = None) -> None:
         """Read the options and list, and look at the datasets of all files.
 
         Args:

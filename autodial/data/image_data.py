@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import cv2
 import numpy as np
@@ -49,7 +49,7 @@ class ImageData:
         top_shapes: shapes of the data top, (N, C, H, W), and of the label top, (N,).
     """
 
-    def __init__(self, param: Any, *, phase: pb.Phase, seed: int, base_dir: Path | None = None) -> None:
+    def __init__(self, param: pb.LayerParameter, *, phase: pb.Phase, seed: int, base_dir: Path | None = None) -> None:
         """Read the options and the list, and the first image where the prototxt does not state a size.
 
         Args:
@@ -213,7 +213,7 @@ def init_worker(worker_id: int = 0) -> None:
     watch_worker()
 
 
-def _refuse(options: Any) -> None:
+def _refuse(options: pb.ImageDataParameter) -> None:
     """Raise DataError for an ImageDataParameter that can't be honoured."""
     for field in ("scale", "mean_file", "crop_size", "mirror"):
         if options.HasField(field):

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from autodial.errors import InputError
 from autodial.wording import counted
+
+if TYPE_CHECKING:
+    from autodial.proto import messages as pb
 
 _FIELDS = ("batch_size", "channels", "height", "width")
 
@@ -22,7 +25,7 @@ class MemoryData:
         top_shapes: shapes of the data top, (N, C, H, W), and of the label top, (N,).
     """
 
-    def __init__(self, param: Any) -> None:
+    def __init__(self, param: pb.LayerParameter) -> None:
         """Read the options of a LayerParameter message.
 
         Raises:

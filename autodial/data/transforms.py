@@ -227,7 +227,9 @@ class Transform:
     scale: float = 1.0
 
     @classmethod
-    def from_caffe(cls, param: Any, *, phase: pb.Phase, channels: int, base_dir: Path | None = None) -> Transform:
+    def from_caffe(
+        cls, param: pb.TransformationParameter, *, phase: pb.Phase, channels: int, base_dir: Path | None = None
+    ) -> Transform:
         """The transform that a TransformationParameter states, for images of `channels` channels.
 
         Args:
@@ -309,7 +311,7 @@ class Transform:
         return out
 
 
-def _mean(param: Any, channels: int, base_dir: Path | None) -> NDArray[np.float32] | None:
+def _mean(param: pb.TransformationParameter, channels: int, base_dir: Path | None) -> NDArray[np.float32] | None:
     """The mean of a TransformationParameter as Transform holds it; raises InputError."""
     if param.HasField("mean_file"):
         if param.mean_value:

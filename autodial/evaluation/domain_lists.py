@@ -6,7 +6,6 @@ import os
 import re
 import tempfile
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -23,6 +22,7 @@ from autodial.evaluation.domains import (
     without_augmentation,
 )
 from autodial.evaluation.recalibrate import Domain
+from autodial.proto import messages as pb
 
 
 class DomainLists:
@@ -47,7 +47,13 @@ class DomainLists:
     """
 
     def __init__(
-        self, net: Any, *, base_dir: Path, device: torch.device, batch_size: int | None = None, workers: int = 0
+        self,
+        net: pb.NetParameter,
+        *,
+        base_dir: Path,
+        device: torch.device,
+        batch_size: int | None = None,
+        workers: int = 0,
     ) -> None:
         self._base_dir, self._device, self._batch_size, self._workers = base_dir, device, batch_size, workers
         self.test = data_in_test(net)

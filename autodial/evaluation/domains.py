@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -21,16 +21,18 @@ from autodial.netparam.net_state import filter_net
 from autodial.proto import messages as pb
 
 _TRANSFORMING = ("ImageData", "Data")
+FileOptions: TypeAlias = pb.ImageDataParameter | pb.DataParameter | pb.HDF5DataParameter
+"""The messages that say which files a data layer reads."""
 
 
 class DataTop(NamedTuple):
     """A data layer and the name of its top that holds the images."""
 
-    layer: Any
+    layer: pb.LayerParameter
     blob: str
 
 
-def data_in_test(net: Any) -> DataTop:
+def data_in_test(net: pb.NetParameter) -> DataTop:
     """What a NetParameter's Dial layers depend on in the TEST phase.
 
     Raises:
@@ -44,7 +46,7 @@ def data_in_test(net: Any) -> DataTop:
     return found[0]
 
 
-def data_in_train(net: Any) -> tuple[DataTop, DataTop] | None:
+def data_in_train(net: pb.NetParameter) -> tuple[DataTop, DataTop] | None:
     """The source and the target of a NetParameter's TRAIN phase.
 
     They are the data layers behind the first and the second bottom of the Concat layer that joins them along the batch
@@ -108,14 +110,14 @@ def reading(data: DataTop, path: Path, size: tuple[int, int] | None = None) -> D
     layer.CopyFrom(data.layer)
     options = file_options(layer)
     options.source = str(path.absolute())
-    if layer.type == "ImageData":
+    if isinstance(options, pb.ImageDataParameter):
         options.ClearField("root_folder")
         if size is not None and not options.new_height:
             options.new_height, options.new_width = size
     return DataTop(layer, data.blob)
 
 
-def fed_net(net: Any, blob: str, shape: Shape) -> tuple[Any, str | None]:
+def fed_net(net: pb.NetParameter, blob: str, shape: Shape) -> tuple[pb.NetParameter, str | None]:
     """What a NetParameter's TEST phase needs for its Dial layers and its logits, with an Input layer for its data.
 
     Args:
@@ -191,14 +193,15 @@ class DomainBatches:
                 yield {self._blob: tops[self._top][: self.rows - index * self.shape[0]]}
 
 
-def file_options(layer: Any) -> Any:
+def file_options(layer: pb.LayerParameter) -> FileOptions:
     """The message that says which files a data layer reads; InputError if a program feeds it."""
     if layer.type not in FILE_OPTIONS:
         raise InputError(
             f'layer "{layer.name}" ({layer.type}) gets its data from a program, and nothing says how images are to be '
             "prepared for it: use a net whose data layer is of the type ImageData, Data or HDF5Data"
         )
-    return getattr(layer, FILE_OPTIONS[layer.type])
+    options: FileOptions = getattr(layer, FILE_OPTIONS[layer.type])
+    return options
 
 
 def _dial_tops(graph: Graph) -> list[int]:

@@ -19,6 +19,7 @@ from autodial.errors import InputError
 from autodial.layers import Shape
 from autodial.layers.data_sources import SourceLayer
 from autodial.net.net import Net
+from autodial.proto import messages as pb
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,9 @@ def time_layers(net: Net, device: torch.device, batches: Iterable[int]) -> list[
     ]
 
 
-def replace_missing_data(param: Any, base_dir: Path | None) -> tuple[Any, dict[str, list[Shape]]]:
+def replace_missing_data(
+    param: pb.NetParameter, base_dir: Path | None
+) -> tuple[pb.NetParameter, dict[str, list[Shape]]]:
     """Put Input layers in the place of data layers whose source is missing.
 
     Args:
@@ -89,7 +92,7 @@ def replace_missing_data(param: Any, base_dir: Path | None) -> tuple[Any, dict[s
     Raises:
         InputError: a source is missing and the prototxt does not state the size of what it would hold.
     """
-    result = type(param)()
+    result = pb.NetParameter()
     result.CopyFrom(param)
     replaced: dict[str, list[Shape]] = {}
     for layer in result.layer:
@@ -114,7 +117,7 @@ def replace_missing_data(param: Any, base_dir: Path | None) -> tuple[Any, dict[s
     return result, replaced
 
 
-def _stated_shapes(layer: Any) -> list[Shape] | None:
+def _stated_shapes(layer: pb.LayerParameter) -> list[Shape] | None:
     """The shapes of a data layer's images and labels as its prototxt states them; None if it does not."""
     images = layer.image_data_param
     crop = layer.transform_param.crop_size

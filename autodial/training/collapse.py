@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +17,7 @@ from torch import Tensor, nn
 from autodial.layers.base import canonical_axis
 from autodial.layers.shares import Shares
 from autodial.net.net import Net
+from autodial.proto import messages as pb
 from autodial.training.monitor import CollapseRow
 
 SHARE = 1 / 3
@@ -84,7 +84,7 @@ class _MeanPrediction:
         diversity: as last read; infinite before.
     """
 
-    def __init__(self, net: Net, message: Any) -> None:
+    def __init__(self, net: Net, message: pb.LayerParameter) -> None:
         self.layer: str = message.name
         shape = net.blob_shapes[message.bottom[0]]
         axis = _class_axis(message, shape)
@@ -152,11 +152,11 @@ class _RunningMean:
         return float(torch.special.entr(p).sum())
 
 
-def _takes_part(net: Net, message: Any) -> bool:
+def _takes_part(net: Net, message: pb.LayerParameter) -> bool:
     return message.type == "EntropyLoss" and any(top in net.loss_weights for top in message.top)
 
 
-def _reads_labels(net: Net, message: Any, classes: int) -> bool:
+def _reads_labels(net: Net, message: pb.LayerParameter, classes: int) -> bool:
     """Whether a layer is a SoftmaxWithLoss of that many classes."""
     if message.type != "SoftmaxWithLoss":
         return False
@@ -164,5 +164,5 @@ def _reads_labels(net: Net, message: Any, classes: int) -> bool:
     return shape[_class_axis(message, shape)] == classes
 
 
-def _class_axis(message: Any, shape: Sequence[int]) -> int:
+def _class_axis(message: pb.LayerParameter, shape: Sequence[int]) -> int:
     return canonical_axis(message.softmax_param.axis, len(shape))

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
+
+from autodial.proto import messages as pb
 
 Values = tuple[float, ...]
 """The elements of an output blob, in order; most output blobs have one."""
@@ -86,7 +88,7 @@ class RunningSolver(Protocol):
         iter: number of updates so far.
     """
 
-    param: Any
+    param: pb.SolverParameter
     iter: int
 
     def smoothed_loss(self) -> float:

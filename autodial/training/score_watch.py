@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -49,8 +48,8 @@ class ScoreWatch:
 
     @staticmethod
     @torch.no_grad()
-    def _see(highest: list[Tensor], layer: nn.Module, bottoms: tuple[Any, ...]) -> None:
-        scores: Tensor = bottoms[0]
+    def _see(highest: list[Tensor], layer: nn.Module, bottoms: tuple[Tensor, ...]) -> None:
+        scores = bottoms[0]
         highest.append(scores.amax((*range(1, scores.ndim),)) if scores.ndim > 1 else scores.reshape(-1))
 
     def counts(self) -> dict[str, Tensor]:

@@ -96,7 +96,7 @@ class Solver:
 
     def __init__(
         self,
-        param: Any,
+        param: pb.SolverParameter,
         *,
         device: str = "cpu",
         seed: int | None = None,
@@ -617,7 +617,9 @@ class Solver:
         return model
 
 
-def load_weights(net: Net, paths: Iterable[str | os.PathLike[str]], *, whole: Any | None = None) -> list[str]:
+def load_weights(
+    net: Net, paths: Iterable[str | os.PathLike[str]], *, whole: pb.NetParameter | None = None
+) -> list[str]:
     """Copy the blobs of caffemodels into a net, by layer name; a later file overwrites an earlier one's.
 
     Variants without alignment take the weights that the AutoDIAL net takes (autodial.netparam.variants.fit_weights).
@@ -657,8 +659,8 @@ class _NetSource:
     """A net that the solver names: where it comes from, the NetState to build it in, and its file's folder."""
 
     origin: str
-    param: Any
-    state: Any
+    param: pb.NetParameter
+    state: pb.NetState
     base_dir: Path | None
 
 
@@ -670,15 +672,15 @@ _LEAST = {
 """The smallest value of SolverParameter's fields that have one whatever the others say."""
 
 
-def _check(param: Any) -> None:
+def _check(param: pb.SolverParameter) -> None:
     """Refuse a SolverParameter that can't be honoured, and say which fields change nothing."""
     update_class(param.type).check(param)
     check_policy(param)
     if param.regularization_type not in ("L1", "L2"):
         raise InputError(f'regularization_type "{param.regularization_type}" does not exist; it is L1 or L2')
-    for field, value in param.ListFields():
+    for stated, value in param.ListFields():
         if isinstance(value, float) and not isfinite(value):
-            raise InputError(f"{field.name} must be a finite number, and is {value}")
+            raise InputError(f"{stated.name} must be a finite number, and is {value}")
     for field, least in _LEAST.items():
         if getattr(param, field) < least:
             raise InputError(f"{field} must be at least {least}, and is {getattr(param, field):g}")
@@ -698,7 +700,7 @@ def _check(param: Any) -> None:
             _log.warning("%s is ignored: %s.", field, why)
 
 
-def _read_nets(param: Any, base_dir: Path | None) -> tuple[_NetSource, list[_NetSource]]:
+def _read_nets(param: pb.SolverParameter, base_dir: Path | None) -> tuple[_NetSource, list[_NetSource]]:
     """The train net and the test nets that a SolverParameter names (Caffe: InitTrainNet and InitTestNets)."""
     given = [field for field in ("net", "net_param", "train_net", "train_net_param") if param.HasField(field)]
     if len(given) != 1:
@@ -726,7 +728,7 @@ def _wrong_number(field: str, given: int, wanted: int) -> str:
     return f"{field} is given for {counted(given, 'test net')}, and there {'is' if wanted == 1 else 'are'} {wanted}"
 
 
-def _read_net(field: str, value: Any, base_dir: Path | None) -> _NetSource:
+def _read_net(field: str, value: str | pb.NetParameter, base_dir: Path | None) -> _NetSource:
     """The net that a field holds or names."""
     if not isinstance(value, str):
         net = pb.NetParameter()
@@ -742,7 +744,7 @@ def _read_net(field: str, value: Any, base_dir: Path | None) -> _NetSource:
     return _NetSource(str(path), proto.read_net(path), pb.NetState(), path.parent)
 
 
-def _in_state(source: _NetSource, phase: pb.Phase, extra: Any) -> _NetSource:
+def _in_state(source: _NetSource, phase: pb.Phase, extra: pb.NetState) -> _NetSource:
     """The net in a phase, with the level and stages that itself and the solver add."""
     state = pb.NetState(phase=phase)
     state.MergeFrom(source.param.state)
