@@ -20,25 +20,25 @@ from autodial.errors import InputError
 from autodial.proto import messages as pb
 
 _SCANNED = 2**30
-"""Bytes of a database up to which every datum is looked at before training starts; that takes seconds."""
+"""The largest size in bytes of a database whose datums are all checked before training starts, within seconds."""
 _CHUNK = 256
-"""Datums that are then in memory at once."""
+"""The number of datums in memory at once during that check."""
 
 
 class DatumData:
     """The batches of a Data layer.
 
-    A datum holds bytes or floats in the order channel, row, column, or an encoded image. The latter is decoded as it
-    is, or with force_color or force_gray to three channels or one. Caffe's `prefetch` is left to whoever asks for the
-    batches.
+    A datum holds bytes or floats in the order channel, row, column, or an encoded image. An encoded image is decoded
+    with its own channels, or with force_color or force_gray to three channels or one. Caffe's `prefetch` is ignored
+    here: the caller decides how to read ahead.
 
     Attributes:
         name: the layer's name.
         database: keys and serialized datums, by position.
         batch_size: datums per batch.
-        image_shape: (height, width, channels) of the first batch's first datum, which all must have; with a crop,
+        image_shape: (height, width, channels) of the first batch's first datum, and so of all datums; with a crop,
             height and width may differ.
-        transform: what follows decoding.
+        transform: applied after decoding.
         top_shapes: shapes of the data top, (N, C, H, W), and of the label top, (N,), if the layer has one.
     """
 
@@ -46,7 +46,7 @@ class DatumData:
         """Read the options and the first datum.
 
         Args:
-            param: the LayerParameter message; it has one or two tops.
+            param: the layer, with one or two tops.
             phase: caffe.Phase, which decides where crops are taken.
             seed: key of everything random, any integer.
             base_dir: folder of the prototxt, tried second for the relative paths in it.
@@ -79,13 +79,13 @@ class DatumData:
         return len(self.database)
 
     def batch(self, index: int, rows: slice = ALL) -> tuple[NDArray[np.float32], ...]:
-        """Images and, if the layer has two tops, labels of batch `index`, a function of seed, name and `index` alone.
+        """Images and, if the layer has two tops, labels of batch `index`; depends only on seed, name and `index`.
 
         Args:
-            rows: those of the batch to read.
+            rows: the rows of the batch to read.
 
         Returns:
-            float32 (N, C, H, W) and float32 (N,), as `top_shapes` says, but with as many rows as were asked for.
+            float32 (N, C, H, W) and float32 (N,) as in `top_shapes`, but only the rows asked for.
 
         Raises:
             InputError: a datum is damaged or of a size that doesn't fit; it names the database and the key.
@@ -113,7 +113,7 @@ class DatumData:
         return [_text(key) for key, _ in self.database.read(self._epochs.rows(index, self.batch_size))]
 
     def labels(self, top: int) -> Iterator[tuple[str, float]]:
-        """Key and label of every datum, for top 1, if the database is not too large to read it up front."""
+        """Key and label of every datum, for top 1, unless the database is too large to read it up front."""
         if top == 1 and self.database.size <= _SCANNED:
             rows = range(len(self.database))
             for start in rows[::_CHUNK]:
@@ -121,7 +121,7 @@ class DatumData:
                     yield f'{self.database.path}, key "{_text(key)}"', datum.label
 
     def check(self) -> None:
-        """Parse every datum, without decoding, if the database is not too large to read it up front.
+        """Parse every datum, without decoding, unless the database is too large to read it up front.
 
         Raises:
             InputError: a datum is damaged; it names the layer, the database and the key.
@@ -182,7 +182,7 @@ def _open(options: pb.DataParameter, base_dir: Path | None) -> Lmdb:
         if (folder / "data.mdb").exists():
             raise DataError(f"{folder} is an LMDB and data_param.backend is LEVELDB, the default: write backend: LMDB")
         raise DataError(
-            "data_param.backend is LEVELDB, the default, which can't be read: write the data anew with Caffe's "
+            "data_param.backend is LEVELDB, the default, which can't be read: write the data again with Caffe's "
             "convert_imageset -backend lmdb, or copy keys and values with the Python packages plyvel and lmdb, and say "
             "backend: LMDB"
         )

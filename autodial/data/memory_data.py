@@ -17,7 +17,7 @@ _FIELDS = ("batch_size", "channels", "height", "width")
 
 
 class MemoryData:
-    """The batches of a MemoryData layer. `set` gives it arrays, which it reads round and round.
+    """The batches of a MemoryData layer; `set` gives it arrays, which it reads in a cycle.
 
     Attributes:
         name: the layer's name.
@@ -66,16 +66,16 @@ class MemoryData:
         self._first = None
 
     def batch(self, index: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """Data and labels of batch `index`, counted on from the first that is asked for after `set`.
+        """Data and labels of batch `index`, counted from the first batch requested after `set`.
 
         Returns:
-            float32 arrays of `top_shapes`, views of those that were set.
+            float32 arrays of `top_shapes`, views of the arrays that were set.
 
         Raises:
-            InputError: none were.
+            InputError: no arrays were set.
         """
         if self._arrays is None:
-            raise self._error("it has no data yet; call set_input_arrays first")
+            raise self._error("it has no data yet: call set_input_arrays first")
         if self._first is None:
             self._first = index
         data, labels = self._arrays

@@ -42,13 +42,13 @@ def check_policy(param: pb.SolverParameter) -> None:
 
 
 def next_step(param: pb.SolverParameter, iteration: int, current_step: int) -> int:
-    """The number of steps that the rate has come down at an iteration, which snapshots keep as current_step.
+    """The number of steps by which the rate has come down at an iteration; snapshots hold it as current_step.
 
     Args:
         param: a SolverParameter that `check_policy` accepts.
         iteration: counted from 0.
         current_step: the number at the iteration before (0 at the first). Under "multistep" it rises by one at most,
-            so that steps that lie closer together than iterations are taken one by one, as in Caffe.
+            so that several steps at one iteration are taken one by one, as in Caffe.
     """
     if param.lr_policy == "step":
         return int(iteration // param.stepsize)

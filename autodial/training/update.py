@@ -1,4 +1,4 @@
-"""What a solver does to the blobs once their gradients are there, one class per solver type."""
+"""How a solver changes the blobs by their gradients: one class per solver type."""
 
 from __future__ import annotations
 
@@ -51,9 +51,8 @@ class Update(ABC):
     """A solver type's step on torch tensors, in place (Caffe: SGDSolver::ApplyUpdate).
 
     A step clips the gradients by the global L2 norm of their sums over iter_size, divides them by iter_size, adds the
-    weight decay's gradient and hands them to `apply`. Nothing waits for the device. Blobs with lr_mult 0 keep their
-    place in the history, and stay as they are whatever it holds for them; where they have a gradient, as with the net's
-    force_backward, it counts in the norm.
+    weight decay's gradient and passes them to `apply`. Nothing waits for the device. Blobs with lr_mult 0 have a place
+    in the history but never change. If they have a gradient, as with the net's force_backward, it counts in the norm.
 
     Args:
         param: SolverParameter; weight_decay, regularization_type, clip_gradients, iter_size and the type's own fields
