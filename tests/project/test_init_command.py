@@ -245,10 +245,10 @@ def test_a_working_directory_with_another_projects_files(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--arch", "digitz"], r"no file of this name, and no net that ships \(alexnet, digits, inception_bn"),
+        (["--arch", "digitz"], r"no such file, and no net that comes with AutoDIAL \(alexnet, digits, inception_bn"),
         (["--target", "source"], "the source and the target are the same, source"),
         (["--target", "source/線"], r"8 of the 8 images of the target .* are images of the source \(source\), such as"),
-        (["--epochs", "0"], r"--epochs 0: state a number above 0"),
+        (["--epochs", "0"], r"--epochs 0: choose a number above 0"),
         (["--weights", "nowhere.caffemodel"], "nowhere.caffemodel does not exist"),
         (["--weights", "other.caffemodel"], "the weights hold none of the net's layers"),
         (["--test", "flat"], "flat holds 3 images that lie in no class folder"),
@@ -334,7 +334,7 @@ def test_a_damaged_image_is_named_and_used(images: Any, capfd: pytest.CaptureFix
     words = said_of(path, capfd)
     init()
     err = capfd.readouterr().err
-    assert f"{path} is damaged, and used as far as it could be decoded: {words}" in " ".join(err.split())
+    assert f"{path} is damaged; the part that could be decoded is used: {words}" in " ".join(err.split())
     assert err.count("Corrupt") == 1
     assert str(path) in Path("project", "source.txt").read_text()
 
