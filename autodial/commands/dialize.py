@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -15,6 +15,7 @@ from autodial.errors import InputError
 
 if TYPE_CHECKING:
     from autodial.converters.dialize import DialReport
+    from autodial.proto import messages as pb
 
 
 def dialize(
@@ -181,7 +182,7 @@ def _size(text: str | None) -> tuple[int, int] | None:
     return int(match[1]), int(match[2] or match[1])
 
 
-def _move_mean_files(net: Any, source: Path, destination: Path) -> None:
+def _move_mean_files(net: pb.NetParameter, source: Path, destination: Path) -> None:
     """Rewrite paths relative to the original net's folder as paths relative to the result's."""
     for layer in net.layer:
         name = layer.transform_param.mean_file

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from autodial.converters.verification import ExportReport
 
 
-class PrecisionChoice(str, Enum):
-    """Of weights and computation."""
+class ExportPrecision(str, Enum):
+    """The type of weights and computation."""
 
     float32 = "float32"
     fp16 = "fp16"
@@ -35,7 +35,7 @@ class PrecisionChoice(str, Enum):
 
 
 class StatisticsDomain(str, Enum):
-    """Whose statistics the predictor normalizes with."""
+    """The domain with whose statistics the predictor normalizes."""
 
     source = "source"
     target = "target"
@@ -102,9 +102,9 @@ def export(
         bool, typer.Option("--raw-input", help="The model takes the net's float32 input blob instead of uint8 images.")
     ] = False,
     precision: Annotated[
-        PrecisionChoice,
+        ExportPrecision,
         typer.Option(help="The type of weights and computation. Input and outputs have the same types in all three."),
-    ] = PrecisionChoice.float32,
+    ] = ExportPrecision.float32,
     calibration: Annotated[
         Path | None,
         typer.Option(

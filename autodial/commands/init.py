@@ -8,11 +8,12 @@ import shlex
 from collections.abc import Sequence
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
 from autodial.commands.inputs import read_weights, split_names
+from autodial.commands.options import naming_options, with_options
 from autodial.commands.progress import progress_bar
 from autodial.errors import InputError
 
@@ -20,15 +21,18 @@ if TYPE_CHECKING:
     from autodial.project.data import Data
     from autodial.project.net_template import NetTemplate
     from autodial.project.plan import Plan
-    from autodial.project.scan import Domain
+    from autodial.project.scan import DomainImages
     from autodial.proto import Weights
+    from autodial.proto import messages as pb
 
 _CLASSES_SHOWN = 50
-"""Rows of the table."""
+"""The most rows of the table."""
 _MOST_EPOCHS = 100_000
 _OPTION_OF_DIALIZE = re.compile(r"(?<![\w-])--(after|batch-size|logits|resize|slice-point|transform)\b")
 _DEFAULT_SCHEDULE = "alexnet"
-"""The shipped net whose solver nets without one of their own get."""
+"""The shipped net whose solver is used for nets that have none."""
+_OPTIONS = {"epochs": "--epochs", "skip": "--skip-bad", "test": "--test", "weights": "--weights"}
+"""The options of parameters that messages and notes name."""
 
 
 def init(
@@ -91,25 +95,26 @@ def init(
     check_folder(folder, [origin for origin in (source, target, test) if origin is not None])
     recipe = _read_arch(arch)
     start = read_weights(weights) if weights else None
-    classes, source_domain = read_source(source)
-    others = [read_target(target, classes, measured=test is not None)]
-    if test is not None:
-        others.append(read_test(test, classes))
-    check_apart(source_domain, others)
-    template, dialized = _template(recipe, len(classes), start)
+    with naming_options(**_OPTIONS):
+        classes, source_images = read_source(source)
+        others = [read_target(target, classes, measured=test is not None)]
+        if test is not None:
+            others.append(read_test(test, classes))
+        check_apart(source_images, others)
+        template, dialized = _template(recipe, len(classes), start)
 
-    data = _look_at(classes, source_domain, others, skip_bad=skip_bad)
-    planned = plan(
-        template,
-        recipe.solver,
-        data,
-        epochs=recipe.epochs if epochs is None else epochs,
-        batch_size=batch_size,
-        weights=start if dialized is None else dialized,
-    )
-    notes = [note for domain in (source_domain, *others) for note in domain.notes]
+        data = _inspect(classes, source_images, others, skip_bad=skip_bad)
+        planned = plan(
+            template,
+            recipe.solver,
+            data,
+            epochs=recipe.epochs if epochs is None else epochs,
+            batch_size=batch_size,
+            weights=start if dialized is None else dialized,
+        )
+    notes = [note for domain in (source_images, *others) for note in domain.notes]
     notes += [*recipe.notes, *notes_on_copies(data), *planned.notes]
-    _print_summary(arch, data, planned, notes)
+    _print_summary(arch, data, planned, [with_options(note, _OPTIONS) for note in notes])
     if dialized is not None:
         weights = str(folder / START)
     command = _train_command(folder, weights)
@@ -118,21 +123,21 @@ def init(
 
 
 class _Recipe(NamedTuple):
-    """What --arch names.
+    """The net that --arch names, and its solver.
 
     Attributes:
-        path: of the net.
-        net: NetParameter.
-        template: of the net; None where it is a plain Caffe net.
-        solver: SolverParameter with a schedule.
-        epochs: passes over the source that it is made for; None where it is made for a number of iterations.
-        notes: on where it is from.
+        path: the file of the net.
+        net: the net.
+        template: the net as a template; None if it is a plain Caffe net.
+        solver: a solver with a schedule.
+        epochs: passes over the source in that schedule; None if it is made for a number of iterations.
+        notes: sentences that the user should read.
     """
 
     path: Path
-    net: Any
+    net: pb.NetParameter
     template: NetTemplate | None
-    solver: Any
+    solver: pb.SolverParameter
     epochs: float | None
     notes: list[str]
 
@@ -153,12 +158,12 @@ def _read_arch(arch: str) -> _Recipe:
             raise InputError(f"--arch {arch}: no such file, and no net that comes with AutoDIAL ({names})")
         solver, epochs = path.with_name("solver.prototxt"), None
         if solver.is_file():
-            notes.append(f"The learning rate and its steps come from {solver}.")
+            notes.append(f"The learning rate and its steps come from {solver}")
         else:
             solver, epochs = shipped_solver(_DEFAULT_SCHEDULE), EPOCHS[_DEFAULT_SCHEDULE]
             notes.append(
                 f"There is no solver.prototxt beside {arch}: the learning rate and its steps are those of the paper's "
-                "AlexNet."
+                "AlexNet"
             )
     net = proto.read_net(path)
     is_plain = not any(layer.type == "Dial" for layer in net.layer)
@@ -167,7 +172,7 @@ def _read_arch(arch: str) -> _Recipe:
 
 
 def _template(recipe: _Recipe, classes: int, start: Weights | None) -> tuple[NetTemplate, Weights | None]:
-    """The net as a template, and, where it is a plain net that has to be dialized, its weights, dialized too."""
+    """The net as a template; if it is a plain net, both it and its weights, which also come back, are dialized."""
     from autodial.project.net_template import NetTemplate
 
     if recipe.template is not None:
@@ -183,7 +188,7 @@ def _template(recipe: _Recipe, classes: int, start: Weights | None) -> tuple[Net
         ) from error
     recipe.notes.append(
         f"{recipe.path} is a plain net: {len(made.report.replaced)} BatchNorm layers became Dial layers, and Dial "
-        f"layers were inserted after {len(made.report.inserted)} layers (`autodial dialize` offers choices)."
+        f"layers were inserted after {len(made.report.inserted)} layers (`autodial dialize` offers choices)"
     )
     recipe.notes.extend(f"{recipe.path}: {_naming_dialize(note)}" for note in made.report.notes)
     return NetTemplate(made.net, str(recipe.path), recipe.path.parent), made.weights
@@ -194,25 +199,27 @@ def _naming_dialize(advice: str) -> str:
     return _OPTION_OF_DIALIZE.sub(r"`autodial dialize`'s \g<0>", advice, count=1)
 
 
-def _look_at(classes: Sequence[str], source: Domain, others: Sequence[Domain], *, skip_bad: bool) -> Data:
+def _inspect(classes: Sequence[str], source: DomainImages, others: Sequence[DomainImages], *, skip_bad: bool) -> Data:
     """Decode all images, with a progress bar on a terminal; `others` are the target and a test set."""
     from autodial.project.checks import check_enough, without_bad
     from autodial.project.data import Data
-    from autodial.project.look import look_at
+    from autodial.project.inspection import inspect_images
 
     paths = [image.path for domain in (source, *others) for image in domain.images]
     number, total = count(1), len(set(paths))
     with progress_bar("decoding the images", transient=True) as show:
-        looks = look_at(paths, lambda: show(next(number), total))
-    source, target, *rest = (without_bad(domain, looks, skip=skip_bad) for domain in (source, *others))
-    for look in looks.values():
-        if look.problem:
-            typer.echo(f"Left out: {look.problem}", err=True)
-    for path, look in looks.items():
-        if look.damage:
-            typer.echo(f"Warning: {path} is damaged; the part that could be decoded is used: {look.damage}", err=True)
+        inspections = inspect_images(paths, lambda: show(next(number), total))
+    source, target, *rest = (without_bad(domain, inspections, skip=skip_bad) for domain in (source, *others))
+    for inspection in inspections.values():
+        if inspection.problem:
+            typer.echo(f"Left out: {inspection.problem}", err=True)
+    for path, inspection in inspections.items():
+        if inspection.damage:
+            typer.echo(
+                f"Warning: {path} is damaged; the part that could be decoded is used: {inspection.damage}", err=True
+            )
     tested = rest[0] if rest else target
-    usable = {path: look for path, look in looks.items() if not look.problem}
+    usable = {path: inspection for path, inspection in inspections.items() if not inspection.problem}
     data = Data(classes, source, target, tested if tested.labelled else None, usable)
     check_enough(data)
     return data
@@ -267,7 +274,7 @@ def _train_command(folder: Path, weights: str | None) -> str:
 
     words = ["autodial", "train", "--solver", str(folder / SOLVER)]
     before = ""
-    # relative paths in prototxts mean the working directory first, where another project's files may lie
+    # relative paths in prototxts start from the working directory, where files of another project may lie
     if any(Path(name).exists() for name in NAMES):
         words[-1] = SOLVER
         before = f"cd {shlex.quote(str(folder))} && "
@@ -287,7 +294,7 @@ def _resolved(weights: str) -> str:
 def _contents(
     arch: str, data: Data, planned: Plan, weights: str | None, dialized: Weights | None
 ) -> dict[str, str | Weights]:
-    """The project's files, the solver last, as nothing trains without it."""
+    """The project's files. The solver comes last, as nothing trains without it."""
     from autodial.converters.net_text import net_to_text
     from autodial.project.files import list_text
     from autodial.project.net_template import SOURCE_LIST, TARGET_LIST, TEST_LIST

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from autodial.proto import Weights
+    from autodial.proto import messages as pb
 
 
 def read_net(
     path: Path, variants: Sequence[str] | None, settings: Sequence[str] | None, level: int, stages: Sequence[str] | None
-) -> Any:
+) -> pb.NetParameter:
     """Read a net, and apply --variant, --set, --level and --stage to it, in this order.
 
     Raises:
@@ -22,7 +23,7 @@ def read_net(
     from autodial.netparam.overrides import apply_to_nets
     from autodial.netparam.variants import read_variant
 
-    param = read_variant(path, variants or ())
+    param: pb.NetParameter = read_variant(path, variants or ())
     apply_to_nets(settings or (), [param])
     put_in_state(param, level, stages or ())
     return param

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Annotated
 
@@ -85,5 +85,10 @@ def naming_options(**options: str) -> Iterator[None]:
     try:
         yield
     except AutodialError as error:
-        error.args = (re.sub(r"`(\w+)`", lambda match: options.get(match[1], match[0]), str(error)),)
+        error.args = (with_options(str(error), options),)
         raise
+
+
+def with_options(text: str, options: Mapping[str, str]) -> str:
+    """Replace parameter names in backticks by the options that `options` has for them."""
+    return re.sub(r"`(\w+)`", lambda match: options.get(match[1], match[0]), text)

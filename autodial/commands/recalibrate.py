@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -26,6 +26,7 @@ from autodial.errors import INTERRUPTED, InputError
 
 if TYPE_CHECKING:
     from autodial.evaluation.recalibrate import Distance, Domain, Progress, Recalibration
+    from autodial.proto import messages as pb
 
 
 def recalibrate(
@@ -156,7 +157,7 @@ def recalibrate(
     typer.echo(json.dumps(record, indent=2))
 
 
-def _image_size(param: Any, layer: Any, base_dir: Path) -> tuple[int, int] | None:
+def _image_size(param: pb.NetParameter, layer: pb.LayerParameter, base_dir: Path) -> tuple[int, int] | None:
     """Height and width of the net's own images, to which `autodial predict` also resizes."""
     from autodial.converters.image_input import ImageInput
 

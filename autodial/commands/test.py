@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -21,6 +21,9 @@ from autodial.commands.options import (
 from autodial.commands.progress import tracked
 from autodial.errors import InputError, WorkError
 from autodial.wording import counted
+
+if TYPE_CHECKING:
+    from autodial.proto import messages as pb
 
 
 def test(
@@ -109,7 +112,7 @@ def test(
         raise WorkError(f"{weights}: {describe(scorer.not_finite)}: the training diverged, or the file is damaged")
 
 
-def _find_logits(param: Any, blob: str | None, *, required: bool) -> str | None:
+def _find_logits(param: pb.NetParameter, blob: str | None, *, required: bool) -> str | None:
     """The blob that the TEST phase reads as class scores; None if there is not just one, unless `required`."""
     from autodial.netparam.graph import Graph
     from autodial.netparam.net_state import filter_net
@@ -128,7 +131,7 @@ def _find_logits(param: Any, blob: str | None, *, required: bool) -> str | None:
     return name
 
 
-def _accuracies(param: Any, scores: str) -> set[str]:
+def _accuracies(param: pb.NetParameter, scores: str) -> set[str]:
     """The tops of the TEST phase's Accuracy layers that measure the top-1 accuracy of these scores."""
     from autodial.netparam.graph import Graph
     from autodial.netparam.net_state import filter_net

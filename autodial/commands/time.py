@@ -16,6 +16,8 @@ from autodial.errors import InputError
 from autodial.wording import counted
 
 if TYPE_CHECKING:
+    import torch
+
     from autodial.evaluation.timing import LayerTime
 
 
@@ -97,7 +99,7 @@ def time(
     typer.echo(json.dumps(record, indent=2))
 
 
-def _machine(device: Any) -> dict[str, Any]:
+def _machine(device: torch.device) -> dict[str, Any]:
     """The machine and the versions that the times belong to."""
     import platform
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -19,11 +19,12 @@ from autodial.errors import INTERRUPTED, TERMINATED, AutodialError, InputError
 from autodial.wording import command_line, counted
 
 if TYPE_CHECKING:
+    from autodial.proto import messages as pb
     from autodial.system.ranks import Ranks
     from autodial.training.run import Training, TrainingResult
 
 
-class Precision(str, Enum):
+class TrainingPrecision(str, Enum):
     """The type in which training passes compute."""
 
     FLOAT32 = "float32"
@@ -72,12 +73,12 @@ def train(
     variants: VariantOption = None,
     workers: WorkersOption = None,
     precision: Annotated[
-        Precision,
+        TrainingPrecision,
         typer.Option(
             help="float32, as in Caffe, or bf16: passes in bfloat16, which is faster if the machine supports it. "
             "Parameters, statistics, losses, updates and tests stay in float32."
         ),
-    ] = Precision.FLOAT32,
+    ] = TrainingPrecision.FLOAT32,
     seed: SeedOption = None,
     keep: Annotated[
         int | None,
@@ -125,7 +126,7 @@ def train(
         "--variant": variants,
         "--set": settings,
         "--workers": workers,
-        "--precision": None if precision is Precision.FLOAT32 else precision.value,
+        "--precision": None if precision is TrainingPrecision.FLOAT32 else precision.value,
         "--seed": seed,
         "--keep": keep,
     }
@@ -248,7 +249,7 @@ def _export_command(
     return command_line("autodial export", options)
 
 
-def _fits(setting: str, net: Any) -> bool:
+def _fits(setting: str, net: pb.NetParameter) -> bool:
     """Whether a setting applies to this net, rather than to another one that the solver names."""
     from autodial.netparam.overrides import apply_to_nets
 

@@ -87,9 +87,7 @@ def test_weights_to_hdf5_and_back(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["x.h5", "x.caffemodel"])
 def test_text_does_not_become_weights(name: str, tmp_path: Path) -> None:
-    with pytest.raises(
-        InputError, match=r"v1_net\.prototxt is a prototxt: name a prototxt to write"
-    ):
+    with pytest.raises(InputError, match=r"v1_net\.prototxt is a prototxt: name a prototxt to write"):
         run(UPGRADE / "v1_net.prototxt", tmp_path / name)
     assert list(tmp_path.iterdir()) == []
 
