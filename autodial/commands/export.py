@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from autodial.converters.verification import ExportReport
 
 
-class PrecisionChoice(str, Enum):
-    """Of weights and computation."""
+class ExportPrecision(str, Enum):
+    """The type of weights and computation."""
 
     float32 = "float32"
     fp16 = "fp16"
@@ -35,14 +35,14 @@ class PrecisionChoice(str, Enum):
 
 
 class StatisticsDomain(str, Enum):
-    """Whose statistics the predictor normalizes with."""
+    """The domain with whose statistics the predictor normalizes."""
 
     source = "source"
     target = "target"
 
 
 def export(
-    net: Annotated[Path, typer.Option(metavar="NET.prototxt", help="The net; its TEST phase is exported.")],
+    net: Annotated[Path, typer.Option(metavar="NET.prototxt", help="The net. Its TEST phase is exported.")],
     weights: WeightsOption,
     output: Annotated[
         Path | None,
@@ -58,58 +58,59 @@ def export(
         Path | None,
         typer.Option(
             metavar="DIR",
-            help="Write plain Caffe instead, without the AutoDIAL fork's layers: deploy.prototxt, "
-            "target_predictor.caffemodel, labels.txt.",
+            help="Write plain Caffe files instead, for readers without Dial layers: deploy.prototxt, "
+            "target_predictor.caffemodel and labels.txt.",
         ),
     ] = None,
     triton: Annotated[
         Path | None,
         typer.Option(
             metavar="DIR",
-            help="Add the net to this Triton model repository instead, with config.pbtxt and labels.txt, as the next "
-            "version of the model of its name.",
+            help="Add the net to this Triton model repository instead, as a model's next version, with config.pbtxt "
+            "and labels.txt.",
         ),
     ] = None,
     name: Annotated[
         str | None,
-        typer.Option(help="Of the model in Triton's repository.", show_default="the net's"),
+        typer.Option(help="The model's name in the Triton repository.", show_default="the net's name"),
     ] = None,
     domain: Annotated[
         StatisticsDomain | None,
         typer.Option(
-            help="Whose statistics the Dial layers normalize with: target for target images, source for a predictor of "
-            "source images.",
-            show_default="what their test_stats say, which is target unless the net states another",
+            help="The statistics to normalize with: target for a predictor of target images, source for one of source "
+            "images.",
+            show_default="each layer's test_stats, which is target unless the net says otherwise",
         ),
     ] = None,
     labels: Annotated[
         Path | None,
         typer.Option(
             metavar="LABELS.txt",
-            help="Names of the classes, one per line.",
-            show_default="labels.txt beside the net, where it fits",
+            help="The names of the classes, one per line.",
+            show_default="labels.txt beside the net, if its length fits",
         ),
     ] = None,
     logits: LogitsOption = None,
     keep_affine: Annotated[
         bool,
         typer.Option(
-            "--keep-affine", help="Leave the folded statistics in the graph, as Mul and Add, or Scale layers."
+            "--keep-affine",
+            help="Keep the normalization in the graph, as Mul and Add or as Scale layers, instead of folding it.",
         ),
     ] = False,
     raw_input: Annotated[
-        bool, typer.Option("--raw-input", help="Take the net's input blob, float32, instead of uint8 images.")
+        bool, typer.Option("--raw-input", help="The model takes the net's float32 input blob instead of uint8 images.")
     ] = False,
     precision: Annotated[
-        PrecisionChoice,
-        typer.Option(help="Of weights and computation; images, logits and probabilities are of the same types in all."),
-    ] = PrecisionChoice.float32,
+        ExportPrecision,
+        typer.Option(help="The type of weights and computation. Input and outputs have the same types in all three."),
+    ] = ExportPrecision.float32,
     calibration: Annotated[
         Path | None,
         typer.Option(
             metavar="FOLDER|LIST",
-            help="Images of the target, to calibrate int8 on and to compare fp16 and int8 with float32 on.",
-            show_default="the target's list in TRAIN, or TEST's list",
+            help="Target images on which int8 is calibrated, and on which fp16 and int8 are compared with float32.",
+            show_default="the target's list in TRAIN, or the list in TEST",
         ),
     ] = None,
     min_agreement: Annotated[
@@ -117,7 +118,7 @@ def export(
         typer.Option(
             min=0,
             max=1,
-            help="Write fp16 or int8 only if this share of the images keeps float32's class.",
+            help="Write fp16 or int8 only if at least this share of the images keeps its float32 class.",
             show_default="0.99",
         ),
     ] = None,
@@ -127,16 +128,17 @@ def export(
     stage: StageOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Write a trained net as an ONNX file that labels images, for `autodial predict` and any ONNX runtime.
+    """Write a trained net as an ONNX file that labels images.
 
-    The target domain's statistics are folded into the weights; crop, mean and scale are part of the graph. The file is
-    compared with the net as it was, on images of its list where they are there, before it is written.
+    `autodial predict` and any ONNX runtime take the file. The target's statistics are folded into the weights; crop,
+    mean and scale are part of the graph. Before the file is written it is compared with the original net, on images of
+    the net's list if they are available.
 
-    fp16 and int8 are compared with float32 on up to 500 images of the target, int8 on others than those that it is
-    calibrated on, and refused where too many change their class.
+    fp16 and int8 are compared with float32 on up to 500 target images, and refused if too many images change their
+    class. int8 is never compared on the images that calibrated it.
 
-    With --caffe the net becomes a deploy.prototxt and a caffemodel for readers of Caffe files, with the crop's size as
-    its input; comments in deploy.prototxt say how an image is to be prepared.
+    --caffe writes a deploy.prototxt and a caffemodel, which take images of the crop's size. Comments in
+    deploy.prototxt say how to prepare an image.
     """
     import json
 
