@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import shlex
 from collections.abc import Sequence
 from itertools import count
@@ -12,7 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
+from autodial.commands.dialize import OPTIONS as DIALIZE_OPTIONS
 from autodial.commands.inputs import read_weights, split_names
+from autodial.commands.options import with_options
 from autodial.commands.progress import progress_bar
 from autodial.errors import InputError
 
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
 _CLASSES_SHOWN = 50
 """Rows of the table."""
 _MOST_EPOCHS = 100_000
-_OPTION_OF_DIALIZE = re.compile(r"(?<![\w-])--(after|batch-size|logits|resize|slice-point|transform)\b")
 _DEFAULT_SCHEDULE = "alexnet"
 """The shipped net whose solver nets without one of their own get."""
 
@@ -190,7 +190,7 @@ def _template(recipe: _Recipe, classes: int, start: Weights | None) -> tuple[Net
 
 def _naming_dialize(advice: str) -> str:
     """Advice of `autodial dialize` for those who run `init`, which lacks its options."""
-    return _OPTION_OF_DIALIZE.sub(r"`autodial dialize`'s \g<0>", advice, count=1)
+    return with_options(advice, {name: f"`autodial dialize`'s {option}" for name, option in DIALIZE_OPTIONS.items()})
 
 
 def _look_at(classes: Sequence[str], source: Domain, others: Sequence[Domain], *, skip_bad: bool) -> Data:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Annotated
 
@@ -82,5 +82,10 @@ def naming_options(**options: str) -> Iterator[None]:
     try:
         yield
     except AutodialError as error:
-        error.args = (re.sub(r"`(\w+)`", lambda match: options.get(match[1], match[0]), str(error)),)
+        error.args = (with_options(str(error), options),)
         raise
+
+
+def with_options(message: str, options: Mapping[str, str]) -> str:
+    """A sentence of the library, with options in the place of the parameters that it names between backticks."""
+    return re.sub(r"`(\w+)`", lambda match: options.get(match[1], match[0]), message)
