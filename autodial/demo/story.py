@@ -15,7 +15,7 @@ from typing import Any, TextIO
 from rich.table import Table
 
 from autodial import proto
-from autodial.converters.onnx_export import export
+from autodial.converters.net_export import export
 from autodial.data.image_list import ImageList
 from autodial.demo.images import CLASSES, DigitFiles, write_images
 from autodial.demo.picture import draw
