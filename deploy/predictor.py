@@ -127,13 +127,13 @@ class Predictor:
             logits, probabilities = self._run(batch)
         except Exception as error:
             raise WorkError(
-                f"{self._path}: ONNX Runtime failed on a batch of {len(batch)} ({self.provider}): {reason(error)}. "
-                "If memory ran out, use a smaller batch."
+                f"{self._path}: ONNX Runtime failed on a batch of {len(batch)} ({self.provider}): {reason(error)}; "
+                "if memory ran out, use a smaller batch"
             ) from error
         given, wanted = (logits.shape, probabilities.shape), (len(batch), len(self.info.classes))
         if given != (wanted, wanted):
             raise InputError(
                 f"{self._path}: the graph gives logits of {given[0]} and probabilities of {given[1]} for {len(batch)} "
-                f"images, in place of {wanted}: export the model again."
+                f"images, in place of {wanted}: export the model again"
             )
         return logits, probabilities

@@ -81,6 +81,6 @@ def naming_options(**options: str) -> Iterator[None]:
     """
     try:
         yield
-    except AutodialError as error:
+    except (AutodialError, KeyboardInterrupt) as error:
         error.args = (re.sub(r"`(\w+)`", lambda match: options.get(match[1], match[0]), str(error)),)
         raise
