@@ -17,14 +17,13 @@ import numpy as np
 
 from autodial.data.image_statistics import Values, entropies, figures
 from autodial.deploy.binding import Scores
+from autodial.deploy.predictions import DAMAGED, ERROR, OK
 from autodial.errors import InputError, WorkError
 
 ROW_GROUP = 2**16
 """Rows that a Parquet file holds together."""
 _FORMULA = tuple("=+-@\t\r\n＝＋－＠")  # noqa: RUF001 - of full width, for Japanese spreadsheets
 """What makes spreadsheets take a cell of CSV for a formula, where it begins with it."""
-STATUSES = ("ok", "damaged", "error")
-"""What the column `status` may say."""
 
 
 class TableRow(NamedTuple):
@@ -48,7 +47,7 @@ class TableRow(NamedTuple):
     @property
     def status(self) -> str:
         """ "ok", "error" (no labels), or "damaged": with labels, unless those weren't wanted."""
-        return "damaged" if self.damage else "ok" if self.error is None else "error"
+        return DAMAGED if self.damage else OK if self.error is None else ERROR
 
     @property
     def remark(self) -> str | None:

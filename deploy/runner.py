@@ -23,9 +23,10 @@ from autodial.deploy.drift import Counts, Drift, read_reference
 from autodial.deploy.inputs import STANDARD_INPUT, ImageFile, PassedOver, expand
 from autodial.deploy.marks import Done
 from autodial.deploy.metadata import ModelInfo
+from autodial.deploy.predictions import STATUSES
 from autodial.deploy.predictor import BATCH_SIZE, Predictor
 from autodial.deploy.reader import Batch, read_batches
-from autodial.deploy.rows import STATUSES, Columns, Csv, TableRow, format_of, score
+from autodial.deploy.rows import Columns, Csv, TableRow, format_of, score
 from autodial.deploy.sorting import Sorter
 from autodial.deploy.writer import STANDARD_OUTPUT, Table, open_table, unfinished, write_whole
 from autodial.errors import InputError, WorkError
