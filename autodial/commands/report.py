@@ -28,7 +28,7 @@ def report(
             "--output",
             "-o",
             metavar="REPORT.html",
-            help="The page to write; its figures are written beside it, as REPORT-*.png.",
+            help="The page to write; its figures go to the same folder, as REPORT-*.png.",
             show_default="RUN/report.html",
         ),
     ] = None,
@@ -36,7 +36,7 @@ def report(
         str | None,
         typer.Option(
             metavar="NAME,NAME",
-            help="Dial layers to show features of.",
+            help="Dial layers whose features are shown.",
             show_default="the first, a middle and the last one",
         ),
     ] = None,
@@ -47,8 +47,7 @@ def report(
         bool,
         typer.Option(
             "--allow-python",
-            help="Run the code of Python layers, if you trust whoever wrote it; a net that needs them is not evaluated "
-            "otherwise.",
+            help="Run the code of Python layers, which can do anything; without it, a net that needs them is not run.",
         ),
     ] = False,
     device: DeviceOption = "auto",
@@ -56,19 +55,18 @@ def report(
 ) -> None:
     """Show a training run on one page: what was run, every alpha, the losses, and what the net makes of the target.
 
-    The page needs no other file and no network. Curves are those of RUN's log; a run that is still going, or was
-    interrupted, is shown as far as it got. Features, predictions and the confusion matrix come from running its newest
-    snapshot on images of the lists that it was trained and tested with. Where a part can't be had, its place says why.
+    The page needs no other file and no network. The curves come from RUN's log; a run that is still going, or was
+    interrupted, is shown as far as it got. For features, predictions and the confusion matrix, the newest snapshot is
+    run on images of the lists that it was trained and tested with. Where a part is missing, the page says why.
 
-    Nothing that a run folder holds is run, and nothing but the page and its figures is written. What its net names is
-    read, wherever it lies, and images of it are shown: look at the page before you pass it on.
+    No code from a run folder is run, and only the page and its figures are written. The report reads the files that the
+    run's net names, wherever they lie, and shows images from them: look at the page before you pass it on.
     """
     from autodial.net.feed import default_workers
     from autodial.report.contents import write_report
     from autodial.report.evaluation import evaluate
     from autodial.report.run import Run
     from autodial.system.devices import choose_device
-    from autodial.system.files import replacing
 
     read = Run.read(run)
     chosen_layers = _choose_layers(read, layers)
@@ -90,21 +88,17 @@ def report(
     except KeyboardInterrupt:
         typer.echo("Interrupted: nothing was written.", err=True)
         raise typer.Exit(INTERRUPTED) from None
-    for name, figure in written.figures.items():
-        with replacing(page.with_name(f"{page.stem}-{name}.png")) as file:
-            file.write(figure.png)
-    with replacing(page) as file:
-        file.write(written.html)
+    written.save(page)
     # a terminal takes no bytes that are not UTF-8
     shown = os.fsencode(output or run / "report.html").decode("utf-8", "backslashreplace")
     typer.echo(
-        f"Wrote {shown} ({len(written.html) / 1e6:.1f} MB) and beside it "
+        f"Wrote {shown} ({len(written.html) / 1e6:.1f} MB) and, in its folder, "
         f"{counted(len(written.figures), 'figure')}, {Path(shown).stem}-*.png"
     )
 
 
 def _choose_layers(run: Run, names: str | None) -> Sequence[str]:
-    """The Dial layers that are asked for, or the first, a middle and the last one."""
+    """The Dial layers that `names` lists, or the first, a middle and the last one."""
     dials = run.dials
     if names is None:
         return list(dict.fromkeys([*dials[:1], *dials[len(dials) // 2 :][:1], *dials[-1:]]))
@@ -117,7 +111,7 @@ def _choose_layers(run: Run, names: str | None) -> Sequence[str]:
 
 
 def _check_output(output: Path, run: Run) -> Path:
-    """Where the page goes, checked before the work."""
+    """The page's path, checked before the work."""
     from autodial.netparam.data_files import files_of
     from autodial.system.outputs import check_output
 
@@ -134,4 +128,4 @@ def _refuse_links(page: Path) -> None:
     """Refuse to write the page or a figure through a link: a run folder that somebody sent may have any."""
     for path in (page, *page.parent.glob(f"{glob.escape(page.stem)}-*.png")):
         if path.is_symlink():
-            raise InputError(f"{path} is a link, and a report does not write to where it leads: remove it")
+            raise InputError(f"{path} is a link, and a report does not follow links: remove it")
