@@ -17,11 +17,9 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from google.protobuf import (
-    descriptor_pb2,
-    descriptor_pool,
-    message_factory,
-)
+from google.protobuf import descriptor_pool, message_factory
+from google.protobuf.descriptor_pb2 import DescriptorProto, FileDescriptorProto, FileDescriptorSet
+from google.protobuf.message import Message
 
 from .dialects import DIALECTS
 
@@ -36,8 +34,7 @@ UNREAD = 52 * STRIDE
 class Schema:
     """The messages of all dialects in one file, and the numbers that each dialect has for them."""
 
-    file: Any
-    """FileDescriptorProto of the package `caffe`."""
+    file: FileDescriptorProto
     fields: dict[tuple[str, str], dict[int, int]] = field(default_factory=lambda: defaultdict(dict))
     """By message and field: the field's number in each dialect that has it, by the dialect's index in DIALECTS."""
     enums: dict[str, dict[int, dict[int, int]]] = field(default_factory=lambda: defaultdict(dict))
@@ -48,9 +45,9 @@ class Schema:
 def schema() -> Schema:
     """The dialects' messages merged by name."""
     data = files(__package__).joinpath("caffe.desc").read_bytes()
-    sources = {file.package: file for file in descriptor_pb2.FileDescriptorSet.FromString(data).file}
+    sources = {file.package: file for file in FileDescriptorSet.FromString(data).file}
     packages = [f"{PACKAGE}.{dialect.name}" if dialect.name else PACKAGE for dialect in DIALECTS]
-    merged = Schema(descriptor_pb2.FileDescriptorProto.FromString(sources[PACKAGE].SerializeToString()))
+    merged = Schema(FileDescriptorProto.FromString(sources[PACKAGE].SerializeToString()))
     owners: dict[tuple[str, int], set[str]] = defaultdict(set)  # the names of each message's each number
     for package in packages:
         for message in sources[package].message_type:
@@ -80,7 +77,7 @@ def schema() -> Schema:
     return merged
 
 
-def _add_enums(merged: Schema, index: int, message: Any, target: Any) -> None:
+def _add_enums(merged: Schema, index: int, message: DescriptorProto, target: DescriptorProto) -> None:
     """Put the enums of the dialect's `message` into `target`, each name once."""
     known = {enum.name: enum for enum in target.enum_type}
     for enum in message.enum_type:
@@ -95,7 +92,7 @@ def _add_enums(merged: Schema, index: int, message: Any, target: Any) -> None:
         merged.enums[f"{message.name}.{enum.name}"][index] = {value.number: values[value.name] for value in enum.value}
 
 
-def fork_fields(message: Any) -> list[str]:
+def fork_fields(message: Message) -> list[str]:
     """What a message says in fields and enum values that Caffe has not, as paths such as "pooling_param.ceil_mode".
 
     In a LayerParameter the messages of a fork's own layers don't count, as their type says whose they are.
@@ -103,7 +100,7 @@ def fork_fields(message: Any) -> list[str]:
     return [path for path in _fork_fields(message) if message.DESCRIPTOR.name != "LayerParameter" or "." in path]
 
 
-def _fork_fields(message: Any) -> Iterator[str]:
+def _fork_fields(message: Message) -> Iterator[str]:
     for each, value in message.ListFields():
         if 0 not in schema().fields[message.DESCRIPTOR.name, each.name]:
             yield each.name
@@ -136,7 +133,7 @@ def load_frame(*, packed_as_bytes: bool) -> dict[str, Any]:
     packed run comes and goes as one bytes object of little-endian values.
     """
     merged = schema().file
-    file = descriptor_pb2.FileDescriptorProto(name=merged.name, package=merged.package)
+    file = FileDescriptorProto(name=merged.name, package=merged.package)
     for message in merged.message_type:
         if message.name not in _FRAME:
             continue
@@ -151,12 +148,8 @@ def load_frame(*, packed_as_bytes: bool) -> dict[str, Any]:
     return load(file)
 
 
-def load(file: Any) -> dict[str, Any]:
-    """Each message's class and each top-level enum value's number by name, in a descriptor pool of their own.
-
-    Args:
-        file: FileDescriptorProto.
-    """
+def load(file: FileDescriptorProto) -> dict[str, Any]:
+    """Each message's class and each top-level enum value's number by name, in a descriptor pool of their own."""
     pool = descriptor_pool.DescriptorPool()
     pool.Add(file)
     descriptor = pool.FindFileByName(file.name)
