@@ -65,10 +65,11 @@ def write_weights(weights: Weights, path: str | os.PathLike[str]) -> None:
     with replacing(path) as file:
         # Layer by layer: the parts of a message, one after the other, are the message.
         file.write(pb.NetParameter(name=weights.name).SerializeToString())
-        for layer, arrays in zip(weights.layers, blobs, strict=True):
+        params = wire.layers_to_file([layer.param for layer in weights.layers])
+        for layer, param, arrays in zip(weights.layers, params, blobs, strict=True):
             part = _FRAME["NetParameter"]()
             message = part.layer.add()
-            message.MergeFromString(wire.to_file(layer.param))
+            message.MergeFromString(param)
             _store(arrays, message.blobs, layer.legacy)
             file.write(part.SerializeToString())
 
@@ -170,8 +171,6 @@ def _weights(net: Any, path: str) -> tuple[Weights, list[str]]:
             blob.Clear()
             blob.num = len(blobs) - 1
     whole = wire.net_from_file(net.SerializeToString())
-    for field in ("input", "input_dim", "input_shape"):
-        whole.ClearField(field)  # Weights have no use for them, and old versions of Caffe left out the shapes.
     old = upgrade_net(whole, path)
     weights = Weights(whole.name)
     for layer in whole.layer:

@@ -10,6 +10,7 @@ root of the repository:
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -18,12 +19,18 @@ from importlib.resources import files
 from typing import Any
 
 from google.protobuf import descriptor_pool, message_factory
-from google.protobuf.descriptor_pb2 import DescriptorProto, FileDescriptorProto, FileDescriptorSet
+from google.protobuf.descriptor_pb2 import (
+    DescriptorProto,
+    FieldDescriptorProto,
+    FileDescriptorProto,
+    FileDescriptorSet,
+)
 from google.protobuf.message import Message
 
-from .dialects import DIALECTS
+from .dialects import DIALECTS, FORKS
 
 PACKAGE = "caffe"
+_DIALECT = re.compile(rf"^\.{PACKAGE}\.(?:{'|'.join(fork.name for fork in FORKS)})\.")
 STRIDE = 10_000_000
 """Beyond every number that a fork uses: field n of dialect i may become i * STRIDE + n."""
 UNREAD = 52 * STRIDE
@@ -55,6 +62,8 @@ def schema() -> Schema:
                 owners[message.name, each.number].add(each.name)
     messages = {message.name: message for message in merged.file.message_type}
     for index, package in enumerate(packages):
+        if index:
+            merged.file.enum_type.extend(sources[package].enum_type)
         for message in sources[package].message_type:
             target = messages.get(message.name)
             if target is None:
@@ -62,19 +71,29 @@ def schema() -> Schema:
             _add_enums(merged, index, message, target)
             known = {each.name: each for each in target.field}
             for each in message.field:
-                merged.fields[message.name, each.name][index] = each.number
+                numbers = merged.fields[message.name, each.name]
                 if each.name in known:
-                    if index and each.default_value != known[each.name].default_value:
-                        # No one default is right: layers ask whether the field is given.
-                        known[each.name].ClearField("default_value")
-                    continue
-                new = target.field.add()
-                new.CopyFrom(each)
-                if len(owners[message.name, each.number]) > 1:
-                    new.number += index * STRIDE
-                if each.HasField("type_name"):
-                    new.type_name = each.type_name.replace(f".{package}.", f".{PACKAGE}.", 1)
+                    if 0 not in numbers:
+                        _reconcile(known[each.name], each)
+                else:
+                    new = target.field.add()
+                    new.CopyFrom(each)
+                    if len(owners[message.name, each.number]) > 1:
+                        new.number += index * STRIDE
+                    if each.HasField("type_name"):
+                        new.type_name = _DIALECT.sub(f".{PACKAGE}.", each.type_name)
+                numbers[index] = each.number
     return merged
+
+
+def _reconcile(known: FieldDescriptorProto, other: FieldDescriptorProto) -> None:
+    """Let a field of a fork stand for the field of the same name in another fork, too."""
+    if other.label == other.LABEL_REPEATED:
+        known.label = known.LABEL_REPEATED
+        known.ClearField("default_value")
+    elif other.default_value != known.default_value:
+        # No one default is right: layers ask whether the field is given.
+        known.ClearField("default_value")
 
 
 def _add_enums(merged: Schema, index: int, message: DescriptorProto, target: DescriptorProto) -> None:
@@ -133,7 +152,7 @@ def load_frame(*, packed_as_bytes: bool) -> dict[str, Any]:
     packed run comes and goes as one bytes object of little-endian values.
     """
     merged = schema().file
-    file = FileDescriptorProto(name=merged.name, package=merged.package)
+    file = FileDescriptorProto(name=merged.name, package=merged.package, enum_type=merged.enum_type)
     for message in merged.message_type:
         if message.name not in _FRAME:
             continue
