@@ -31,6 +31,7 @@ _LIMIT = 2**31 - 1  # bytes in the longest message that protobuf reads or writes
 _BEYOND_LIMIT = "protobuf ends at 2 GiB, and Caffe's format for more is HDF5, in files that end in .h5"
 _MOST_AXES, _LONGEST_AXIS = 32, 2**31 - 1  # of a blob: kMaxBlobAxes, INT_MAX
 _LEGACY = ("num", "channels", "height", "width")
+_RAW_TYPES = {pb.DOUBLE: "<f8", pb.FLOAT: "<f4", pb.FLOAT16: "<f2"}  # of NVIDIA's Caffe
 
 T = TypeVar("T")
 
@@ -212,7 +213,14 @@ def _array(blob: Any, what: str) -> NDArray[np.float32]:
     shape = tuple(getattr(blob, name) for name in _LEGACY) if _is_legacy(blob) else tuple(blob.shape.dim)
     values, dtype = (blob.double_data, "<f8") if len(blob.double_data) else (blob.data, "<f4")
     try:
-        flat = np.frombuffer(b"".join(values), dtype) if type(blob) is _FRAME["BlobProto"] else np.array(values, dtype)
+        if blob.HasField("raw_data"):
+            if blob.raw_data_type not in _RAW_TYPES:
+                raise _ContentError(f"{what} holds integers, and weights are floats, so the file is probably damaged")
+            flat = np.frombuffer(blob.raw_data, _RAW_TYPES[blob.raw_data_type])
+        elif type(blob) is _FRAME["BlobProto"]:
+            flat = np.frombuffer(b"".join(values), dtype)
+        else:
+            flat = np.array(values, dtype)
     except ValueError as error:
         raise _ContentError(f"{what} ends within a value, so the file is probably damaged") from error
     if len(shape) > _MOST_AXES or max(shape, default=0) > _LONGEST_AXIS:

@@ -37,6 +37,7 @@ _ESCAPED = {
     b"a": b"\a", b"b": b"\b", b"f": b"\f", b"n": b"\n", b"r": b"\r", b"t": b"\t", b"v": b"\v",
     b"\\": b"\\", b"?": b"?", b"'": b"'", b'"': b'"',
 }  # fmt: skip
+_PLACEHOLDER = re.compile(r"%[A-Za-z]\w*%|\$\{\w+\}|\$[A-Za-z_]\w*")  # of templates
 _CLOSER = {"{": "}", "<": ">"}
 _INTEGER_RANGES = {
     FieldDescriptor.CPPTYPE_INT32: (-(2**31), 2**31 - 1),
@@ -181,9 +182,17 @@ class Parser:
         while self._peek().kind == "string":
             pieces.append(self._unescape(self._take(), field))
         try:
-            return b"".join(pieces).decode()
+            text = b"".join(pieces).decode()
         except UnicodeDecodeError:
             self._fail(start, f"the escapes in {field.name} do not give UTF-8 text")
+        self._check_filled(text, start)
+        return text
+
+    def _check_filled(self, text: str, token: _Token) -> None:
+        """Refuse a string with the placeholder of a template, but for `$name`, which may be part of a file's name."""
+        for placeholder in _PLACEHOLDER.findall(text):
+            if placeholder[0] == "%" or placeholder[1] == "{":
+                self._fail(token, _template(placeholder))
 
     def _unescape(self, token: _Token, field: Any) -> bytes:
         def value(match: re.Match[bytes]) -> bytes:
@@ -274,6 +283,8 @@ class Parser:
         self._fail(token, f"{field.name} must be {wanted}, not {found}")
 
     def _fail(self, token: _Token, what: str) -> NoReturn:
+        if token.kind == "symbol" and (placeholder := _PLACEHOLDER.match(self._text, token.start)):
+            what = _template(placeholder[0])
         line, column = self._line_and_column(token)
         raise InputError(f"{self._name}:{line}:{column}: {self._layer()}{what}")
 
@@ -326,6 +337,10 @@ class Parser:
             f"{problem}: correct its name; a field that only another version of Caffe knows is not supported, and "
             "without it the net may be another one"
         )
+
+
+def _template(placeholder: str) -> str:
+    return f"the file is a template: put a value in the place of {shortened(placeholder)}, and of all others like it"
 
 
 def _is_slip(word: str, name: str) -> bool:

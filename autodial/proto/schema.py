@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
@@ -33,6 +33,7 @@ PACKAGE = "caffe"
 _DIALECT = re.compile(rf"^\.{PACKAGE}\.(?:{'|'.join(fork.name for fork in FORKS)})\.")
 STRIDE = 10_000_000
 """Beyond every number that a fork uses: field n of dialect i may become i * STRIDE + n."""
+_WITHOUT_EFFECT = frozenset[str]().union(*(fork.without_effect for fork in FORKS))
 UNREAD = 52 * STRIDE
 """What binary files hold under n and no dialect explains is kept as the unknown field UNREAD + n."""
 
@@ -112,23 +113,34 @@ def _add_enums(merged: Schema, index: int, message: DescriptorProto, target: Des
 
 
 def fork_fields(message: Message) -> list[str]:
-    """What a message says in fields and enum values that Caffe has not, as paths such as "pooling_param.ceil_mode".
+    """What a message says that only forks of Caffe know, as paths such as "pooling_param.ceil_mode".
 
-    In a LayerParameter the messages of a fork's own layers don't count, as their type says whose they are.
+    Left out are fields that change nothing in what a net computes, those that state their default, and in layers the
+    messages of a fork's own layer types.
     """
     return [path for path in _fork_fields(message) if message.DESCRIPTOR.name != "LayerParameter" or "." in path]
 
 
 def _fork_fields(message: Message) -> Iterator[str]:
     for each, value in message.ListFields():
+        if each.name in _WITHOUT_EFFECT:
+            continue
         if 0 not in schema().fields[message.DESCRIPTOR.name, each.name]:
-            yield each.name
+            if not (each.has_default_value and value == each.default_value):
+                yield each.name
             continue
         for item in [value] if each.has_presence else value:
             if each.message_type is not None:
                 yield from (f"{each.name}.{path}" for path in _fork_fields(item))
-            elif each.enum_type is not None and item >= STRIDE:
+            elif each.enum_type is not None and item not in _caffe_values(each.enum_type):
                 yield f"{each.name}: {each.enum_type.values_by_number[item].name}"
+
+
+def _caffe_values(enum: Any) -> Collection[int]:
+    """The numbers of an enum's values that Caffe has, in the schema."""
+    if enum.containing_type is None:
+        return enum.values_by_number.keys()
+    return schema().enums[f"{enum.containing_type.name}.{enum.name}"][0].values()
 
 
 # What reading and writing weights needs to see; whatever else a file holds passes through as unknown fields.

@@ -14,6 +14,7 @@ from google.protobuf.message import Message
 from autodial.errors import InputError
 
 from . import messages as pb
+from .dialects import FORKS
 
 _TRANSFORMATIONS = ("scale", "mean_file", "crop_size", "mirror")
 _TRANSFORMED = {"Data": "data_param", "ImageData": "image_data_param", "WindowData": "window_data_param"}
@@ -30,6 +31,7 @@ _V1_TYPES = {
     "SIGMOID_CROSS_ENTROPY_LOSS": "SigmoidCrossEntropyLoss", "SILENCE": "Silence", "SOFTMAX": "Softmax",
     "SOFTMAX_LOSS": "SoftmaxWithLoss", "SPLIT": "Split", "SLICE": "Slice", "TANH": "TanH",
     "WINDOW_DATA": "WindowData", "THRESHOLD": "Threshold",
+    **{name: today for fork in FORKS for name, today in fork.v1_types.items()},
 }  # fmt: skip
 
 # The fields of V1 layers, and some of V0 layers, that have a value for each blob, and their names in ParamSpec.
@@ -112,7 +114,8 @@ def upgrade_net(net: pb.NetParameter, name: str) -> list[str]:
 
     V0 and V1 layers become `layer`s, V0's padding layers the pad of the layer that reads them, transformation fields of
     V1's data layers a transform_param, net-level `input`s a layer of type Input (nothing where they have no shapes and
-    a layer makes their blobs), and BatchNorm layers with three `param`s get lr_mult and decay_mult 0 there.
+    a layer makes their blobs), and BatchNorm layers with three `param`s get lr_mult and decay_mult 0 there, and
+    the names that forks gave to a convolution's dilation become `dilation`.
 
     Args:
         net: the message; its blobs come along.
@@ -125,7 +128,12 @@ def upgrade_net(net: pb.NetParameter, name: str) -> list[str]:
         InputError: old and current forms side by side, or something that has no current form.
     """
     try:
-        return [*_upgrade_layers(net), *_upgrade_inputs(net), *_upgrade_batch_norms(net.layer)]
+        return [
+            *_upgrade_layers(net),
+            *_upgrade_inputs(net),
+            *_upgrade_batch_norms(net.layer),
+            *_upgrade_holes(net.layer),
+        ]
     except _Problem as problem:
         raise InputError(f"{name}: {problem}") from None
 
@@ -297,6 +305,28 @@ def _upgrade_batch_norms(layers: Sequence[pb.LayerParameter]) -> list[str]:
     for spec in specs:
         spec.lr_mult = spec.decay_mult = 0
     return ["multipliers of BatchNorm's statistics"] if old else []
+
+
+def _upgrade_holes(layers: Sequence[pb.LayerParameter]) -> list[str]:
+    """Turn the names that forks gave to a convolution's dilation, before Caffe had it, into `dilation`."""
+    old = []
+    for layer in layers:
+        if not layer.HasField("convolution_param"):
+            continue
+        param = layer.convolution_param
+        for square, vertical, horizontal in (("hole", "hole_h", "hole_w"), ("", "dilation_h", "dilation_w")):
+            given = [name for name in (square, vertical, horizontal) if name and param.HasField(name)]
+            if not given:
+                continue
+            if param.dilation or given not in ([square], [vertical, horizontal]):
+                raise _Problem(
+                    f'layer "{layer.name}" gives {" and ".join(given)}: give only dilation, once or for both axes'
+                )
+            param.dilation.extend(getattr(param, name) for name in given)
+            for name in given:
+                param.ClearField(name)
+            old += given
+    return list(dict.fromkeys(old))
 
 
 def _set(message: Message, name: str, value: Any) -> None:

@@ -18,4 +18,5 @@ DIALECT = Dialect(
         "split_param": ("Split",),
         "roi_pooling_param": ("ROIPooling",),
     },
+    without_effect=frozenset({"engine"}),
 )

@@ -16,4 +16,5 @@ DIALECT = Dialect(
         "norm_param": ("Normalize",),
         "video_data_param": ("VideoData",),
     },
+    without_effect=frozenset({"show_per_class_result"}),
 )
