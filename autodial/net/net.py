@@ -105,6 +105,9 @@ class Net(nn.Module):
         self.base_dir = base_dir
         if param.debug_info:
             _log.warning("The net's debug_info is ignored: there is no trace of every blob.")
+        for path in fork_fields(param):
+            if "." not in path:  # a layer's come later, with its name
+                raise InputError(f"the net's {path}, which only other versions of Caffe have, is not supported")
         filtered = filter_net(param, phase, level=level, stages=stages)
         _check_types(filtered)
         for name in settle_entropies(filtered):

@@ -1,6 +1,6 @@
 """What code that loads no torch must know of Caffe's layer types.
 
-The classes in autodial.layers say the same of themselves, beside all else that is known of a layer; a test compares.
+The classes in autodial.layers state the same facts; a test compares them.
 """
 
 READS_SCORES = frozenset({
