@@ -113,6 +113,9 @@ class Pooling(Layer):
             "the bottom with what its windows cover beyond it",
             (*shape[:2], *(length + pad + more for length, pad, more in zip(shape[2:], self.pad, after, strict=True))),
         )
+        if self.method == "STOCHASTIC":
+            kernel = self.kernel_size or (shape[2], shape[3])
+            check_size("the values of all windows", (*shape[:2], *out, kernel[0] * kernel[1]))
         return [(*shape[:2], *out)] * (1 + self.mask)
 
     def reseed(self, seed: int) -> None:

@@ -13,6 +13,8 @@ from autodial.layers.shares import Rows
 from autodial.proto import messages as pb
 from autodial.wording import counted
 
+_MOST = 10_000
+"""Boxes for one pixel; the largest published nets have a dozen."""
 _SAME = 1e-6
 """Difference up to which two aspect ratios are one."""
 Pair = tuple[float, float]
@@ -60,6 +62,11 @@ class PriorBox(Layer):
         offset: float = 0.5,
     ) -> None:
         super().__init__()
+        if len(min_sizes) * (2 + 2 * len(aspect_ratios)) > _MOST:
+            raise LayerError(
+                f"{counted(len(min_sizes), 'min_size')} and {counted(len(aspect_ratios), 'aspect_ratio')} make more "
+                f"than {_MOST} boxes for each pixel"
+            )
         self.sizes = _sizes(min_sizes, max_sizes, _ratios(aspect_ratios, flip))
         if len(variances) not in (0, 1, 4) or min(variances, default=1) <= 0:
             raise LayerError(f"variance must be 1 or 4 positive numbers, not {', '.join(f'{v:g}' for v in variances)}")

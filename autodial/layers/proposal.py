@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from autodial.layers.base import LARGEST_BLOB, TRAIN, Layer, LayerContext, LayerError, Shape, register
+from autodial.layers.base import LARGEST_BLOB, TRAIN, Layer, LayerContext, LayerError, Shape, check_size, register
 from autodial.layers.boxes import suppress
 from autodial.layers.shares import Rows
 from autodial.wording import counted
@@ -75,6 +75,7 @@ class Proposal(Layer):
                 raise LayerError(f"{name} must be positive and below 2^31, not {', '.join(map(str, values))}")
         self.stride, self.min_size, self.before, self.after = stride, min_size, before, after
         self.threshold, self.probabilities = threshold, probabilities
+        check_size("the anchors", (len(ratios) * len(scales), 4))
         self.register_buffer("anchors", _anchors(base, ratios, scales), persistent=False)
 
     @classmethod
