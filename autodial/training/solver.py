@@ -26,7 +26,6 @@ from autodial.net.feed import Feed, sources
 from autodial.net.net import Net
 from autodial.netparam.overrides import apply_to_nets, apply_to_solver, for_nets
 from autodial.netparam.variants import FIXING, apply_variants, fit_weights, warn_of_lost_alignment
-from autodial.proto import fork_fields
 from autodial.proto import messages as pb
 from autodial.system.devices import full_memory_errors
 from autodial.system.files import replacing_files
