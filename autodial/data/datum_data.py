@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from autodial.data.decoder_messages import note_damage
 from autodial.data.epochs import Epochs, Purpose, Streams
+from autodial.data.leveldb import LevelDb
 from autodial.data.lmdb import Lmdb
 from autodial.data.paths import find
 from autodial.data.source import ALL
@@ -168,7 +169,7 @@ def _text(key: bytes) -> str:
     return key.decode("utf-8", "backslashreplace")
 
 
-def _open(options: pb.DataParameter, base_dir: Path | None) -> Lmdb:
+def _open(options: pb.DataParameter, base_dir: Path | None) -> Lmdb | LevelDb:
     """The database of a DataParameter; raises InputError, also for options that can't be honoured."""
     for field in ("scale", "mean_file", "crop_size", "mirror"):
         if options.HasField(field):
@@ -178,15 +179,15 @@ def _open(options: pb.DataParameter, base_dir: Path | None) -> Lmdb:
     if not options.batch_size:
         raise DataError("data_param.batch_size is missing or 0; it must be at least 1")
     folder = find(options.source, base_dir)
-    if options.backend != pb.DataParameter.LMDB:
+    database: Lmdb | LevelDb
+    if options.backend == pb.DataParameter.LMDB:
+        if (folder / "CURRENT").exists():
+            raise DataError(f"{folder} is a LevelDB and data_param.backend is LMDB: write backend: LEVELDB")
+        database = Lmdb(folder)
+    else:
         if (folder / "data.mdb").exists():
             raise DataError(f"{folder} is an LMDB and data_param.backend is LEVELDB, the default: write backend: LMDB")
-        raise DataError(
-            "data_param.backend is LEVELDB, the default, which can't be read: write the data again with Caffe's "
-            "convert_imageset -backend lmdb, or copy keys and values with the Python packages plyvel and lmdb, and say "
-            "backend: LMDB"
-        )
-    database = Lmdb(folder)
+        database = LevelDb(folder)
     if not len(database):
-        raise DataError(f"{database.path} is an LMDB without entries")
+        raise DataError(f"{database.path} is a database without entries")
     return database

@@ -74,15 +74,31 @@ def read_image(path: str | PathLike[str], color: bool) -> Decoded:
         DataError: the file can't be read, is empty, or is not a whole image; it names the path.
     """
     try:
-        data = np.frombuffer(_read(path), dtype=np.uint8)
+        data = _read(path)
     except OSError as error:
         raise DataError(f"{path} can't be read: {error.strerror}") from None
-    if not data.size:
-        raise DataError(f"{path} is empty")
     try:
-        return _listening(lambda: _decoded(data, color))
+        return read_encoded(data, color)
     except DataError as error:
         raise DataError(f"{path} {error}") from None
+
+
+def read_encoded(file: bytes | bytearray | memoryview, color: bool) -> Decoded:
+    """Read an image file that lies in memory: the same pixels, to the bit, as `read_image` gives for its path.
+
+    Args:
+        file: the whole file.
+        color: as for `read_image`.
+
+    Raises:
+        DataError: it is empty, larger than 2 GiB, or not a whole image; the subject is left out.
+    """
+    data = np.frombuffer(file, dtype=np.uint8)
+    if not data.size:
+        raise DataError("is empty")
+    if data.size > _LARGEST:
+        raise DataError("is larger than 2 GiB, OpenCV's limit")
+    return _listening(lambda: _decoded(data, color))
 
 
 def decode(path: str | PathLike[str], color: bool) -> NDArray[np.uint8]:

@@ -145,7 +145,15 @@ def replacing_files(folder: str | os.PathLike[str], last: str) -> Iterator[Path]
                 for path in sorted(aside.iterdir(), key=lambda path: path.name == last):
                     path.replace(folder / path.name)
             else:
-                aside.rename(folder)
+                try:
+                    aside.rename(folder)
+                except OSError as error:
+                    if not folder.exists():
+                        raise
+                    raise WorkError(
+                        f"{folder} was made by another process while its files were being written: it stays as it is, "
+                        "so run this again to replace its files, or name another folder"
+                    ) from error
     except OSError as error:
         raise WorkError(f"{folder} can't be written: {error.strerror or error}") from error
 
