@@ -10,12 +10,23 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from autodial.commands.inputs import split_names
-from autodial.commands.options import LogitsOption
+from autodial.commands.options import LogitsOption, naming_options, with_options
 from autodial.errors import InputError
 
 if TYPE_CHECKING:
     from autodial.converters.dialize import DialReport
     from autodial.proto import messages as pb
+
+OPTIONS = {
+    "after": "--after",
+    "classes": "--classes",
+    "source_batch": "--slice-point",
+    "target_batch": "--batch-size",
+    "size": "--resize",
+    "transform": "--transform",
+    "logits": "--logits",
+}
+"""Options of the command by the parameters of `autodial.converters.dialize.dialize`."""
 
 
 def dialize(
@@ -31,7 +42,7 @@ def dialize(
             "--output",
             "-o",
             metavar="OUT.prototxt",
-            help="The file to write. Weights go beside it, as OUT.caffemodel.",
+            help="The file to write; its weights become OUT.caffemodel in the same folder.",
             show_default="NET_autodial.prototxt",
         ),
     ] = None,
@@ -40,8 +51,8 @@ def dialize(
         typer.Option(
             min=2,
             metavar="N",
-            help="Replace the classifier by a new one with N classes, which learns ten times as fast.",
-            show_default="the net's classifier, with its weights",
+            help="Give the net a new classifier of N classes, which learns ten times as fast.",
+            show_default="the net's classifier and weights",
         ),
     ] = None,
     after: Annotated[
@@ -59,7 +70,7 @@ def dialize(
     ] = None,
     slice_point: Annotated[
         int | None,
-        typer.Option(min=1, help="The number of source images in a batch.", show_default="half the batch"),
+        typer.Option(min=1, help="Source images in a batch.", show_default="half of the batch"),
     ] = None,
     resize: Annotated[
         str | None,
@@ -73,7 +84,7 @@ def dialize(
         str | None,
         typer.Option(
             metavar="FIELDS",
-            help='The transform_param of the data layers, such as "crop_size: 224 mirror: true mean_value: 104".',
+            help='transform_param of the data layers, such as "crop_size: 224 mirror: true mean_value: 104".',
             show_default="the net's",
         ),
     ] = None,
@@ -82,11 +93,11 @@ def dialize(
     ] = False,
     logits: LogitsOption = None,
 ) -> None:
-    """Turn a Caffe classification net into an AutoDIAL net, with its weights.
+    """Turn any Caffe classification net into its AutoDIAL net, with its weights.
 
-    BatchNorm layers become Dial layers that start from the stored statistics. A net without BatchNorm gets Dial and
-    Scale layers after its InnerProduct layers. The new net reads source.txt and target.txt in TRAIN and
-    target_test.txt in TEST, all from its own folder.
+    BatchNorm becomes Dial and starts from the stored statistics; a net without BatchNorm gets Dial and Scale behind its
+    InnerProducts. The written net reads source.txt and target.txt in TRAIN, and target_test.txt in TEST, from its
+    folder.
     """
     from autodial import proto
     from autodial.converters.dialize import dialize as dialize_net
@@ -97,7 +108,7 @@ def dialize(
     from autodial.system.outputs import check_output
 
     if slice_point is not None and batch_size is None:
-        raise InputError("--slice-point needs --batch-size: state both")
+        raise InputError("--slice-point is a part of --batch-size: state --batch-size, too")
     source_batch = batch_size and (batch_size // 2 if slice_point is None else slice_point)
     if batch_size and source_batch and source_batch >= batch_size:
         raise InputError(f"--slice-point {source_batch} leaves no target images in a batch of {batch_size}")
@@ -116,19 +127,20 @@ def dialize(
 
     stored = proto.read_weights(weights) if weights else None
     try:
-        made = dialize_net(
-            param,
-            stored,
-            after=[word for words in after for word in split_names(words)] if after else None,
-            classes=classes,
-            source_batch=source_batch,
-            target_batch=batch_size and source_batch and batch_size - source_batch,
-            size=_size(resize),
-            transform=stated,
-            dropout=not no_dropout,
-            logits=logits,
-            base_dir=net.parent,
-        )
+        with naming_options(**OPTIONS):
+            made = dialize_net(
+                param,
+                stored,
+                after=[word for words in after for word in split_names(words)] if after else None,
+                classes=classes,
+                source_batch=source_batch,
+                target_batch=batch_size and source_batch and batch_size - source_batch,
+                size=_size(resize),
+                transform=stated,
+                dropout=not no_dropout,
+                logits=logits,
+                base_dir=net.parent,
+            )
     except InputError as error:
         raise InputError(f"{net}: {error}") from error
     _move_mean_files(made.net, net.parent, output.parent)
@@ -147,26 +159,26 @@ def dialize(
 
 
 def describe(report: DialReport) -> list[str]:
-    """A DialReport as lines of text."""
+    """The report as lines of text."""
     lines = []
     if report.replaced:
-        lines.append(f"BatchNorm layers replaced by Dial layers: {len(report.replaced)}")
+        lines.append(f"BatchNorm layers that became Dial layers: {len(report.replaced)}")
     if report.inserted:
-        lines.append(f"Dial and Scale layers inserted after {', '.join(report.inserted)}")
+        lines.append(f"New Dial and Scale layers behind {', '.join(report.inserted)}")
     for name, new in report.renamed.items():
-        lines.append(f"New classifier {new} replaces {name} and learns at ten times the rate")
+        lines.append(f"New classifier {new} replaces {name}, and learns at ten times the rate")
     if report.removed:
         lines.append(f"Removed: {', '.join(report.removed)}")
     if report.ignored:
-        lines.append(f"Layers of the weights that the net does not have, ignored: {_counted(report.ignored)}")
+        lines.append(f"Ignored weights of layers that the net lacks: {_counted(report.ignored)}")
     if report.missing:
-        lines.append(f"Not in the weights, so initialized by their fillers: {', '.join(report.missing)}")
+        lines.append(f"Not in the weights, so fillers start them: {', '.join(report.missing)}")
     if report.max_difference is not None:
         lines.append(
             f'Largest difference between these logits ("{report.logits}", in TEST) and the original net\'s: '
             f"{report.max_difference:.2g}; the largest logit is {report.logits_range:.3g} (random images)"
         )
-    return [*lines, *(f"Note: {note}" for note in report.notes)]
+    return [*lines, *(f"Note: {with_options(note, OPTIONS)}" for note in report.notes)]
 
 
 def _counted(names: tuple[str, ...]) -> str:
@@ -183,7 +195,7 @@ def _size(text: str | None) -> tuple[int, int] | None:
 
 
 def _move_mean_files(net: pb.NetParameter, source: Path, destination: Path) -> None:
-    """Rewrite paths relative to the original net's folder as paths relative to the result's."""
+    """Rewrite relative paths that are found from the original's folder for the result's folder."""
     for layer in net.layer:
         name = layer.transform_param.mean_file
         if name and not Path(name).exists() and (source / name).exists():

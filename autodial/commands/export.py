@@ -17,6 +17,8 @@ from autodial.commands.options import (
     StageOption,
     VariantOption,
     WeightsOption,
+    naming_options,
+    with_options,
 )
 from autodial.commands.progress import progress_bar
 from autodial.errors import InputError
@@ -25,9 +27,20 @@ from autodial.wording import counted
 if TYPE_CHECKING:
     from autodial.converters.verification import ExportReport
 
+OPTIONS = {
+    "logits": "--logits",
+    "labels": "--labels",
+    "domain": "--domain",
+    "raw_input": "--raw-input",
+    "precision": "--precision",
+    "calibration": "--calibration",
+    "min_agreement": "--min-agreement",
+}
+"""Options of the command by the parameters of `autodial.converters.net_export.export`."""
 
-class ExportPrecision(str, Enum):
-    """The type of weights and computation."""
+
+class PrecisionChoice(str, Enum):
+    """The precision of weights and computation."""
 
     float32 = "float32"
     fp16 = "fp16"
@@ -72,13 +85,12 @@ def export(
     ] = None,
     name: Annotated[
         str | None,
-        typer.Option(help="The model's name in the Triton repository.", show_default="the net's name"),
+        typer.Option(help="The model's name in Triton's repository.", show_default="the net's name"),
     ] = None,
     domain: Annotated[
         StatisticsDomain | None,
         typer.Option(
-            help="The statistics to normalize with: target for a predictor of target images, source for one of source "
-            "images.",
+            help="Whose statistics the Dial layers normalize with: target for target images, source for source images.",
             show_default="each layer's test_stats, which is target unless the net says otherwise",
         ),
     ] = None,
@@ -86,25 +98,22 @@ def export(
         Path | None,
         typer.Option(
             metavar="LABELS.txt",
-            help="The names of the classes, one per line.",
-            show_default="labels.txt beside the net, if its length fits",
+            help="Names of the classes, one per line.",
+            show_default="labels.txt in the net's folder, if it fits",
         ),
     ] = None,
     logits: LogitsOption = None,
     keep_affine: Annotated[
         bool,
-        typer.Option(
-            "--keep-affine",
-            help="Keep the normalization in the graph, as Mul and Add or as Scale layers, instead of folding it.",
-        ),
+        typer.Option("--keep-affine", help="Keep the folded statistics as Mul and Add nodes, or Scale layers."),
     ] = False,
     raw_input: Annotated[
         bool, typer.Option("--raw-input", help="The model takes the net's float32 input blob instead of uint8 images.")
     ] = False,
     precision: Annotated[
-        ExportPrecision,
-        typer.Option(help="The type of weights and computation. Input and outputs have the same types in all three."),
-    ] = ExportPrecision.float32,
+        PrecisionChoice,
+        typer.Option(help="Precision of weights and computation; inputs and outputs keep their types."),
+    ] = PrecisionChoice.float32,
     calibration: Annotated[
         Path | None,
         typer.Option(
@@ -130,31 +139,28 @@ def export(
 ) -> None:
     """Write a trained net as an ONNX file that labels images.
 
-    `autodial predict` and any ONNX runtime take the file. The target's statistics are folded into the weights; crop,
-    mean and scale are part of the graph. Before the file is written it is compared with the original net, on images of
-    the net's list if they are available.
+    The target domain's statistics are folded into the weights; crop, mean and scale are part of the graph. Before the
+    file is written, it is compared with the original net on images of the net's list, if they are there.
 
-    fp16 and int8 are compared with float32 on up to 500 target images, and refused if too many images change their
-    class. int8 is never compared on the images that calibrated it.
+    fp16 and int8 are compared with float32 on up to 500 target images, and refused if too many change their class. int8
+    is calibrated on other images than it is compared on.
 
-    --caffe writes a deploy.prototxt and a caffemodel, which take images of the crop's size. Comments in
-    deploy.prototxt say how to prepare an image.
+    With --caffe the net becomes a deploy.prototxt and a caffemodel for readers of Caffe files. Their input has the
+    crop's size; comments in deploy.prototxt say how to prepare an image.
     """
     import json
 
     from autodial.converters.destinations import ExportOptions, find_destination
-    from autodial.converters.onnx_export import export_checked
+    from autodial.converters.net_export import export_checked
     from autodial.netparam.data_files import files_of
 
     places = {"onnx": output, "caffe": caffe, "triton": triton}
     given = {form: place for form, place in places.items() if place is not None}
     if len(given) > 1:
         first, second = ("-o" if form == "onnx" else f"--{form}" for form in list(given)[:2])
-        raise InputError(
-            f"{first} and {second} are two forms of the net, and one run writes one: leave out one of them"
-        )
+        raise InputError(f"{first} and {second} are two formats, and one run writes one format: leave out one of them")
     if name is not None and triton is None:
-        raise InputError("--name is that of a model in Triton's repository: give --triton too, or leave it out")
+        raise InputError("--name names a model in Triton's repository: give --triton, too, or leave out --name")
     param = read_net(net, variants, settings, level, stage)
     options = ExportOptions(
         logits=logits,
@@ -168,19 +174,20 @@ def export(
         base_dir=net.parent,
     )
     form, place = next(iter(given.items()), ("onnx", Path(f"{options.domain or 'target'}_predictor.onnx")))
-    destination = find_destination(form).at(place, param.name, options, name)
     inputs: list[str | Path] = [net, labels or net.parent / "labels.txt", *split_names(weights)]
     inputs += files_of(param, net.parent)
     inputs += [calibration] if calibration else []
-    destination.check(options, param, inputs)
-    trained = read_weights(weights)
-    with progress_bar("training images", transient=True) as progress:
-        report = export_checked(param, trained, destination, options, progress)
+    with naming_options(**OPTIONS):
+        destination = find_destination(form).at(place, param.name, options, name)
+        destination.check(options, param, inputs)
+        trained = read_weights(weights)
+        with progress_bar("training images", transient=True) as progress:
+            report = export_checked(param, trained, destination, options, progress)
     typer.echo(json.dumps(report.record(), indent=2) if as_json else describe(report))
 
 
 def describe(report: ExportReport) -> str:
-    """An ExportReport as a few lines of text."""
+    """The report as a few lines of text."""
     metadata = report.metadata
     taken = f'blob "{report.input}"'
     if not metadata["raw_input"]:
@@ -197,7 +204,7 @@ def describe(report: ExportReport) -> str:
             *_describe_agreement(report),
             *_describe_reference(metadata.get("reference")),
             _describe_files(report),
-            *report.notes,
+            *(with_options(note, OPTIONS) for note in report.notes),
         ]
     )
 
@@ -206,7 +213,7 @@ def _describe_reference(reference: dict[str, Any] | None) -> list[str]:
     if reference is None:
         return []
     kept = f"{reference['images']} of {counted(reference['listed'], 'image')} of {reference['list']}"
-    return [f"Kept for `autodial predict --drift`: figures of {kept}"]
+    return [f"Kept for `autodial predict --drift`: statistics of {kept}"]
 
 
 def _describe_files(report: ExportReport) -> str:
@@ -222,9 +229,9 @@ def _describe_agreement(report: ExportReport) -> list[str]:
         return []
     calibrated = ""
     if agreement.calibration_images:
-        calibrated = f"; calibrated on {agreement.calibration_images} others"
+        calibrated = f"; calibrated on {agreement.calibration_images} other images"
     return [
-        f"{report.precision} beside float32 ({agreement.float32_file_size / 2**20:.1f} MiB): the same class for "
+        f"{report.precision} compared with float32 ({agreement.float32_file_size / 2**20:.1f} MiB): the same class for "
         f"{agreement.same_class:.2%}, probabilities within {agreement.max_probability_difference:.2g} (on "
         f"{agreement.compared_on}{calibrated})"
     ]

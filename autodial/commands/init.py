@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import shlex
 from collections.abc import Sequence
 from itertools import count
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
+from autodial.commands.dialize import OPTIONS as DIALIZE_OPTIONS
 from autodial.commands.inputs import read_weights, split_names
 from autodial.commands.options import naming_options, with_options
 from autodial.commands.progress import progress_bar
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 _CLASSES_SHOWN = 50
 """The most rows of the table."""
 _MOST_EPOCHS = 100_000
-_OPTION_OF_DIALIZE = re.compile(r"(?<![\w-])--(after|batch-size|logits|resize|slice-point|transform)\b")
 _DEFAULT_SCHEDULE = "alexnet"
 """The shipped net whose solver is used for nets that have none."""
 _OPTIONS = {"epochs": "--epochs", "skip": "--skip-bad", "test": "--test", "weights": "--weights"}
@@ -195,8 +194,8 @@ def _template(recipe: _Recipe, classes: int, start: Weights | None) -> tuple[Net
 
 
 def _naming_dialize(advice: str) -> str:
-    """Advice that names options of `autodial dialize`, reworded for `init`, which lacks them."""
-    return _OPTION_OF_DIALIZE.sub(r"`autodial dialize`'s \g<0>", advice, count=1)
+    """Advice of `autodial dialize` for those who run `init`, which lacks its options."""
+    return with_options(advice, {name: f"`autodial dialize`'s {option}" for name, option in DIALIZE_OPTIONS.items()})
 
 
 def _inspect(classes: Sequence[str], source: DomainImages, others: Sequence[DomainImages], *, skip_bad: bool) -> Data:

@@ -84,7 +84,7 @@ def naming_options(**options: str) -> Iterator[None]:
     """
     try:
         yield
-    except AutodialError as error:
+    except (AutodialError, KeyboardInterrupt) as error:
         error.args = (with_options(str(error), options),)
         raise
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from autodial.commands.options import JsonOption
+from autodial.commands.options import JsonOption, naming_options
 from autodial.errors import INTERRUPTED, InputError, WorkError
 from autodial.wording import counted
 
@@ -21,6 +21,16 @@ if TYPE_CHECKING:
 
 CLASSES_SHOWN = 10
 BALANCE_SHOWN = 3
+OPTIONS = {
+    **{name: f"--{name}" for name in ("logits", "entropy", "copy", "shard", "drift", "resume")},
+    "top_k": "--top-k",
+    "spreadsheet_safe": "--spreadsheet-safe",
+    "batch_size": "--batch-size",
+    "sort_into": "--sort-into",
+    "raw_input": "--raw-input",
+    "label_damaged": "--on-damage label",
+}
+"""The options by which parameters of `predict_folder` are set, and `raw_input` of `autodial export`."""
 
 
 class OnError(str, Enum):
@@ -162,17 +172,15 @@ def predict(
     from autodial.deploy.runner import predict_folder
 
     if copy and sort_into is None:
-        raise InputError("--copy says how --sort-into sorts: name a folder with --sort-into.")
+        raise InputError("--copy says how --sort-into sorts: name a folder with --sort-into")
     if as_json and output == "-":
-        raise InputError("-o - and --json both take standard output: name a file for the table.")
+        raise InputError("-o - and --json both take standard output: name a file for the table")
     if on_error is OnError.fail:
         if max_failures:
-            raise InputError(
-                "--on-error fail ends at the first failure, so it allows no --max-failures: leave out one."
-            )
+            raise InputError("--on-error fail ends at the first failure, so it allows no --max-failures: leave out one")
         max_failures = 0
     try:
-        with nullcontext() if quiet else show_progress() as progress:
+        with naming_options(**OPTIONS), nullcontext() if quiet else show_progress() as progress:
             summary = predict_folder(
                 model,
                 inputs,
@@ -195,7 +203,7 @@ def predict(
                 progress=progress,
             )
     except KeyboardInterrupt as stop:
-        typer.echo(f"Interrupted.{stop}", err=True)
+        typer.echo("Interrupted" + (f": {stop}" if str(stop) else ""), err=True)
         raise typer.Exit(INTERRUPTED) from None
     if as_json:
         typer.echo(json.dumps(summary.record(), indent=2))
@@ -208,13 +216,13 @@ def predict(
     if summary.images and summary.errors == summary.images:
         what = "The only image" if summary.images == 1 else f"None of the {summary.images} images"
         verb = "can't" if summary.images == 1 else "can"
-        raise WorkError(f"{what} {verb} be labelled: the table's column error says why.")
+        raise WorkError(f"{what} {verb} be labelled: the table's column error says why")
 
 
 def _shard(text: str) -> tuple[int, int]:
     match = re.fullmatch(r"([0-9]+)/([0-9]+)", text)
     if match is None:
-        raise InputError(f"--shard {text}: write I/N, as in 2/8.")
+        raise InputError(f"--shard {text}: write I/N, as in 2/8")
     return int(match[1]), int(match[2])
 
 
@@ -228,7 +236,7 @@ def describe(summary: Summary) -> str:
     if summary.resumed:
         lines.append(f"{counted(summary.resumed, 'more row')} from the interrupted run")
     if summary.cuda_failure is not None:
-        lines.append(f"The GPU was not used: {summary.cuda_failure}.")
+        lines.append(f"The GPU was not used: {summary.cuda_failure}")
     rates = [f"{stage.name} ({stage.images_per_second:.0f} images/s)" for stage in summary.stages if stage.seconds]
     if rates:
         lines.append(f"Slowest: {'; then '.join([rates[0], ', '.join(rates[1:])]) if rates[1:] else rates[0]}")

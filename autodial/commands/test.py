@@ -17,6 +17,7 @@ from autodial.commands.options import (
     VariantOption,
     WeightsOption,
     WorkersOption,
+    naming_options,
 )
 from autodial.commands.progress import tracked
 from autodial.errors import InputError, WorkError
@@ -88,13 +89,14 @@ def test(
         scores = None  # nobody asked for the rows
     started = time.perf_counter()
     try:
-        scorer = Scorer(
-            built,
-            device=chosen,
-            workers=default_workers() if workers is None else workers,
-            iterations=iterations,
-            logits=scores,
-        )
+        with naming_options(iterations="--iterations", output="-o", logits="--logits"):
+            scorer = Scorer(
+                built,
+                device=chosen,
+                workers=default_workers() if workers is None else workers,
+                iterations=iterations,
+                logits=scores,
+            )
     except InputError as error:
         raise InputError(f"{net}: {error}") from error
     for _ in tracked(scorer.run(), "testing", scorer.batches):

@@ -122,5 +122,5 @@ def test_errors_write_nothing(tmp_path: Path) -> None:
         with pytest.raises(InputError, match=error):
             run(tmp_path / name, tmp_path / "out")
     assert not (tmp_path / "out").exists()
-    with pytest.raises(InputError, match=r"there is no folder .*missing; make it first"):
+    with pytest.raises(InputError, match=r"there is no folder .*missing: make it first"):
         run(tmp_path / "w.caffemodel", tmp_path / "missing" / "out")
