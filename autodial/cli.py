@@ -33,8 +33,8 @@ _NO_MEMORY = "can't allocate memory"
 _LONGEST = 8000
 """Characters of a message: enough for two paths of the greatest length that Linux has."""
 _PANELS = {
-    "Start": (demo, init),
-    "Train": (dialize, train, test, recalibrate),
+    "Start": (demo, init, dialize),
+    "Train": (train, test, recalibrate),
     "Choose": (select, report),
     "Export": (export,),
     "Use": (predict,),
