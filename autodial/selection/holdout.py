@@ -1,4 +1,4 @@
-"""The source in stratified parts, of which one at a time is held out of training."""
+"""The source's images that are trained on, those that are held out, and those that are compared with the target's."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from autodial.system.files import replacing
 from autodial.system.seeding import derive_seed
 
 PARTS = 5
-"""Parts of the source; held out is a fifth."""
+"""Parts of the source, one of which can be held out."""
 _SAMPLE = 2000
 """Source images that are trained on and measured; see autodial.selection.criteria.importance_weights."""
 
 
 @dataclass(frozen=True)
-class Fold:
+class SourceLists:
     """Lists of the source's images, with absolute paths.
 
     Attributes:
-        training: what is trained on.
-        held_out: what is not.
-        sample: at most 2,000 of `training`, to compare with.
+        training: what is trained on; None for what the net's source layer reads.
+        held_out: what is not; None if nothing is held out.
+        sample: at most 2,000 of what is trained on, to compare with the target; None for all.
     """
 
-    training: Path
-    held_out: Path
-    sample: Path
+    training: Path | None
+    held_out: Path | None
+    sample: Path | None
 
 
 def stratified_parts(labels: Sequence[int], seed: int) -> NDArray[np.int64]:
@@ -52,34 +52,35 @@ def stratified_parts(labels: Sequence[int], seed: int) -> NDArray[np.int64]:
     return parts
 
 
-def write_folds(source: ImageData, folder: Path, seed: int) -> list[Fold]:
-    """Write the lists of all five folds, the same for the same seed.
+def write_lists(source: ImageData, folder: Path, seed: int, *, hold_out: bool) -> SourceLists:
+    """Write the lists, the same for the same seed.
 
     Args:
         source: the source's images.
-        folder: gets a folder for each fold, fold_0 to fold_4.
-        seed: what the parts follow from.
+        folder: gets the lists.
+        seed: what the parts and the sample follow from.
+        hold_out: whether to hold out a stratified fifth.
 
     Raises:
         InputError: an image that is not there, or too few images to hold any out.
     """
-    parts = stratified_parts([entry.label for entry in source.entries], seed)
-    if len(set(parts.tolist()) - {-1}) < PARTS:
-        raise InputError(
-            f"{source.list_path} has too few images to hold out a fifth of them: it takes at least {PARTS} of classes "
-            "with more than one"
-        )
     lines = [f"{source.path(entry).absolute()} {entry.label}" for entry in source.entries]
-    folds = []
-    for number in range(PARTS):
-        fold = folder / f"fold_{number}"
-        fold.mkdir(parents=True, exist_ok=True)
-        training = np.flatnonzero(parts != number)
-        drawn = np.random.default_rng(derive_seed(seed, "sample", number)).permutation(training)[:_SAMPLE]
-        rows = {"training": training, "held_out": np.flatnonzero(parts == number), "sample": np.sort(drawn)}
-        paths = {name: fold / f"{name}.txt" for name in rows}
-        for name, numbers in rows.items():
-            with replacing(paths[name]) as file:
-                file.write("".join(f"{lines[row]}\n" for row in numbers).encode())
-        folds.append(Fold(**paths))
-    return folds
+    parts = np.full(len(lines), -1)
+    if hold_out:
+        parts = stratified_parts([entry.label for entry in source.entries], seed)
+        if len(set(parts.tolist()) - {-1}) < PARTS:
+            raise InputError(
+                f"{source.list_path} has too few images to hold out a fifth of them: at least {PARTS} must be of "
+                "classes with more than one image"
+            )
+    training = np.flatnonzero(parts != 0)
+    drawn = np.random.default_rng(derive_seed(seed, "sample")).permutation(training)[:_SAMPLE]
+    rows = {"sample": np.sort(drawn)}
+    if hold_out:
+        rows |= {"training": training, "held_out": np.flatnonzero(parts == 0)}
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, numbers in rows.items():
+        with replacing(folder / f"{name}.txt") as file:
+            file.write("".join(f"{lines[row]}\n" for row in numbers).encode())
+    paths = {name: folder / f"{name}.txt" if name in rows else None for name in ("training", "held_out", "sample")}
+    return SourceLists(**paths)

@@ -15,7 +15,8 @@ from types import FrameType
 from autodial.errors import INTERRUPTED, WorkError
 from autodial.selection.job import Job
 
-_CGROUP = Path("/sys/fs/cgroup")
+CGROUP = Path("/sys/fs/cgroup")
+"""Where a container sees the limits of its resources."""
 _POLL = 0.1
 """Seconds between two looks at the processes."""
 _CPUS_PER_GPU_JOB = 2
@@ -23,14 +24,17 @@ _CPUS_PER_GPU_JOB = 2
 _THREAD_LIMITS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
-def free_memory() -> int:
-    """Bytes that new processes may take: the machine's, or what is left of a container's share (cgroup v2)."""
+def free_memory(cgroup: Path = CGROUP) -> int:
+    """Bytes that new processes may take: the machine's, or what is left of a container's share (cgroup v2).
+
+    psutil, which would say the first, knows nothing of the second.
+    """
     free = sys.maxsize
     with suppress(OSError, ValueError):
         lines = Path("/proc/meminfo").read_text().splitlines()
         free = next(int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:"))
     with suppress(OSError, ValueError):  # of "max", too
-        limit, used = (int((_CGROUP / name).read_text()) for name in ("memory.max", "memory.current"))
+        limit, used = (int((cgroup / name).read_text()) for name in ("memory.max", "memory.current"))
         free = min(free, limit - used)
     return free
 

@@ -1,0 +1,213 @@
+"""What a trained candidate makes of both domains' images: all that criteria look at, kept in a file."""
+
+from __future__ import annotations
+
+import zipfile
+import zlib
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from autodial import proto
+from autodial.data.image_list import ImageList
+from autodial.errors import DivergedError, InputError
+from autodial.evaluation.domains import (
+    DataTop,
+    DomainBatches,
+    data_in_test,
+    data_in_train,
+    fed_net,
+    reading,
+    without_augmentation,
+)
+from autodial.evaluation.recalibrate import Domain, recalibrate, with_statistics
+from autodial.evaluation.scoring import Scorer
+from autodial.layers.dial import DomainAlignment
+from autodial.net.net import Net
+from autodial.netparam.graph import Graph
+from autodial.proto import messages as pb
+from autodial.system.files import replacing
+from autodial.system.seeding import derive_seed
+
+FEATURE_ROWS = 2000
+"""Target images whose features are kept; more change a clustering little."""
+_CLASSIFIERS = ("InnerProduct", "Convolution")
+
+
+@dataclass(frozen=True, eq=False)
+class Outputs:
+    """Scores and features of one trained net, N images by C classes or D features, in the order of their lists.
+
+    Source images went through the source's statistics, target images through those that the TEST phase uses; all were
+    prepared as in the TEST phase.
+
+    Attributes:
+        target_logits: float32 (N_t, C), of the target's training images.
+        features: float32 (M, D), what the classifier reads, of at most 2,000 target images.
+        feature_rows: int64 (M,), the rows of `target_logits` that these are of; the same for every candidate.
+        source_logits: float32 (N_s, C), of source images that were trained on.
+        held_out_logits: float32 (N_h, C), of source images that were not; N_h is 0 where none were held out.
+        held_out_labels: int64 (N_h,).
+        test_probabilities: float32 (N, C), of the TEST phase's images that have a label; N is 0 where labels are not
+            to be looked at. Criteria never see them: they say what a choice cost.
+        test_labels: int64 (N,).
+    """
+
+    target_logits: NDArray[np.float32]
+    features: NDArray[np.float32]
+    feature_rows: NDArray[np.int64]
+    source_logits: NDArray[np.float32]
+    held_out_logits: NDArray[np.float32]
+    held_out_labels: NDArray[np.int64]
+    test_probabilities: NDArray[np.float32]
+    test_labels: NDArray[np.int64]
+
+    def write(self, path: Path) -> None:
+        """Write the arrays as an .npz file."""
+        with replacing(path) as file:
+            np.savez(file, **{field.name: getattr(self, field.name) for field in fields(self)})
+
+    @classmethod
+    def read(cls, path: Path) -> Outputs:
+        """What `write` wrote.
+
+        Raises:
+            InputError: the file is damaged.
+        """
+        try:
+            with np.load(path, allow_pickle=False) as arrays:
+                return cls(**{field.name: arrays[field.name] for field in fields(cls)})
+        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+            raise InputError(f"{path} is damaged: delete it, and the candidate is trained again") from error
+
+
+class TrainedNet:
+    """A trained candidate's TEST phase, ready to be run on the images of both domains.
+
+    Args:
+        net: the NetParameter that was trained, of both phases.
+        weights: its caffemodel.
+        base_dir: folder of the net's file.
+        device: where to run.
+        workers: processes that read images ahead.
+
+    Raises:
+        InputError: a net without a TEST phase that ends in logits.
+    """
+
+    def __init__(
+        self, net: pb.NetParameter, weights: Path, *, base_dir: Path, device: torch.device, workers: int
+    ) -> None:
+        self._net, self._base_dir, self._device, self._workers = net, base_dir, device, workers
+        self._test = data_in_test(net)
+        trained = data_in_train(net)
+        assert trained is not None, "looked at before training"
+        self._source, self._target = (without_augmentation(data, self._test) for data in trained)
+        param, logits = fed_net(net, self._test.blob, self._batches(self._target).shape)
+        if logits is None:
+            raise InputError("the TEST phase has no blob, or several, that its loss, Accuracy or Softmax layer reads")
+        self._logits, self._features = logits, _classifier_input(param, logits)
+        self._built = Net(param, pb.TEST).to(device)
+        layers = (self._built.layer(name) for name in self._built.layer_names)
+        self._dials = [layer for layer in layers if isinstance(layer, DomainAlignment)]
+        self._test_stats = [dial.test_stats for dial in self._dials]
+        self.weights = proto.read_weights(weights)
+        self._built.load_weights(self.weights, str(weights))
+
+    def recalibrate(self, source: Path | None) -> None:
+        """Give the net whole statistics: those of all source and all target images in place of moving averages.
+
+        Args:
+            source: list of the source's images; None for those that the net's source layer reads.
+        """
+        batches = (self._batches(data) for data in (self._source_data(source), self._target))
+        recalibrate(self._built, *batches)
+        self.weights = with_statistics(self.weights, self._built)
+
+    def outputs(self, *, source: Path | None, held_out: Path | None, target_labels: bool, seed: int) -> Outputs:
+        """Run the net on both domains.
+
+        Args:
+            source: list of source images that were trained on; None for those that the net's source layer reads.
+            held_out: list of source images that were not trained on, with labels; None if there are none.
+            target_labels: whether the TEST phase's list holds the target's labels, to see what they would say.
+            seed: of the draw of rows whose features are kept.
+
+        Raises:
+            InputError: images that can't be read, or labels that are no classes.
+            DivergedError: logits that are not finite.
+        """
+        self._use("source")
+        source_logits, _ = self._run(self._source_data(source))
+        held_out_logits, held_out_labels = source_logits[:0], np.zeros(0, np.int64)
+        if held_out is not None:
+            held_out_logits, _ = self._run(reading(self._source, held_out))
+            held_out_labels = np.array([entry.label for entry in ImageList.read(held_out)], np.int64)
+        self._use(None)
+        target_logits, features = self._run(self._target, features=True)
+        rng = np.random.default_rng(derive_seed(seed, "features"))
+        rows = np.sort(rng.permutation(len(features))[:FEATURE_ROWS])
+        probabilities, labels = self._scores() if target_labels else (target_logits[:0], np.zeros(0, np.int64))
+        return Outputs(
+            target_logits=target_logits,
+            features=features[rows],
+            feature_rows=rows,
+            source_logits=source_logits,
+            held_out_logits=held_out_logits,
+            held_out_labels=held_out_labels,
+            test_probabilities=probabilities,
+            test_labels=labels,
+        )
+
+    def _source_data(self, path: Path | None) -> DataTop:
+        return self._source if path is None else reading(self._source, path)
+
+    def _batches(self, data: DataTop) -> DomainBatches:
+        return DomainBatches(data, self._test.blob, device=self._device, workers=self._workers, base_dir=self._base_dir)
+
+    def _use(self, domain: Domain | None) -> None:
+        """Normalize with a domain's statistics; None: with those that the TEST phase names."""
+        for dial, of_test in zip(self._dials, self._test_stats, strict=True):
+            dial.test_stats = of_test if domain is None else domain
+
+    def _run(self, data: DataTop, *, features: bool = False) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """Logits of all images, and, if asked for, what the classifier reads."""
+        names = [self._logits, *([self._features] if features else [])]
+        found: dict[str, list[NDArray[np.float32]]] = {name: [] for name in names}
+        with torch.no_grad():
+            for batch in self._batches(data):
+                blobs = self._built.blobs(batch, names)
+                for name in names:
+                    found[name].append(blobs[name].flatten(1).float().cpu().numpy())
+        arrays = {name: np.concatenate(parts) for name, parts in found.items()}
+        logits = arrays[self._logits]
+        if not np.isfinite(logits).all():
+            raise DivergedError(f'after training, scores in blob "{self._logits}" are not finite (NaN or infinite)')
+        return logits, arrays[names[-1]]
+
+    def _scores(self) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+        """Probabilities and labels of the TEST phase's images that have one."""
+        net = Net(self._net, pb.TEST, base_dir=self._base_dir).to(self._device)
+        net.load_weights(self.weights)
+        scorer = Scorer(net, device=self._device, workers=self._workers, logits=self._logits)
+        for _ in scorer.run():
+            pass
+        rows = [row for row in scorer.rows if row.loss is not None]
+        if not rows:
+            raise InputError("`target_labels`: the TEST phase's list has no label that is a class")
+        return np.stack([row.probabilities for row in rows]), np.array([row.label for row in rows], np.int64)
+
+
+def _classifier_input(net: pb.NetParameter, logits: str) -> str:
+    """The blob that the last layer with weights in front of the logits reads; the logits where nothing else is kept."""
+    graph = Graph(net.layer)
+    value = graph.last(logits)
+    assert value is not None
+    for node in reversed(graph.ancestors(value)):
+        if node.param.type in _CLASSIFIERS:
+            name = graph.names[node.bottoms[0]]
+            return name if graph.last(name) == node.bottoms[0] else logits
+    return logits
