@@ -29,19 +29,21 @@ _MODEL = "target_predictor.onnx"
 
 
 def select(
-    solver: Annotated[Path, typer.Option(metavar="SOLVER.prototxt", help="The solver, which names the net.")],
+    solver: Annotated[Path, typer.Option(metavar="SOLVER.prototxt", help="The solver; it names the net.")],
     output: Annotated[
         Path,
-        typer.Option("--output", "-o", metavar="DIR", help="Folder for everything; the same one goes on from there."),
+        typer.Option(
+            "--output", "-o", metavar="DIR", help="The folder for all results. Naming it again continues the selection."
+        ),
     ],
     tries: Annotated[
         list[str] | None,
         typer.Option(
             "--try",
             metavar="LAYER.FIELD=V1,V2",
-            help="Values to choose from, of whatever `autodial train --set` can set, or variant=NAME,NAME, where "
-            "`learned` is the net as it is; repeated, every combination is tried. A value that is a list stands in "
-            "brackets.",
+            help="A field that `autodial train --set` can set, and the values to choose from; or variant=NAME,NAME, "
+            "where `learned` is the net as it is. May be repeated: every combination is tried. Write a value that is a "
+            "list in brackets.",
         ),
     ] = None,
     restarts: Annotated[
@@ -49,13 +51,13 @@ def select(
     ] = 1,
     weights: Annotated[
         str | None,
-        typer.Option(metavar="W1,W2", help="Start from these .caffemodel files; layers find theirs by name."),
+        typer.Option(metavar="W1,W2", help="Start from these .caffemodel files; layers are matched by name."),
     ] = None,
     criterion: Annotated[
         str,
         typer.Option(
             # the names are those of autodial.selection.criteria, which takes too long to import for a help text
-            help="What decides: agreement, entropy, information, nuclear-norm, density, clusters; or source, weighted "
+            help="The criterion that decides: agreement, entropy, information, nuclear-norm, density, clusters; or source, weighted "
             "or alignment, which look at source images that are held out.",
         ),
     ] = "agreement",
@@ -83,24 +85,32 @@ def select(
         bool,
         typer.Option(
             "--target-labels",
-            help="The TEST phase's list has the target's labels: show what each choice would have cost.",
+            help="Show how much target accuracy each choice loses; the TEST phase's list must have the labels.",
         ),
     ] = False,
     device: SolverDeviceOption = "auto",
     jobs: Annotated[
         int | None,
         typer.Option(
-            min=1, help="Trainings side by side.", show_default="one per CPU, or two CPUs with a GPU, that fit"
+            min=1,
+            help="Trainings that run at the same time.",
+            show_default="one per CPU, or one per two CPUs with a GPU, as memory allows",
         ),
     ] = None,
     settings: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="LAYER.FIELD=VALUE", help="As for train, in every candidate; may be repeated."),
+        typer.Option(
+            "--set",
+            metavar="LAYER.FIELD=VALUE",
+            help="Change a field in every candidate, as in train; may be repeated.",
+        ),
     ] = None,
     variants: VariantOption = None,
     workers: Annotated[
         int | None,
-        typer.Option(min=0, help="Processes that read images ahead, per training.", show_default="what CPUs are left"),
+        typer.Option(
+            min=0, help="Processes that read images ahead, per training.", show_default="the CPUs that are left"
+        ),
     ] = None,
     seed: SeedOption = None,
     as_json: JsonOption = False,
