@@ -1,12 +1,14 @@
 """What criteria without target labels choose among trainings that differ by setting and seed, and what that costs.
 
     python benchmarks/choosing.py train RESULTS_DIR [TASK ...] [--groups N] [--data FOLDER] [--jobs N]
-    python benchmarks/choosing.py report RESULTS_DIR [--summary FILE]
+    python benchmarks/choosing.py report [RESULTS_DIR]
 
 `train` trains every run of the tasks that is not there yet, the first group of every task before the second. A run
 leaves RESULTS_DIR/TASK/GROUP/NAME.json (accuracy, alphas, seconds) and, for candidates, what the criteria look at, with
 the moving averages of training (NAME.moving.npz) and with statistics of all images (NAME.whole.npz). `report` computes
-all criteria from these files, trains nothing, and prints the tables as Markdown. Both can be stopped and started again.
+all criteria for each finished group from these files, adds the group to the summary, benchmarks/results/choosing.json,
+and prints the tables of all groups in it as Markdown. Groups in the summary are not trained again. Both commands can be
+stopped and started again.
 
 A group is what one `autodial select` trains with `--try loss-target.loss_weight=0.1,0.4`, `--try
 variant=learned,fixed-alpha` and `--restarts 4`: 16 runs on all of the source. In addition there are a run with AdaBN
@@ -20,13 +22,14 @@ import argparse
 import json
 import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
 from multiprocessing import get_context
 from pathlib import Path
+from statistics import mean, median, stdev
 from typing import Any
 
 import adaptation
@@ -40,6 +43,10 @@ from autodial.data.image_list import ImageList
 from autodial.data.paths import find
 from autodial.demo.images import write_images
 from autodial.netparam.shipped import shipped_net, shipped_solver
+from autodial.selection.candidates import Candidate
+from autodial.selection.choice import Trial, average, choose
+from autodial.selection.criteria import CRITERIA, DEFAULT
+from autodial.selection.outputs import Outputs
 from autodial.system.files import replacing
 
 LAMBDAS = (0.1, 0.4)
@@ -48,6 +55,7 @@ BASELINES = ("adabn", "source-only")
 RESTARTS = 4
 STATISTICS = ("moving", "whole")
 SAMPLE = 2000
+SUMMARY = Path(__file__).parent / "results" / "choosing.json"
 
 
 @dataclass(frozen=True)
@@ -290,24 +298,203 @@ def score(probabilities: Any, labels: Any, balanced: bool) -> float:
 
 
 def train_all(results: Path, names: Sequence[str], groups: int, data: Path, jobs: int) -> None:
-    """Train what is not there yet, each run in a process of its own."""
-    left = list(waiting(results, names, groups))
+    """Train what is not there yet, in processes of one thread each."""
+    done = read_summary()
+    left = [run for run in waiting(results, names, groups) if str(run[1]) not in done.get(run[0], {})]
     print(f"{len(left)} runs left", flush=True)
-    for name in dict.fromkeys(name for name, _, _ in left):  # one after the other, before runs share them
-        for seed in dict.fromkeys(s for n, s, _ in left if n == name):
-            TASKS[name].project(data, results / name, seed)
-
+    for name, seed in dict.fromkeys((name, seed) for name, seed, _ in left):  # before runs share them
+        TASKS[name].project(data, results / name, seed)
     context = get_context("spawn")
     with ProcessPoolExecutor(jobs, mp_context=context, initializer=_one_thread) as pool:
         runs = [(item, pool.submit(train, results, *item, data)) for item in left]
-        for (name, seed, run), done in runs:
-            error = done.exception()
-            outcome = f"failed: {error!r}" if error else f"{done.result():.0f} s"
+        for (name, seed, run), trained in runs:
+            error = trained.exception()
+            outcome = f"failed: {error!r}" if error else f"{trained.result():.0f} s"
             print(f"{name}, group {seed}, {run.name}: {outcome}", flush=True)
 
 
 def _one_thread() -> None:
     torch.set_num_threads(1)
+
+
+# --- what the criteria choose
+
+
+def read_summary() -> dict[str, dict[str, Any]]:
+    """Groups that were summarized, by task and first seed."""
+    return dict(json.loads(SUMMARY.read_text("utf-8"))) if SUMMARY.exists() else {}
+
+
+def summarize(results: Path) -> dict[str, dict[str, Any]]:
+    """Add what is finished to the summary; returns all of it."""
+    summary = read_summary()
+    for name, task in TASKS.items():
+        for seed in task.seeds:
+            runs = group(seed)
+            folder = folder_of(results, name, seed)
+            if str(seed) in summary.get(name, {}) or not all((folder / f"{run.name}.json").exists() for run in runs):
+                continue
+            summary.setdefault(name, {})[str(seed)] = summarize_group(folder, runs)
+            SUMMARY.parent.mkdir(exist_ok=True)
+            with replacing(SUMMARY) as file:
+                file.write(f"{json.dumps(summary, indent=1)}\n".encode())
+    return summary
+
+
+def summarize_group(folder: Path, runs: Sequence[Run]) -> dict[str, Any]:
+    """A group's runs and, with both statistics, what each criterion makes of them."""
+    records = [json.loads((folder / f"{run.name}.json").read_text("utf-8")) for run in runs]
+    keys = ("variant", "lambda", "seed", "alphas", "moving", "whole", "collapsed_at", "error", "cpu_seconds", "machine")
+    summary: dict[str, Any] = {"runs": [{key: record[key] for key in keys if key in record} for record in records]}
+    candidates = [(run, record) for run, record in zip(runs, records, strict=True) if run.lambda_ is not None]
+    for statistics in STATISTICS:
+        trials = [_trial(folder / f"{run.name}.{statistics}.npz", run, record["error"]) for run, record in candidates]
+        ensemble = average(trials)
+        summary[statistics] = {
+            "chosen": {name: choice.trial for name, choice in choose(trials).items()},
+            "values": {
+                name: [None if value is None else round(value, 5) for value in choice.values]
+                for name, choice in choose(trials).items()
+            },
+            "ensemble": None if ensemble is None else ensemble.accuracy,
+        }
+    return summary
+
+
+def _trial(path: Path, run: Run, error: str | None) -> Trial:
+    candidate = Candidate((f"lambda={run.lambda_}",), run.variant, run.seed)
+    return Trial(candidate, Outputs.read(path) if path.exists() else None, error)
+
+
+@dataclass(frozen=True)
+class Group:
+    """A group's target accuracies in %, with one kind of statistics.
+
+    Attributes:
+        runs: of the candidates, in the summary's order.
+        chosen: by criterion, that of the run it chooses.
+        ensemble: of the average of all candidates.
+        baselines: by variant.
+    """
+
+    runs: list[float]
+    chosen: dict[str, float]
+    ensemble: float
+    baselines: dict[str, float]
+
+    @property
+    def oracle(self) -> float:
+        """That of the best candidate."""
+        return max(self.runs)
+
+    @classmethod
+    def of(cls, record: Mapping[str, Any], statistics: str) -> Group:
+        """From the summary's record of the group; baselines without statistics of domains have the moving ones."""
+        runs = [100 * run[statistics] for run in record["runs"] if run["lambda"] is not None and statistics in run]
+        return cls(
+            runs,
+            {name: runs[number] for name, number in record[statistics]["chosen"].items() if number is not None},
+            100 * record[statistics]["ensemble"],
+            {
+                run["variant"]: 100 * run.get(statistics, run["moving"])
+                for run in record["runs"]
+                if run["lambda"] is None
+            },
+        )
+
+
+def regrets(summary: Mapping[str, Any], statistics: str) -> str:
+    """A row per criterion, a column per task: mean and worst regret over the groups, in points."""
+    names = [name for name in TASKS if name in summary]
+    groups = {name: [Group.of(record, statistics) for record in summary[name].values()] for name in names}
+    development = [name for name in names if TASKS[name].development]
+    lines = _header("criterion", ["development tasks", *(TASKS[name].title for name in names)])
+    for criterion in CRITERIA:
+        lost = {n: [g.oracle - g.chosen[criterion] for g in groups[n] if criterion in g.chosen] for n in names}
+        cells = [_mean_and_worst(lost[name], len(groups[name])) for name in names]
+        over = [mean(lost[name]) for name in development if lost[name]]
+        lines.append(_row(criterion, [f"{mean(over):.1f}" if over else "-", *cells]))
+    chance = [[g.oracle - mean(g.runs) for g in groups[name]] for name in names]
+    over = [mean(values) for name, values in zip(names, chance, strict=True) if name in development]
+    lines.append(_row("a run by chance", [f"{mean(over):.1f}" if over else "-", *(f"{mean(v):.1f}" for v in chance)]))
+    lines.append(_row("groups", ["", *(str(len(groups[name])) for name in names)]))
+    return "\n".join(lines)
+
+
+def _mean_and_worst(values: Sequence[float], groups: int) -> str:
+    if not values:
+        return "-"
+    missing = "" if len(values) == groups else f", {len(values)} of {groups} groups"
+    return f"{mean(values):.1f} ({max(values):.1f}{missing})"
+
+
+def accuracies(summary: Mapping[str, Any], criterion: str) -> str:
+    """A row per way to come by a predictor, a column per task: mean accuracy over the groups in %, least to most."""
+    names = [name for name in TASKS if name in summary]
+    lines = _header("target accuracy in %", [TASKS[name].title for name in names])
+    rows: dict[str, Callable[[Group], float]] = {
+        "source only": lambda g: g.baselines["source-only"],
+        "AdaBN": lambda g: g.baselines["adabn"],
+        "a run by chance": lambda g: mean(g.runs),
+        "the median run": lambda g: median(g.runs),
+        f"the run handed over ({criterion})": lambda g: g.chosen[criterion],
+        "the ensemble": lambda g: g.ensemble,
+        "the best run": lambda g: g.oracle,
+    }
+    for statistics in STATISTICS:
+        lines.append(_row(f"*{statistics} statistics*", [""] * len(names)))
+        for title, value in rows.items():
+            cells = []
+            for name in names:
+                values = [value(Group.of(record, statistics)) for record in summary[name].values()]
+                cells.append(_mean_and_range(values))
+            lines.append(_row(title, cells))
+    return "\n".join(lines)
+
+
+def settings(summary: Mapping[str, Any]) -> str:
+    """A row per setting, a column per task: mean accuracy over its runs with whole statistics, least to most."""
+    names = [name for name in TASKS if name in summary]
+    lines = _header("target accuracy in %", [TASKS[name].title for name in names])
+    for lambda_, variant in product(LAMBDAS, VARIANTS):
+        cells = []
+        for name in names:
+            runs = [run for record in summary[name].values() for run in record["runs"]]
+            found = [
+                100 * r["whole"] for r in runs if (r["variant"], r["lambda"]) == (variant, lambda_) and "whole" in r
+            ]
+            cells.append(f"{_mean_and_range(found)}, ± {stdev(found):.1f}")
+        lines.append(_row(f"{variant}, lambda {lambda_}", cells))
+    for lambda_ in LAMBDAS:
+        cells = []
+        for name in names:
+            runs = [run for record in summary[name].values() for run in record["runs"]]
+            alphas = [
+                r["alphas"] for r in runs if (r["variant"], r["lambda"]) == ("learned", lambda_) and "alphas" in r
+            ]
+            cells.append(", ".join(f"{mean(row[layer] for row in alphas):.2f}" for layer in alphas[0]))
+        lines.append(_row(f"mean alphas, lambda {lambda_}", cells))
+    return "\n".join(lines)
+
+
+def cost(summary: Mapping[str, Any]) -> str:
+    """CPU hours of each task, and the machines."""
+    runs = {name: [run for record in groups.values() for run in record["runs"]] for name, groups in summary.items()}
+    hours = [f"{TASKS[n].title} {sum(r['cpu_seconds'] for r in found) / 3600:.2f}" for n, found in runs.items()]
+    machines = sorted({run["machine"] for found in runs.values() for run in found})
+    return f"CPU hours: {', '.join(hours)}; {'; '.join(machines)}."
+
+
+def _header(first: str, columns: Sequence[str]) -> list[str]:
+    return [_row(first, columns), f"|---|{'---|' * len(columns)}"]
+
+
+def _row(first: str, cells: Sequence[str]) -> str:
+    return f"| {' | '.join([first, *cells])} |"
+
+
+def _mean_and_range(values: Sequence[float]) -> str:
+    return f"{mean(values):.1f} ({min(values):.1f} to {max(values):.1f})" if len(values) > 1 else f"{values[0]:.1f}"
 
 
 def main() -> None:
@@ -319,9 +506,18 @@ def main() -> None:
     training.add_argument("--groups", type=int, default=5)
     training.add_argument("--data", type=Path, default=Path())
     training.add_argument("--jobs", type=int, default=1)
+    reporting = commands.add_parser("report")
+    reporting.add_argument("results", type=Path, nargs="?")
     arguments = parser.parse_args()
-    data = arguments.data.resolve()
-    train_all(arguments.results.resolve(), arguments.tasks, arguments.groups, data, arguments.jobs)
+    if arguments.command == "train":
+        data = arguments.data.resolve()
+        train_all(arguments.results.resolve(), arguments.tasks, arguments.groups, data, arguments.jobs)
+        return
+    summary = read_summary() if arguments.results is None else summarize(arguments.results.resolve())
+    for statistics in STATISTICS:
+        print(f"Regret in points, mean (worst) over the groups, {statistics} statistics:\n")
+        print(regrets(summary, statistics), end="\n\n")
+    print(accuracies(summary, DEFAULT), settings(summary), cost(summary), sep="\n\n")
 
 
 if __name__ == "__main__":

@@ -57,8 +57,8 @@ def select(
         str,
         typer.Option(
             # the names are those of autodial.selection.criteria, which takes too long to import for a help text
-            help="The criterion that decides: agreement, entropy, information, nuclear-norm, density, clusters; or source, weighted "
-            "or alignment, which look at source images that are held out.",
+            help="The criterion that decides: agreement, entropy, information, nuclear-norm, density or clusters; or "
+            "source, weighted or alignment, which look at held-out source images.",
         ),
     ] = "agreement",
     hold_out: Annotated[

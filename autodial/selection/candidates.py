@@ -11,10 +11,10 @@ from itertools import product
 from autodial.errors import InputError
 
 LEARNED = "learned"
-"""Name of the net as it is among the variants to try."""
+"""The name that stands for the net as it is among the variants to try."""
 _VARIANT = "variant"
 _SEPARATOR = re.compile(r",(?![^\[]*\])")
-"""A comma that is not within the brackets of a list."""
+"""A comma outside the brackets of a list."""
 _UNSAFE = re.compile(r"[^\w.=+-]+")
 _NAME_LENGTH = 80
 
@@ -24,10 +24,10 @@ class Candidate:
     """One training.
 
     Attributes:
-        settings: `LAYER.FIELD=VALUE`, one per field tried, as `autodial train --set` takes them.
-        variant: a name for `autodial.netparam.variants.apply_variants`, or LEARNED for the net as it is; None where no
+        settings: a `LAYER.FIELD=VALUE` for each field tried, as in `autodial train --set`.
+        variant: a name for `autodial.netparam.variants.apply_variants`, or LEARNED for the net as it is; None if no
             variants are tried.
-        seed: of the training.
+        seed: seed of the training.
     """
 
     settings: tuple[str, ...]
@@ -36,42 +36,41 @@ class Candidate:
 
     @property
     def variants(self) -> tuple[str, ...]:
-        """What `apply_variants` takes."""
+        """The names for `apply_variants`."""
         return () if self.variant in (None, LEARNED) else (self.variant,)
 
     @property
     def choices(self) -> dict[str, str]:
-        """What was chosen for each field tried, and for the variant."""
+        """The value of each field tried, and the variant."""
         variant = {} if self.variant is None else {_VARIANT: self.variant}
         return {**{path: value for path, _, value in (s.partition("=") for s in self.settings)}, **variant}
 
     @property
     def recipe(self) -> str:
-        """What it has in common with its restarts, in words."""
+        """The values and the variant in words, without the seed."""
         return ", ".join(f"{path}={value}" for path, value in self.choices.items())
 
     @property
     def name(self) -> str:
-        """What messages call it."""
+        """The candidate's name in messages."""
         return ", ".join(filter(None, (self.recipe, f"seed {self.seed}")))
 
     @property
     def folder(self) -> str:
-        """A folder's path for it, the same whichever other candidates there are."""
+        """A relative path for its results, which does not depend on the other candidates."""
         readable = _UNSAFE.sub("_", self.recipe.replace(", ", "_"))[:_NAME_LENGTH] or "net"
         return f"{readable}-{hashlib.sha256(self.recipe.encode()).hexdigest()[:8]}/seed_{self.seed}"
 
 
 def grid(tries: Sequence[str], seeds: Iterable[int]) -> list[Candidate]:
-    """Every combination: all settings and variants with the first seed, then with the second.
+    """All combinations of settings and variants with the first seed, then all with the second seed, and so on.
 
     Args:
-        tries: `LAYER.FIELD=VALUE,VALUE,...`, where a value that is a list stands in brackets: [104,117,123]; and
-            `variant=NAME,NAME`.
-        seeds: of the restarts.
+        tries: `LAYER.FIELD=VALUE,VALUE,...`, with lists in brackets, such as [104,117,123]; and `variant=NAME,NAME`.
+        seeds: the restarts' seeds.
 
     Raises:
-        InputError: a text of another form, a field that is named twice, one with fewer than two different values, or
+        InputError: a text has another form, a field is named twice or has fewer than two different values, or there is
             only one candidate.
     """
     choices: dict[str, list[str]] = {}

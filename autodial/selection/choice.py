@@ -1,4 +1,4 @@
-"""Which candidate each criterion chooses, from the outputs of all."""
+"""The candidate that each criterion chooses, given the outputs of all candidates."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ of the source's (autodial.training.collapse.SHARE), a candidate has collapsed wh
 
 @dataclass(frozen=True)
 class Trial:
-    """A candidate and what came of its training.
+    """A candidate and the result of its training.
 
     Attributes:
-        candidate: what was tried.
-        outputs: None if it failed.
-        error: why, in one sentence.
-        collapsed_at: the iteration of the last collapse alarm in its training.
+        candidate: the candidate.
+        outputs: the trained net's outputs; None if the training failed.
+        error: why the training failed, in one sentence.
+        collapsed_at: the iteration of the last collapse alarm in the training.
     """
 
     candidate: Candidate
@@ -43,14 +43,14 @@ class Trial:
 
 @dataclass(frozen=True)
 class Choice:
-    """What a criterion chooses among trials.
+    """A criterion's choice among trials. Trials are numbered from 0.
 
     Attributes:
-        criterion: its name.
-        trial: number of the trial; None if none is eligible.
-        values: by number, as in `Ranking`; None for trials that are not eligible.
-        tied: numbers of the other trials that it can't tell from the chosen one: within a standard error, or equal.
-        cost: how much less target accuracy than the best trial; None where labels were not looked at.
+        criterion: the criterion's name.
+        trial: number of the chosen trial; None if no trial is eligible.
+        values: the value of each trial, as in `Ranking`; None for trials that are not eligible.
+        tied: numbers of the other trials that are equal to the chosen one, or within a standard error.
+        cost: the best trial's target accuracy minus the chosen one's; None if labels were not looked at.
     """
 
     criterion: str
@@ -61,7 +61,7 @@ class Choice:
 
     @property
     def excluded(self) -> tuple[int, ...]:
-        """Numbers of the trials that are not eligible: failed, not diverse, or not to be judged."""
+        """Numbers of the trials that are not eligible: they failed, are not diverse, or can't be judged."""
         return tuple(number for number, value in enumerate(self.values) if value is None)
 
 
@@ -70,9 +70,9 @@ class Ensemble:
     """The average of the candidates' probabilities.
 
     Attributes:
-        trials: numbers of its members.
-        agreement: the mean share of target images on which a member predicts what the average predicts.
-        accuracy: on the target's labels; None where they were not looked at.
+        trials: numbers of the members.
+        agreement: the mean share of target images for which a member predicts the same class as the average.
+        accuracy: target accuracy of the average; None if labels were not looked at.
     """
 
     trials: tuple[int, ...]
@@ -81,9 +81,9 @@ class Ensemble:
 
 
 def diversities(trials: Sequence[Trial]) -> list[float | None]:
-    """Of each trial's mean prediction for the target, as a share of the most diverse one for the source.
+    """The diversity of each trial's target predictions, relative to the most diverse trial's source predictions.
 
-    Each is the entropy of a mean prediction; None for a trial that failed, or whose source has one class.
+    Diversity is the entropy of the mean prediction. None for a failed trial, or if the source has one class.
     """
     target = [None if t.outputs is None else diversity(softmax(t.outputs.target_logits)) for t in trials]
     source = max((diversity(softmax(t.outputs.source_logits)) for t in trials if t.outputs), default=0.0)
@@ -96,16 +96,16 @@ def is_diverse(share: float, highest: float) -> bool:
 
 
 def diverse(trials: Sequence[Trial]) -> list[int]:
-    """Numbers of the trials that did not fail and pass the class-diversity guard."""
+    """Numbers of the trials that pass the class-diversity guard; failed trials don't."""
     shares = diversities(trials)
     highest = max((share for share in shares if share is not None), default=0.0)
     return [number for number, share in enumerate(shares) if share is not None and is_diverse(share, highest)]
 
 
 def choose(trials: Sequence[Trial]) -> dict[str, Choice]:
-    """What every criterion chooses, by its name; of equals the first.
+    """Every criterion's choice, by the criterion's name; of equal trials, the first is chosen.
 
-    Criteria that need held-out source images are left out where there are none.
+    Criteria that need held-out source images are left out if there are none.
     """
     finished = [number for number, trial in enumerate(trials) if trial.outputs is not None]
     guarded = diverse(trials)
@@ -118,14 +118,14 @@ def choose(trials: Sequence[Trial]) -> dict[str, Choice]:
 
 
 def accuracy(trial: Trial) -> float | None:
-    """The share of the TEST phase's images with a label that a trial predicts; None where labels were not looked at."""
+    """A trial's accuracy on the TEST phase's labelled images, in [0, 1]; None if labels were not looked at."""
     if trial.outputs is None or not len(trial.outputs.test_labels):
         return None
     return _accuracy(trial.outputs.test_probabilities, trial.outputs.test_labels)
 
 
 def average(trials: Sequence[Trial]) -> Ensemble | None:
-    """The ensemble of the diverse candidates; None where there are fewer than two."""
+    """The ensemble of the diverse candidates; None if there are fewer than two."""
     members = diverse(trials)
     if len(members) < 2:
         return None
@@ -155,7 +155,7 @@ def _choose(name: str, trials: Sequence[Trial], eligible: Sequence[int]) -> Choi
 
 
 def _outputs(trial: Trial) -> Outputs:
-    assert trial.outputs is not None, "only trials that did not fail are judged"
+    assert trial.outputs is not None, "failed trials are not judged"
     return trial.outputs
 
 

@@ -1,7 +1,7 @@
 """Criteria that choose among trained candidates without labels of the target.
 
-A criterion is a function of all candidates' outputs that gives each candidate a value, of which the highest is chosen.
-`CRITERIA` has them by name, in the order from simple to involved, which settles ties when a default is looked for.
+A criterion is a function of all candidates' outputs. It gives each candidate a value, and the highest value is chosen.
+`CRITERIA` has the criteria by name, from simple to involved.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ _ROWS = 2000
 _PENALTIES = 10.0 ** np.arange(-4, 1)
 """Inverse strengths of the domain classifier's L2 penalty, among which cross-validation chooses."""
 _CLUSTERINGS = 5
-"""Runs of k-means, of which the tightest counts."""
+"""Runs of k-means; the tightest clustering counts."""
 
 
 @dataclass(frozen=True)
 class Ranking:
-    """What a criterion says of K candidates.
+    """A criterion's values for K candidates.
 
     Attributes:
         values: float64 (K,); the highest is chosen. NaN for a candidate that the criterion can't judge.
-        errors: float64 (K,), the standard error of the difference between the highest value and each; None where it is
-            not known.
+        errors: float64 (K,), the standard errors of the differences between the highest value and each value; None if
+            they are not known.
     """
 
     values: NDArray[np.float64]
@@ -54,11 +54,11 @@ class Criterion:
     """A way to choose without labels of the target.
 
     Attributes:
-        title: what it looks at.
-        rank: judges the candidates together.
-        needs_held_out: whether it looks at source images that were not trained on.
-        guarded: whether the class-diversity guard comes first.
-        larger_is_better: how the table shows the value: as it is, or with its sign changed.
+        title: what the criterion looks at.
+        rank: the function of all candidates' outputs.
+        needs_held_out: whether the criterion looks at held-out source images.
+        guarded: whether candidates must pass the class-diversity guard.
+        larger_is_better: whether tables show the value as it is; otherwise they change its sign.
     """
 
     title: str

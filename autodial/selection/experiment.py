@@ -1,4 +1,4 @@
-"""A selection's folder: what is tried on what, and what came of it so far."""
+"""A selection's folder: its inputs, its candidates, and their results so far."""
 
 from __future__ import annotations
 
@@ -40,22 +40,22 @@ from autodial.training.solver import Solver
 
 RECORD = "experiment.json"
 _CONTEXT_BYTES = 2**29
-"""What a process takes before it has a net: the interpreter, torch, and on a GPU its context."""
+"""Bytes that a process takes before it has a net: the interpreter, torch, and the context on a GPU."""
 _FORM = 2
-"""Number of the form of results; those of another are not read."""
+"""Version of the results' format; results of another version are not read."""
 _LEAST = 10
-"""Target images that a domain classifier needs, at the least, for its cross-validation."""
+"""The least number of target images that a domain classifier's cross-validation needs."""
 
 
 @dataclass(frozen=True)
 class Experiment:
-    """Every candidate of a selection.
+    """All candidates of a selection.
 
     Attributes:
-        inputs: what they have in common, as JSON values.
-        candidates: in the order of the grid.
-        jobs: one for each.
-        device: where they run.
+        inputs: the inputs that the candidates have in common, as JSON values.
+        candidates: the candidates, in the order of the grid.
+        jobs: a job for each candidate.
+        device: the device that the jobs run on.
         exports: options of `autodial export` for each candidate, its weights left out.
         job_memory: bytes that a job is expected to take.
     """
@@ -68,10 +68,10 @@ class Experiment:
     job_memory: int
 
     def trials(self, failures: Mapping[Path, str]) -> list[Trial]:
-        """What is known of each candidate.
+        """The candidates with their results.
 
         Args:
-            failures: why processes ended without a result, by job folder.
+            failures: by job folder, why a process ended without a result.
 
         Raises:
             InputError: a damaged result.
@@ -87,7 +87,7 @@ class Experiment:
             )
 
     def unfinished(self) -> list[Job]:
-        """The jobs that are left, in the order of the grid."""
+        """The jobs without a result, in the order of the grid."""
         return [job for job in self.jobs if read_result(job) is None]
 
 
@@ -106,26 +106,25 @@ def prepare(
     seed: int | None,
     target_labels: bool,
 ) -> Experiment:
-    """Look at all that a selection depends on, and make its folder, or go on with the one that is there.
+    """Check everything that a selection depends on, and make its folder or open the existing one.
 
     Args:
-        solver: solver.prototxt.
-        tries: what to try, as `grid` takes it.
-        folder: for everything.
-        restarts: trainings of each combination, with seeds that count up from `seed`.
-        weights: as `Training` takes them.
-        variants: the same; a candidate's own variant comes behind them.
-        settings: overrides as `Training` takes them, those of every candidate.
+        solver: path of the solver.prototxt.
+        tries: values and variants to try, as in `grid`.
+        folder: the folder for all results.
+        restarts: trainings of each combination; their seeds count up from `seed`.
+        weights, device: arguments of `Training`.
+        variants: variants of every candidate; a candidate's own variant is applied after them.
+        settings: overrides of every candidate.
         hold_out: whether a fifth of the source is left out of the trainings.
-        recalibrate: whether statistics of all images take the place of training's moving averages.
-        device: as `Training` takes it.
-        seed: of the first restart, and of what is drawn; None: the solver's.
+        recalibrate: whether statistics of all images replace training's moving averages.
+        seed: seed of the first restart and of random draws; None: the solver's.
         target_labels: whether the TEST phase's list holds the target's labels.
 
     Raises:
-        InputError: what would stop every candidate; a net whose source is not a list of images, if part of it is to be
-            held out; or a folder that holds the selection of something else.
-        WorkError: the folder can't be written to, or the device is not there.
+        InputError: an input would stop every candidate; part of the source is to be held out, and the source is not a
+            list of images; or the folder holds a selection with other inputs.
+        WorkError: the folder can't be written to, or the device does not exist.
     """
     chosen = _look_at(device, solver)
     own = [f"solver.snapshot_prefix={(folder / 'net').absolute()}", "solver.snapshot_format=BINARYPROTO"]
@@ -199,10 +198,10 @@ def prepare(
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Keep a second selection from working in the same folder.
+    """Keep other selections from working in the same folder.
 
     Raises:
-        InputError: one does.
+        InputError: another selection is at work there.
     """
     with (folder / "lock").open("w") as file:
         if not lock(file):
@@ -211,7 +210,7 @@ def locked(folder: Path) -> Iterator[None]:
 
 
 def _look_at(device: str, solver: Path) -> torch.device:
-    """The device that the trainings will choose, without building anything there."""
+    """The device that the trainings will choose; nothing is built on it."""
     param = proto.read_solver(solver)
     return choose_device(device, prefer_gpu=param.solver_mode == pb.SolverParameter.GPU, index=param.device_id)
 
@@ -251,7 +250,7 @@ def _test_form(net: pb.NetParameter) -> str:
 
 
 def _of_both_phases(run: Solver) -> pb.NetParameter:
-    """One NetParameter with the layers of the train net's TRAIN phase and of the first test net's, or its own, TEST."""
+    """One NetParameter with the train net's TRAIN phase, and the first test net's or the train net's TEST phase."""
     param = run.net_params[0]
     both = pb.NetParameter()
     both.CopyFrom(param)
@@ -271,7 +270,7 @@ def _of_both_phases(run: Solver) -> pb.NetParameter:
 
 
 def _in_phase(net: pb.NetParameter, phase: pb.Phase) -> Iterator[bool]:
-    """Of each layer of a phase, whether it reads data."""
+    """For each layer of a phase, whether it reads data."""
     return (layer_class(layer.type).is_data for layer in filter_net(net, phase).layer)
 
 
@@ -296,7 +295,7 @@ def _source(run: Solver, net: pb.NetParameter, *, hold_out: bool) -> tuple[str, 
 
 
 def _look_at_phases(net: pb.NetParameter, variant: str | None) -> tuple[pb.LayerParameter, pb.LayerParameter]:
-    """The layers that read the source and the target, once both phases are as a selection needs them."""
+    """The layers that read the source and the target; raises InputError if a phase lacks what a selection needs."""
     before = "" if variant is None else f"variant {variant}: "
     try:
         data_in_test(net)
@@ -312,7 +311,7 @@ def _look_at_phases(net: pb.NetParameter, variant: str | None) -> tuple[pb.Layer
 
 
 def _refuse_own(candidate: Candidate, own_settings: Sequence[str]) -> None:
-    """Refuse to try what the selection sets itself."""
+    """Raise InputError if a candidate sets a field that the selection sets itself."""
     own = {setting.partition("=")[0] for setting in own_settings}
     if any(setting.startswith("solver.random_seed=") for setting in candidate.settings):
         raise InputError("`tries` solver.random_seed: `restarts` trains with several seeds")
@@ -322,7 +321,7 @@ def _refuse_own(candidate: Candidate, own_settings: Sequence[str]) -> None:
 
 
 def _own_settings(folder: Path, source: str | None, training: Path | None) -> list[str]:
-    """Settings that make a training leave out the held-out images, keep its snapshots apart and test nothing."""
+    """Settings that leave out the held-out images, put the snapshots into the candidate's folder, and test nothing."""
     lists = []
     if source is not None and training is not None:
         lists = [f"{source}.image_data_param.source={training.absolute()}", f"{source}.image_data_param.root_folder="]
@@ -353,7 +352,7 @@ def _solver_with(param: pb.SolverParameter, settings: Sequence[str]) -> pb.Solve
 def _fingerprint(
     run: Solver, net: pb.NetParameter, source: Source, weights: Sequence[str], *, recalibrate: bool
 ) -> dict[str, Any]:
-    """What must be the same for earlier results to count: hashes, by what they are of."""
+    """Hashes of the inputs that must be unchanged for earlier results to count, by the input's name."""
     solver = _solver_with(run.param, ["solver.snapshot_prefix="])
     others = (reader for reader in sources(run.net).values() if reader is not source)
     labelled = [f"{e.path} {e.label}" for e in source.entries] if isinstance(source, ImageData) else [_rows_of(source)]
@@ -370,12 +369,12 @@ def _fingerprint(
 
 
 def _rows_of(reader: Source) -> str:
-    """What a reader reads, without labels: the paths of images, or else the number of rows."""
+    """A reader's rows without labels: the images' paths, or else the number of rows."""
     return "\n".join(e.path for e in reader.entries) if isinstance(reader, ImageData) else str(len(reader))
 
 
 def _test_labels(net: pb.NetParameter, base_dir: Path | None, *, needed: bool) -> str:
-    """See that the TEST phase can be built and ends in logits; returns a hash of its labels, or "" if not needed."""
+    """Check that the TEST phase can be built and ends in logits; returns a hash of its labels, or "" if not needed."""
     try:
         test = Net(net, pb.TEST, base_dir=base_dir)
         data = data_in_test(net)
@@ -399,10 +398,10 @@ def _hash(text: str) -> str:
 
 
 def _enter(folder: Path, fingerprint: dict[str, Any]) -> None:
-    """Make the folder, or see that it holds a selection of the same kind.
+    """Make the folder, or check that it holds a selection with the same inputs.
 
     Raises:
-        InputError: it holds something else; it says what differs.
+        InputError: the folder holds something else; the message says what differs.
     """
     record = folder / RECORD
     if record.exists():
@@ -422,7 +421,7 @@ def _enter(folder: Path, fingerprint: dict[str, Any]) -> None:
 
 
 def _memory(run: Solver) -> int:
-    """Bytes that a training takes: blobs and their gradients, parameters with gradients and history."""
+    """Bytes that a training takes: blobs and their gradients; parameters, their gradients and history."""
     blobs = sum(prod(shape) for shape in run.net.blob_shapes.values())
     params = sum(param.tensor.numel() for param in run.net.params)
     return _CONTEXT_BYTES + 4 * (2 * blobs + 3 * params)

@@ -1,4 +1,4 @@
-"""The source's images that are trained on, those that are held out, and those that are compared with the target's."""
+"""Splits the source's images: those to train on, those to hold out, and a sample to compare with the target."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from autodial.system.files import replacing
 from autodial.system.seeding import derive_seed
 
 PARTS = 5
-"""Parts of the source, one of which can be held out."""
+"""Number of equal parts of the source; one part can be held out."""
 _SAMPLE = 2000
-"""Source images that are trained on and measured; see autodial.selection.criteria.importance_weights."""
+"""Trained-on source images in the sample; see autodial.selection.criteria.importance_weights."""
 
 
 @dataclass(frozen=True)
@@ -25,9 +25,9 @@ class SourceLists:
     """Lists of the source's images, with absolute paths.
 
     Attributes:
-        training: what is trained on; None for what the net's source layer reads.
-        held_out: what is not; None if nothing is held out.
-        sample: at most 2,000 of what is trained on, to compare with the target; None for all.
+        training: the images to train on; None: all that the net's source layer reads.
+        held_out: the images that are held out; None if there are none.
+        sample: at most 2,000 of the images to train on, to compare with the target; None: all of them.
     """
 
     training: Path | None
@@ -36,14 +36,14 @@ class SourceLists:
 
 
 def stratified_parts(labels: Sequence[int], seed: int) -> NDArray[np.int64]:
-    """The part, from 0 to 4, of each labelled sample: classes are spread over all parts as evenly as can be.
+    """The part, from 0 to 4, of each labelled sample; classes are spread over the parts as evenly as possible.
 
-    A sample that is the only one of its class is in no part (-1), so that it is always trained on.
+    The only sample of a class is in no part (-1), so that it is always trained on.
     """
     rng = np.random.default_rng(derive_seed(seed, "held-out source"))
     array = np.asarray(labels)
     parts = np.full(len(array), -1)
-    start = 0  # classes go on where the one before left off, which keeps the parts' sizes equal, too
+    start = 0  # each class starts where the class before ended, which keeps the parts' sizes equal too
     for label in np.unique(array):
         members = rng.permutation(np.flatnonzero(array == label))
         if len(members) > 1:
@@ -53,16 +53,16 @@ def stratified_parts(labels: Sequence[int], seed: int) -> NDArray[np.int64]:
 
 
 def write_lists(source: ImageData, folder: Path, seed: int, *, hold_out: bool) -> SourceLists:
-    """Write the lists, the same for the same seed.
+    """Write the lists; equal seeds give equal lists.
 
     Args:
         source: the source's images.
-        folder: gets the lists.
-        seed: what the parts and the sample follow from.
+        folder: the folder for the lists.
+        seed: determines the parts and the sample.
         hold_out: whether to hold out a stratified fifth.
 
     Raises:
-        InputError: an image that is not there, or too few images to hold any out.
+        InputError: an image is missing, or there are too few images to hold any out.
     """
     lines = [f"{source.path(entry).absolute()} {entry.label}" for entry in source.entries]
     parts = np.full(len(lines), -1)

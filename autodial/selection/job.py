@@ -28,27 +28,26 @@ if TYPE_CHECKING:
 
 _PREFIX = "net"
 _ITERATION = re.compile(r"_iter_([0-9]{1,10})$")
-"""What the name of a snapshot ends in."""
+"""The end of a snapshot's name."""
 _LOOK = 2.0
-"""Seconds between two looks at whether the process that started this one is still there."""
+"""Seconds between two checks that the parent process still runs."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """What to train and measure; all paths are absolute, or mean the working directory.
+    """A candidate's training and measurement; paths are absolute or relative to the working directory.
 
     Attributes:
-        folder: for all that comes of it.
-        name: what messages call the candidate.
-        lists: the source's images.
-        solver, weights, variants: as `Training` takes them.
-        overrides: settings of the training, the candidate's among them.
-        seed: of the training.
-        draw: seed of the draw of target images whose features are kept, the same for all candidates.
+        folder: the folder for all results.
+        name: the candidate's name in messages.
+        lists: lists of the source's images.
+        solver, weights, variants, device: arguments of `Training`.
+        overrides: the training's settings, including the candidate's.
+        seed: seed of the training.
+        draw: seed of the draw of target images whose features are kept; all candidates have the same.
         base_dir: folder of the net's file.
-        device: as `Training` takes it.
-        recalibrate: whether statistics of all images take the place of training's moving averages.
-        target_labels: a hash of the TEST phase's labels, to compare with them; "" leaves them alone.
+        recalibrate: whether statistics of all images replace training's moving averages.
+        target_labels: a hash of the TEST phase's labels if they are to be compared with, or "".
     """
 
     folder: Path
@@ -67,27 +66,27 @@ class Job:
 
     @property
     def net(self) -> Path:
-        """The net that is trained, of both phases."""
+        """The file of the net that is trained, with both phases."""
         return self.folder / "net.prototxt"
 
     @property
     def prefix(self) -> Path:
-        """Of the snapshots."""
+        """The snapshots' prefix."""
         return self.folder / _PREFIX
 
     @property
     def trained(self) -> Path:
-        """The trained weights."""
+        """The file of the trained weights."""
         return self.folder / "weights.caffemodel"
 
     @property
     def outputs(self) -> Path:
-        """What criteria look at."""
+        """The file of the candidate's outputs, which criteria look at."""
         return self.folder / "outputs.npz"
 
     @property
     def log(self) -> Path:
-        """What the process prints."""
+        """The file of the process's output."""
         return self.folder / "log.txt"
 
     def write(self) -> Path:
@@ -99,7 +98,7 @@ class Job:
 
     @classmethod
     def read(cls, path: Path) -> Job:
-        """What `write` wrote.
+        """Read the file that `write` wrote.
 
         Raises:
             InputError: the file is damaged.
@@ -142,11 +141,11 @@ class Result(TypedDict):
     """How a job ended.
 
     Attributes:
-        name: the candidate's.
-        target_labels: a hash of the labels that its outputs hold; "" if they hold none.
+        name: the candidate's name.
+        target_labels: a hash of the labels that the outputs hold, or "" if they hold none.
         collapsed_at: the iteration of the last collapse alarm.
-        error: why it has no outputs; None if it has.
-        seconds: that it took.
+        error: why there are no outputs; None if there are.
+        seconds: how long the job took.
     """
 
     name: str
@@ -157,7 +156,7 @@ class Result(TypedDict):
 
 
 def read_result(job: Job) -> Result | None:
-    """What came of a job; None if it is not finished, or lacks the accuracy asked for.
+    """A job's result; None if the job is not finished, or if its outputs lack the labels asked for.
 
     Raises:
         InputError: the file is damaged.
@@ -173,7 +172,7 @@ def read_result(job: Job) -> Result | None:
 
 
 def failure(job: Job, status: int) -> str:
-    """Why a process ended with an exit status and without a result, as far as its log tells."""
+    """Why a process ended with an exit status and without a result, according to its log."""
     if status < 0:
         return f"killed by signal {-status}; see {job.log}"
     lines = job.log.read_text("utf-8", errors="replace").split("\n")
@@ -181,7 +180,7 @@ def failure(job: Job, status: int) -> str:
 
 
 class InterruptedTrainingError(Exception):
-    """A training was told to end before it was done; `exit_status` is the process's."""
+    """A signal ended a training early; `exit_status` is the process's exit status."""
 
     def __init__(self, exit_status: int) -> None:
         super().__init__(exit_status)
@@ -191,11 +190,11 @@ class InterruptedTrainingError(Exception):
 def run(job: Job, workers: int) -> None:
     """Train, keep the weights and the outputs, write result.json and delete the snapshots.
 
-    It goes on where an earlier run was interrupted. That the training diverged is a result, too. Other errors are not,
-    and are tried again.
+    An interrupted job continues from its snapshot. A training that diverged is a result; after another error, the job
+    is run again the next time.
 
     Args:
-        job: what to do.
+        job: the job.
         workers: processes that read images ahead.
 
     Raises:
@@ -228,7 +227,7 @@ def run(job: Job, workers: int) -> None:
 
 
 def _train(job: Job, workers: int) -> TrainingResult:
-    """Train from the last snapshot if there is one; what the training shows is printed."""
+    """Train, from the last snapshot if there is one, and print the training's progress."""
     from autodial.training.console import Lines, write_line
     from autodial.training.run import Outcome, Training
     from autodial.training.signals import heeding_signals
@@ -238,7 +237,9 @@ def _train(job: Job, workers: int) -> TrainingResult:
     snapshots = sorted((state for state in states if _ITERATION.search(state.stem)), key=_iteration)
     if not snapshots:
         shutil.rmtree(logs, ignore_errors=True)
-        for model in job.folder.glob(f"{_PREFIX}_iter_*"):  # of a process that was killed before it wrote the state
+        for model in job.folder.glob(
+            f"{_PREFIX}_iter_*"
+        ):  # left by a process that was killed before it wrote the state
             model.unlink()
     snapshot = snapshots[-1] if snapshots else None
     weights = () if snapshots else job.weights
@@ -279,7 +280,7 @@ def _open(job: Job, weights: Path, workers: int) -> TrainedNet:
 
 
 def _keep(job: Job, net: TrainedNet) -> None:
-    """Write the weights that are handed over if the candidate is chosen."""
+    """Write the weights that the user gets if this candidate is chosen."""
     from autodial.proto import write_weights
 
     if job.recalibrate:
@@ -302,14 +303,14 @@ def _iteration(snapshot: Path) -> int:
 
 
 def _stop_with_parent(parent: int) -> None:
-    """Stop as after Ctrl-C when the process that started this one is gone."""
+    """Stop as after Ctrl-C once the parent process is gone."""
     while os.getppid() == parent:
         time.sleep(_LOOK)
     os.kill(os.getpid(), signal.SIGINT)
 
 
 def main(arguments: list[str]) -> int:
-    """Run a job: its file, and the number of processes that read images; returns the exit status."""
+    """Run a job; the arguments are its file and the number of processes that read images. Returns the exit status."""
     threading.Thread(target=_stop_with_parent, args=(os.getppid(),), daemon=True).start()
     try:
         run(Job.read(Path(arguments[0])), int(arguments[1]))

@@ -1,4 +1,4 @@
-"""What a trained candidate makes of both domains' images: all that criteria look at, kept in a file."""
+"""A trained candidate's scores and features for both domains' images: all that criteria look at, stored in a file."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from autodial import proto
 from autodial.data.image_list import ImageList
-from autodial.errors import DivergedError, InputError
+from autodial.errors import DivergedError, InputError, WorkError
 from autodial.evaluation.domains import (
     DataTop,
     DomainBatches,
@@ -33,27 +33,27 @@ from autodial.system.files import replacing
 from autodial.system.seeding import derive_seed
 
 FEATURE_ROWS = 2000
-"""Target images whose features are kept; more change a clustering little."""
+"""Target images whose features are kept; more would change a clustering little."""
 _CLASSIFIERS = ("InnerProduct", "Convolution")
 
 
 @dataclass(frozen=True, eq=False)
 class Outputs:
-    """Scores and features of one trained net, N images by C classes or D features, in the order of their lists.
+    """One trained net's scores (N images, C classes) and features (N images, D values), in the order of the lists.
 
-    Source images went through the source's statistics, target images through those that the TEST phase uses; all were
-    prepared as in the TEST phase.
+    Source images are normalized with the source's statistics, target images with those that the TEST phase uses. All
+    images are prepared as in the TEST phase.
 
     Attributes:
-        target_logits: float32 (N_t, C), of the target's training images.
-        features: float32 (M, D), what the classifier reads, of at most 2,000 target images.
-        feature_rows: int64 (M,), the rows of `target_logits` that these are of; the same for every candidate.
-        source_logits: float32 (N_s, C), of source images that were trained on.
-        held_out_logits: float32 (N_h, C), of source images that were not; N_h is 0 where none were held out.
-        held_out_labels: int64 (N_h,).
-        test_probabilities: float32 (N, C), of the TEST phase's images that have a label; N is 0 where labels are not
-            to be looked at. Criteria never see them: they say what a choice cost.
-        test_labels: int64 (N,).
+        target_logits: float32 (N_t, C), logits of the target's training images.
+        features: float32 (M, D), the classifier's inputs for at most 2,000 target images.
+        feature_rows: int64 (M,), the rows of `target_logits` of these images; the same for every candidate.
+        source_logits: float32 (N_s, C), logits of source images that were trained on.
+        held_out_logits: float32 (N_h, C), logits of held-out source images; N_h is 0 if there are none.
+        held_out_labels: int64 (N_h,), their labels.
+        test_probabilities: float32 (N, C), probabilities of the TEST phase's labelled images; N is 0 if labels are not
+            to be looked at. Criteria don't use them: they show what a choice cost.
+        test_labels: int64 (N,), their labels.
     """
 
     target_logits: NDArray[np.float32]
@@ -72,7 +72,7 @@ class Outputs:
 
     @classmethod
     def read(cls, path: Path) -> Outputs:
-        """What `write` wrote.
+        """Read the file that `write` wrote.
 
         Raises:
             InputError: the file is damaged.
@@ -85,17 +85,20 @@ class Outputs:
 
 
 class TrainedNet:
-    """A trained candidate's TEST phase, ready to be run on the images of both domains.
+    """A trained candidate's TEST phase, to be run on the images of both domains.
 
     Args:
-        net: the NetParameter that was trained, of both phases.
+        net: the trained NetParameter, with both phases.
         weights: its caffemodel.
         base_dir: folder of the net's file.
-        device: where to run.
+        device: the device to run on.
         workers: processes that read images ahead.
 
+    Attributes:
+        weights: the weights; `recalibrate` changes their statistics.
+
     Raises:
-        InputError: a net without a TEST phase that ends in logits.
+        InputError: the net has no TEST phase that ends in logits.
     """
 
     def __init__(
@@ -118,27 +121,34 @@ class TrainedNet:
         self._built.load_weights(self.weights, str(weights))
 
     def recalibrate(self, source: Path | None) -> None:
-        """Give the net whole statistics: those of all source and all target images in place of moving averages.
+        """Replace the statistics by those of all source and target images.
 
         Args:
-            source: list of the source's images; None for those that the net's source layer reads.
+            source: list of the source's images; None: all that the net's source layer reads.
+
+        Raises:
+            InputError: the net can't be recalibrated (see `autodial.evaluation.recalibrate.recalibrate`).
+            DivergedError: values that are not finite.
         """
         batches = (self._batches(data) for data in (self._source_data(source), self._target))
-        recalibrate(self._built, *batches)
+        try:
+            recalibrate(self._built, *batches)
+        except WorkError as error:
+            raise DivergedError(f"after training, {error}") from error
         self.weights = with_statistics(self.weights, self._built)
 
     def outputs(self, *, source: Path | None, held_out: Path | None, target_labels: bool, seed: int) -> Outputs:
         """Run the net on both domains.
 
         Args:
-            source: list of source images that were trained on; None for those that the net's source layer reads.
-            held_out: list of source images that were not trained on, with labels; None if there are none.
-            target_labels: whether the TEST phase's list holds the target's labels, to see what they would say.
-            seed: of the draw of rows whose features are kept.
+            source: list of source images that were trained on; None: all that the net's source layer reads.
+            held_out: list of held-out source images with labels; None if there are none.
+            target_labels: whether to compare with the target's labels, which the TEST phase's list must hold.
+            seed: seed of the draw of rows whose features are kept.
 
         Raises:
-            InputError: images that can't be read, or labels that are no classes.
-            DivergedError: logits that are not finite.
+            InputError: images can't be read, or labels are no classes.
+            DivergedError: logits are not finite.
         """
         self._use("source")
         source_logits, _ = self._run(self._source_data(source))
@@ -169,12 +179,12 @@ class TrainedNet:
         return DomainBatches(data, self._test.blob, device=self._device, workers=self._workers, base_dir=self._base_dir)
 
     def _use(self, domain: Domain | None) -> None:
-        """Normalize with a domain's statistics; None: with those that the TEST phase names."""
+        """Normalize with a domain's statistics; None: as the TEST phase states."""
         for dial, of_test in zip(self._dials, self._test_stats, strict=True):
             dial.test_stats = of_test if domain is None else domain
 
     def _run(self, data: DataTop, *, features: bool = False) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """Logits of all images, and, if asked for, what the classifier reads."""
+        """Logits of all images and, if asked for, the classifier's inputs."""
         names = [self._logits, *([self._features] if features else [])]
         found: dict[str, list[NDArray[np.float32]]] = {name: [] for name in names}
         with torch.no_grad():
@@ -189,7 +199,7 @@ class TrainedNet:
         return logits, arrays[names[-1]]
 
     def _scores(self) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-        """Probabilities and labels of the TEST phase's images that have one."""
+        """Probabilities and labels of the TEST phase's labelled images."""
         net = Net(self._net, pb.TEST, base_dir=self._base_dir).to(self._device)
         net.load_weights(self.weights)
         scorer = Scorer(net, device=self._device, workers=self._workers, logits=self._logits)
@@ -202,7 +212,7 @@ class TrainedNet:
 
 
 def _classifier_input(net: pb.NetParameter, logits: str) -> str:
-    """The blob that the last layer with weights in front of the logits reads; the logits where nothing else is kept."""
+    """The blob that the classifier reads: the last layer with weights before the logits; else the logits themselves."""
     graph = Graph(net.layer)
     value = graph.last(logits)
     assert value is not None
