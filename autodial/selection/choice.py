@@ -130,10 +130,10 @@ def average(trials: Sequence[Trial]) -> Ensemble | None:
     if len(members) < 2:
         return None
     outputs = [_outputs(trials[number]) for number in members]
-    labels = ensemble([softmax(o.target_logits) for o in outputs]).argmax(axis=1)
+    labels = ensemble(softmax(o.target_logits) for o in outputs).argmax(axis=1)
     agreement = float(np.mean([(o.target_logits.argmax(axis=1) == labels).mean() for o in outputs]))
     truth = outputs[0].test_labels
-    right = _accuracy(ensemble([o.test_probabilities for o in outputs]), truth) if len(truth) else None
+    right = _accuracy(ensemble(o.test_probabilities for o in outputs), truth) if len(truth) else None
     return Ensemble(tuple(members), agreement, right)
 
 

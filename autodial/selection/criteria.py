@@ -7,7 +7,7 @@ A criterion is a function of all candidates' outputs. It gives each candidate a 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -75,7 +75,7 @@ def agreement(candidates: Sequence[Outputs]) -> Ranking:
     Certified Baseline", NeurIPS 2024): the average of the candidates' target probabilities is no worse than the average
     candidate, whatever the labels are, and takes their place.
     """
-    probabilities = ensemble([softmax(outputs.target_logits) for outputs in candidates])
+    probabilities = ensemble(softmax(outputs.target_logits) for outputs in candidates)
     labels = probabilities.argmax(axis=1)
     return _mean(np.stack([outputs.target_logits.argmax(axis=1) == labels for outputs in candidates]))
 
@@ -237,12 +237,12 @@ def softmax(logits: Floats) -> NDArray[np.float64]:
     return np.asarray(torch.from_numpy(logits).double().softmax(1))
 
 
-def ensemble(probabilities: Sequence[Floats]) -> NDArray[np.float64]:
-    """The average of several nets' probabilities, (N, C) each."""
-    total = np.zeros(probabilities[0].shape)
+def ensemble(probabilities: Iterable[Floats]) -> NDArray[np.float64]:
+    """The average of several nets' probabilities, (N, C) each; they need not be in memory at the same time."""
+    total, number = np.zeros(()), 0
     for values in probabilities:
-        total += values
-    return total / len(probabilities)
+        total, number = total + values, number + 1
+    return total / number
 
 
 def entropies(probabilities: Floats) -> NDArray[np.float64]:

@@ -79,9 +79,34 @@ class Outputs:
         """
         try:
             with np.load(path, allow_pickle=False) as arrays:
-                return cls(**{field.name: arrays[field.name] for field in fields(cls)})
-        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-            raise InputError(f"{path} is damaged: delete it, and the candidate is trained again") from error
+                outputs = cls(**{field.name: arrays[field.name] for field in fields(cls)})
+        except (OSError, ValueError, KeyError, EOFError, MemoryError, zipfile.BadZipFile, zlib.error) as error:
+            raise _damaged(path) from error
+        if not outputs._is_whole():
+            raise _damaged(path)
+        return outputs
+
+    def _is_whole(self) -> bool:
+        """Whether types and shapes fit each other, and rows, labels and values are possible."""
+        scores = (self.target_logits, self.source_logits, self.held_out_logits, self.test_probabilities)
+        numbers = (self.feature_rows, self.held_out_labels, self.test_labels)
+        if not all(a.dtype == np.float32 and a.ndim == 2 and np.isfinite(a).all() for a in (*scores, self.features)):
+            return False
+        if not all(a.dtype == np.int64 and a.ndim == 1 and a.min(initial=0) >= 0 for a in numbers):
+            return False
+        images, classes = self.target_logits.shape
+        return (
+            min(images, len(self.source_logits), len(self.features)) > 0
+            and all(a.shape[1] == classes for a in scores)
+            and (len(self.features), len(self.held_out_logits), len(self.test_probabilities))
+            == tuple(map(len, numbers))
+            and int(self.feature_rows.max()) < images
+            and all(int(labels.max(initial=0)) < classes for labels in (self.held_out_labels, self.test_labels))
+        )
+
+
+def _damaged(path: Path) -> InputError:
+    return InputError(f"{path} is damaged: delete it, and the candidate is measured again")
 
 
 class TrainedNet:

@@ -120,9 +120,19 @@ def test_outputs_survive_their_file(stripes: Path, trained: tuple[Path, Solver],
         path.write_bytes(damaged)
         with pytest.raises(InputError, match=r"outputs\.npz is damaged: delete it"):
             Outputs.read(path)
-    replace(written, features=np.array([{}])).write(path)  # an array of objects, which reading would run code of
-    with pytest.raises(InputError, match=r"outputs\.npz is damaged"):
-        Outputs.read(path)
+    for change in (
+        {"features": np.array([{}])},  # an array of objects; reading them would run code
+        {"features": written.features[:, 0]},
+        {"target_logits": written.target_logits * np.nan},
+        {"target_logits": written.target_logits[:, :2]},
+        {"test_labels": written.test_labels[1:]},
+        {"test_labels": written.test_labels + 1},
+        {"feature_rows": written.feature_rows + 1},
+        {"feature_rows": written.feature_rows.astype(float)},
+    ):
+        replace(written, **change).write(path)
+        with pytest.raises(InputError, match=r"outputs\.npz is damaged"):
+            Outputs.read(path)
 
 
 def test_scores_that_overflow_are_those_of_a_training_that_diverged(
