@@ -1,6 +1,6 @@
 """What criteria without target labels choose among trainings that differ by setting and seed, and what that costs.
 
-    python benchmarks/choosing.py train RESULTS_DIR [TASK ...] [--groups N] [--data FOLDER] [--jobs N]
+    python benchmarks/choosing.py train RESULTS_DIR [TASK ...] [--groups N] [--data FOLDER] [--device cuda] [--jobs N]
     python benchmarks/choosing.py report [RESULTS_DIR]
 
 `train` trains every run of the tasks that is not there yet, the first group of every task before the second. A run
@@ -42,10 +42,12 @@ from autodial import proto
 from autodial.data.image_list import ImageList
 from autodial.data.paths import find
 from autodial.demo.images import write_images
+from autodial.evaluation.domains import data_in_train
 from autodial.netparam.shipped import shipped_net, shipped_solver
 from autodial.selection.candidates import Candidate
 from autodial.selection.choice import Trial, average, choose
-from autodial.selection.criteria import CRITERIA, DEFAULT
+from autodial.selection.criteria import CRITERIA, DEFAULT, ensemble
+from autodial.selection.holdout import stratified_parts
 from autodial.selection.outputs import Outputs
 from autodial.system.files import replacing
 
@@ -150,16 +152,41 @@ def _pair(
     return Project(runner.project, *lists, settings, runner.start.weights)
 
 
+def _cells(data: Path, folder: Path, seed: int) -> Project:
+    """benchmarks/adaptation.py's task; as there are no other source images, a fifth of them is held out."""
+    (task,) = adaptation.TASKS["solar-cells"].values()
+    runner = adaptation.Runner(task, data, folder, "cpu", 1)
+    project = runner.project
+    lists = {name: project / f"{name}.txt" for name in ("held_out", "training", "sample")}
+    if not lists["sample"].exists():
+        entries = list(ImageList.read(project / "source.txt"))
+        parts = stratified_parts([entry.label for entry in entries], 0)
+        rows = [f"{find(entry.path, project).absolute()} {entry.label}" for entry in entries]
+        _write(lists["held_out"], [row for row, part in zip(rows, parts, strict=True) if part == 0])
+        for name in ("training", "sample"):
+            _write(lists[name], [row for row, part in zip(rows, parts, strict=True) if part != 0])
+    domains = data_in_train(proto.read_net(project / "train_val.prototxt"))
+    assert domains is not None
+    reader = f"{domains[0].layer.name}.image_data_param"
+    settings = (f"{reader}.source={lists['training']}", f"{reader}.root_folder=")
+    return Project(project, lists["held_out"], lists["sample"], settings, runner.start.weights)
+
+
 def _write_lists(project: Path, held_out: Callable[[], Any]) -> None:
     """Write held_out.txt, with its images, and sample.txt; classes are numbered as the digits are."""
     entries = list(ImageList.read(project / "source.txt"))
     drawn = np.sort(np.random.default_rng(0).permutation(len(entries))[:SAMPLE])
-    sample = [f"{find(entries[i].path, project).absolute()} {entries[i].label}" for i in drawn]
+    _write(project / "sample.txt", [f"{find(entries[i].path, project).absolute()} {entries[i].label}" for i in drawn])
     folder = images.write(project / "held_out", held_out)
-    lines = [f"{path.absolute()} {path.parent.name}" for path in sorted(folder.rglob("*.png"))]
-    for name, rows in (("sample", sample), ("held_out", lines)):
-        with replacing(project / f"{name}.txt") as file:
-            file.write("".join(f"{row}\n" for row in rows).encode())
+    _write(
+        project / "held_out.txt",
+        [f"{path.absolute()} {path.parent.name}" for path in sorted(folder.rglob("*.png"))],
+    )
+
+
+def _write(path: Path, rows: Sequence[str]) -> None:
+    with replacing(path) as file:
+        file.write("".join(f"{row}\n" for row in rows).encode())
 
 
 def _digits(name: str, part: str) -> Callable[[Path], Any]:
@@ -178,6 +205,7 @@ TASKS = {
     "mnist-usps-dev": Task("MNIST to USPS, seeds 101 to 120", _MNIST_USPS, (101, 105, 109, 113, 117), True),
     "usps-mnist": Task("USPS to MNIST", _USPS_MNIST, _FIRST, False),
     "rendered-handwritten": Task("rendered to handwritten", _RENDERED, _FIRST, False),
+    "solar-cells": Task("solar cells, mono to poly", _cells, (1, 5), False, balanced=True),
     "demo": Task("the demo, new data seeds", _demo, (1, 2, 3, 4, 5), False),
     "mnist-usps": Task("MNIST to USPS, new seeds", _MNIST_USPS, _FIRST, False),
 }
@@ -203,7 +231,7 @@ def waiting(results: Path, names: Sequence[str], groups: int) -> Iterator[tuple[
                         yield name, seed, run
 
 
-def train(results: Path, name: str, seed: int, run: Run, data: Path) -> float:
+def train(results: Path, name: str, seed: int, run: Run, data: Path, device_name: str) -> float:
     """Train one run and keep what came of it; returns the seconds that it took."""
     from autodial.netparam.overrides import apply_to_nets, for_nets
     from autodial.netparam.variants import read_variant
@@ -211,7 +239,7 @@ def train(results: Path, name: str, seed: int, run: Run, data: Path) -> float:
     from autodial.system.devices import choose_device
     from autodial.training.run import Training
 
-    task, device = TASKS[name], choose_device("cpu")
+    task, device = TASKS[name], choose_device(device_name)
     project = task.project(data, results / name, seed)
     folder = folder_of(results, name, seed)
     scratch = folder / f"{run.name}.partial"
@@ -226,7 +254,7 @@ def train(results: Path, name: str, seed: int, run: Run, data: Path) -> float:
     training = Training(
         project.folder / "solver.prototxt",
         weights=[project.weights] if project.weights else [],
-        device="cpu",
+        device=device_name,
         seed=run.seed,
         workers=0,
         overrides=[
@@ -251,7 +279,9 @@ def train(results: Path, name: str, seed: int, run: Run, data: Path) -> float:
         param = read_variant(net, variants)
         apply_to_nets(for_nets(settings), [param])
         if run.variant == "source-only":
-            record["moving"] = _score_source_only(param, trained.snapshot.weights, project.folder, task.balanced)
+            record["moving"] = _score_source_only(
+                param, trained.snapshot.weights, project.folder, device, task.balanced
+            )
         else:
             built = TrainedNet(param, trained.snapshot.weights, base_dir=project.folder, device=device, workers=0)
             for statistics in STATISTICS:
@@ -262,27 +292,26 @@ def train(results: Path, name: str, seed: int, run: Run, data: Path) -> float:
                 if run.lambda_ is not None:
                     outputs.write(folder / f"{run.name}.{statistics}.npz")
     record |= {"seconds": time.perf_counter() - started, "cpu_seconds": time.process_time() - cpu}
-    record["machine"] = machine("cpu")
+    record["machine"] = machine(device_name)
     with replacing(folder / f"{run.name}.json") as file:
         file.write(json.dumps(record, indent=2).encode())
     shutil.rmtree(scratch)
     return float(record["seconds"])
 
 
-def _score_source_only(param: Any, weights: Path, base_dir: Path, balanced: bool) -> float:
+def _score_source_only(param: Any, weights: Path, base_dir: Path, device: torch.device, balanced: bool) -> float:
     """Of a net without Dial layers."""
     from autodial.evaluation.scoring import Scorer
     from autodial.net.net import Net
     from autodial.netparam.graph import Graph
     from autodial.netparam.net_state import filter_net
     from autodial.proto import messages as pb
-    from autodial.system.devices import choose_device
     from autodial.training.solver import load_weights
 
-    net = Net(param, pb.TEST, base_dir=base_dir)
+    net = Net(param, pb.TEST, base_dir=base_dir).to(device)
     load_weights(net, [weights])
     graph = Graph(filter_net(param, pb.TEST).layer)
-    scorer = Scorer(net, device=choose_device("cpu"), workers=0, logits=graph.names[graph.logits()])
+    scorer = Scorer(net, device=device, workers=0, logits=graph.names[graph.logits()])
     for _ in scorer.run():
         pass
     rows = [row for row in scorer.rows if row.loss is not None]
@@ -297,7 +326,7 @@ def score(probabilities: Any, labels: Any, balanced: bool) -> float:
     return float(np.mean([right[labels == label].mean() for label in np.unique(labels)]))
 
 
-def train_all(results: Path, names: Sequence[str], groups: int, data: Path, jobs: int) -> None:
+def train_all(results: Path, names: Sequence[str], groups: int, data: Path, device: str, jobs: int) -> None:
     """Train what is not there yet, in processes of one thread each."""
     done = read_summary()
     left = [run for run in waiting(results, names, groups) if str(run[1]) not in done.get(run[0], {})]
@@ -306,7 +335,7 @@ def train_all(results: Path, names: Sequence[str], groups: int, data: Path, jobs
         TASKS[name].project(data, results / name, seed)
     context = get_context("spawn")
     with ProcessPoolExecutor(jobs, mp_context=context, initializer=_one_thread) as pool:
-        runs = [(item, pool.submit(train, results, *item, data)) for item in left]
+        runs = [(item, pool.submit(train, results, *item, data, device)) for item in left]
         for (name, seed, run), trained in runs:
             error = trained.exception()
             outcome = f"failed: {error!r}" if error else f"{trained.result():.0f} s"
@@ -334,14 +363,14 @@ def summarize(results: Path) -> dict[str, dict[str, Any]]:
             folder = folder_of(results, name, seed)
             if str(seed) in summary.get(name, {}) or not all((folder / f"{run.name}.json").exists() for run in runs):
                 continue
-            summary.setdefault(name, {})[str(seed)] = summarize_group(folder, runs)
+            summary.setdefault(name, {})[str(seed)] = summarize_group(folder, runs, balanced=task.balanced)
             SUMMARY.parent.mkdir(exist_ok=True)
             with replacing(SUMMARY) as file:
                 file.write(f"{json.dumps(summary, indent=1)}\n".encode())
     return summary
 
 
-def summarize_group(folder: Path, runs: Sequence[Run]) -> dict[str, Any]:
+def summarize_group(folder: Path, runs: Sequence[Run], *, balanced: bool) -> dict[str, Any]:
     """A group's runs and, with both statistics, what each criterion makes of them."""
     records = [json.loads((folder / f"{run.name}.json").read_text("utf-8")) for run in runs]
     keys = ("variant", "lambda", "seed", "alphas", "moving", "whole", "collapsed_at", "error", "cpu_seconds", "machine")
@@ -349,14 +378,19 @@ def summarize_group(folder: Path, runs: Sequence[Run]) -> dict[str, Any]:
     candidates = [(run, record) for run, record in zip(runs, records, strict=True) if run.lambda_ is not None]
     for statistics in STATISTICS:
         trials = [_trial(folder / f"{run.name}.{statistics}.npz", run, record["error"]) for run, record in candidates]
-        ensemble = average(trials)
+        choices, together = choose(trials), average(trials)
+        accuracy = None
+        if together is not None:
+            members = [outputs for number in together.trials if (outputs := trials[number].outputs) is not None]
+            probabilities = ensemble(outputs.test_probabilities for outputs in members)
+            accuracy = score(probabilities, members[0].test_labels, balanced)
         summary[statistics] = {
-            "chosen": {name: choice.trial for name, choice in choose(trials).items()},
+            "chosen": {name: choice.trial for name, choice in choices.items()},
             "values": {
                 name: [None if value is None else round(value, 5) for value in choice.values]
-                for name, choice in choose(trials).items()
+                for name, choice in choices.items()
             },
-            "ensemble": None if ensemble is None else ensemble.accuracy,
+            "ensemble": accuracy,
         }
     return summary
 
@@ -505,13 +539,16 @@ def main() -> None:
     training.add_argument("tasks", nargs="*", default=list(TASKS))
     training.add_argument("--groups", type=int, default=5)
     training.add_argument("--data", type=Path, default=Path())
+    training.add_argument("--device", default="cpu")
     training.add_argument("--jobs", type=int, default=1)
     reporting = commands.add_parser("report")
     reporting.add_argument("results", type=Path, nargs="?")
     arguments = parser.parse_args()
     if arguments.command == "train":
         data = arguments.data.resolve()
-        train_all(arguments.results.resolve(), arguments.tasks, arguments.groups, data, arguments.jobs)
+        train_all(
+            arguments.results.resolve(), arguments.tasks, arguments.groups, data, arguments.device, arguments.jobs
+        )
         return
     summary = read_summary() if arguments.results is None else summarize(arguments.results.resolve())
     for statistics in STATISTICS:
