@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 def report(
     runs: Annotated[
         list[Path],
-        typer.Argument(metavar="RUN...", help="Run folders that `autodial train` wrote; several are compared."),
+        typer.Argument(metavar="RUN...", help="Run folders written by `autodial train`; several are compared."),
     ],
     output: Annotated[
         Path | None,
@@ -31,7 +31,7 @@ def report(
             "--output",
             "-o",
             metavar="REPORT.html",
-            help="The page to write; its figures go to the same folder, as REPORT-*.png.",
+            help="The page to write. Its figures go beside it, as REPORT-*.png.",
             show_default="RUN/report.html; for several runs, comparison.html",
         ),
     ] = None,
@@ -39,34 +39,36 @@ def report(
         str | None,
         typer.Option(
             metavar="NAME,NAME",
-            help="Dial layers whose features are shown, for one run.",
+            help="The Dial layers whose features are shown, for one run.",
             show_default="the first, a middle and the last one",
         ),
     ] = None,
     images: Annotated[
-        int, typer.Option(min=2, help="Images of each domain to run the net on, evenly spaced over its list.")
+        int, typer.Option(min=2, help="Images of each domain to run the net on, evenly spaced over the list.")
     ] = 1000,
     allow_python: Annotated[
         bool,
         typer.Option(
             "--allow-python",
-            help="Run the code of Python layers, which can do anything; without it, a net that needs them is not run.",
+            help="Run the code of Python layers. Use it only if you trust the author; without it, a net with Python "
+            "layers is not evaluated.",
         ),
     ] = False,
     device: DeviceOption = "auto",
     workers: WorkersOption = None,
 ) -> None:
-    """Show a training run on one page: what was run, every alpha, the losses, and what the net makes of the target.
+    """Show a training run on one HTML page.
 
-    Several runs are compared on one page: scores with mean and spread over the runs that differ by their seed alone,
-    what else differs between the runs' settings, curves, alphas by depth, and confusion matrices side by side.
+    The page shows what was run, every alpha, the losses, and the net's predictions for the target. It needs no other
+    file and no network. The curves come from RUN's log; a run that has not finished is shown as far as it got.
+    Features, predictions and the confusion matrix come from running the newest snapshot on images of the training and
+    test lists. Missing parts explain why they are missing.
 
-    The page needs no other file and no network. The curves come from RUN's log; a run that is still going, or was
-    interrupted, is shown as far as it got. For features, predictions and the confusion matrix, the newest snapshot is
-    run on images of the lists that it was trained and tested with. Where a part is missing, the page says why.
+    Several runs are compared: scores with mean and spread over the runs that differ by their seed alone, what else
+    differs between the runs' settings, curves, alphas by depth, and confusion matrices side by side.
 
-    No code from a run folder is run, and only the page and its figures are written. The report reads the files that the
-    run's net names, wherever they lie, and shows images from them: look at the page before you pass it on.
+    No code from the run folder is run, and only the page and its figures are written. The page shows images from any
+    place that the net's lists name: look at it before you pass it on.
     """
     from autodial.net.feed import default_workers
     from autodial.report.comparison import write_comparison

@@ -17,7 +17,7 @@ import torch
 from rich.table import Table
 
 from autodial import proto
-from autodial.converters.onnx_export import export
+from autodial.converters.net_export import export
 from autodial.data.image_list import ImageList
 from autodial.demo.choice import Floats, agreements, average
 from autodial.demo.images import CLASSES, RENDERINGS, DigitFiles, write_images

@@ -21,7 +21,7 @@ from autodial.data.labels import read_labels, tell_apart
 from autodial.errors import InputError
 from autodial.evaluation.domains import DataTop, data_in_train, file_options, without_augmentation
 from autodial.evaluation.recalibrate import Domain
-from autodial.evaluation.scoring import Row
+from autodial.evaluation.scoring import ScoredImage
 from autodial.layers import DomainAlignment
 from autodial.layers.data_sources import SourceLayer
 from autodial.net.feed import Feed
@@ -260,13 +260,13 @@ class _Model:
     def predict(self) -> Predictions:
         """Predict the target's images."""
         positions = _evenly(len(self._source), self._images)
-        rows: list[Row] = []
+        rows: list[ScoredImage] = []
         for names, tops in self._batches(self._net, self._reader, positions, part=0):
             scores = self._forward(tops, "target").flatten(1)
             labels = (
                 [None] * len(scores) if self._label_top is None else tops[self._label_top].flatten().long().tolist()
             )
-            rows += (Row(*row) for row in zip(names, labels, scores.softmax(1).cpu().numpy(), strict=True))
+            rows += (ScoredImage(*row) for row in zip(names, labels, scores.softmax(1).cpu().numpy(), strict=True))
         # of scores that are NaN or infinite, softmax makes NaN, whose largest is no class
         whole = [i for i, row in enumerate(rows) if np.isfinite(row.probabilities).all()]
         if not whole:

@@ -12,7 +12,7 @@ from autodial.data.datum_data import DatumData
 from autodial.data.image_data import ImageData
 from autodial.data.source import Source
 from autodial.errors import InputError
-from autodial.evaluation.scoring import Row
+from autodial.evaluation.scoring import ScoredImage
 from autodial.wording import counted
 
 _LONGER_SIDE = 160
@@ -38,7 +38,7 @@ class Thumbnail(NamedTuple):
 class PredictedImage(NamedTuple):
     """A target image and what was predicted for it."""
 
-    row: Row
+    row: ScoredImage
     image: Thumbnail
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from autodial.evaluation.scoring import Row
+from autodial.evaluation.scoring import ScoredImage
 
 Floats = NDArray[np.float64]
 
@@ -26,7 +26,7 @@ class Predictions:
         lost: number of images without a row, as their scores are not finite.
     """
 
-    rows: Sequence[Row]
+    rows: Sequence[ScoredImage]
     positions: Sequence[int]
     total: int
     name: str
@@ -103,7 +103,7 @@ def balanced_accuracy(confusion: NDArray[np.int64]) -> float | None:
     return float(np.nanmean(recalls(confusion))) if confusion.any() else None
 
 
-def why_unlabelled(rows: Sequence[Row], name: str) -> str | None:
+def why_unlabelled(rows: Sequence[ScoredImage], name: str) -> str | None:
     """Why the labels of a list called `name` can't be compared with; None if they can."""
     if all(row.label is None for row in rows):
         return "the TEST phase reads no labels"
