@@ -1,4 +1,4 @@
-"""Which of several trainings to trust, without labels: the one that agrees most with the average of all."""
+"""Which of several trainings to trust, without labels: the one whose predictions tell most about the images."""
 
 from __future__ import annotations
 
@@ -16,14 +16,19 @@ def average(probabilities: Sequence[Floats]) -> Floats:
     return mean
 
 
-def agreements(probabilities: Sequence[Floats]) -> list[float]:
-    """For each net, the share of images for which it predicts what the average of all nets predicts, in [0, 1].
+def information(probabilities: Floats) -> float:
+    """The mutual information of images and predicted classes, in nats, from 0 to log(classes).
 
-    EnsV (Hu et al., "Towards Reliable Model Selection for Unsupervised Domain Adaptation", NeurIPS 2024): the average
-    is no worse than the nets on average, whatever the labels are, and stands in for labels.
+    H(mean p) - mean H(p): large where each prediction is decided and all together are spread over the classes (Bridle
+    et al., "Unsupervised Classifiers, Mutual Information and 'Phantom Targets'", NIPS 1991).
 
     Args:
-        probabilities: of each net, (images, classes).
+        probabilities: of a net, (images, classes).
     """
-    labels = average(probabilities).argmax(1)
-    return [float((one.argmax(1) == labels).mean()) for one in probabilities]
+    return float(_entropy(probabilities.mean(0)) - _entropy(probabilities).mean())
+
+
+def _entropy(p: Floats) -> Floats:
+    """-sum p log p along the last axis; 0 log 0 counts as 0."""
+    entropy: Floats = -(p * np.log(np.where(p > 0, p, 1))).sum(-1)
+    return entropy

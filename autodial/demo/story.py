@@ -19,7 +19,7 @@ from rich.table import Table
 from autodial import proto
 from autodial.converters.net_export import export
 from autodial.data.image_list import ImageList
-from autodial.demo.choice import Floats, agreements, average
+from autodial.demo.choice import Floats, average, information
 from autodial.demo.images import CLASSES, RENDERINGS, DigitFiles, write_images
 from autodial.demo.picture import Accuracies, draw
 from autodial.demo.steps import Steps
@@ -138,7 +138,7 @@ class Result:
         chosen: title and seed of the run that was chosen without labels.
         chosen_accuracy: of the run's exported file.
         ensemble_accuracy: of the averaged probabilities of the chosen method's runs.
-        agreement: the share of images on which the chosen run agrees with the average of all candidates.
+        information: the criterion's value for the chosen run (`autodial.demo.choice.information`), in nats.
     """
 
     seed: int
@@ -146,7 +146,7 @@ class Result:
     chosen: tuple[str, int]
     chosen_accuracy: float
     ensemble_accuracy: float
-    agreement: float
+    information: float
 
 
 def run_demo(
@@ -190,7 +190,7 @@ def run_demo(
         seeds = [10 * seed + number for number in range(1, recipe.restarts + 1)]
         _train(steps, output, seeds, recipe, device, chosen_device)
         runs = _score(steps, output, seeds, labels, chosen_device)
-        chosen, agreement = _choose(steps, [run for run in runs if run.method.adapts])
+        chosen, value = _choose(steps, [run for run in runs if run.method.adapts])
         guesses = _export_and_predict(steps, chosen, output, files, device)
     together = [run for run in runs if run.method is chosen.method]
     ensemble = average([run.probabilities for run in together]).argmax(1)
@@ -204,7 +204,7 @@ def run_demo(
         (chosen.method.title, chosen.seed),
         sum(guesses[name] == label for name, label in truth.items()) / len(truth),
         float((ensemble == labels).mean()),
-        agreement,
+        value,
     )
     with replacing(output / SCORES) as file:
         file.write(json.dumps(asdict(result), indent=2).encode())
@@ -309,13 +309,14 @@ def _weights(folder: Path) -> Path:
 
 
 def _choose(steps: Steps, candidates: Sequence[_TrainedRun]) -> tuple[_TrainedRun, float]:
-    """The candidate that agrees most with the average of all, and how much it agrees; no label is looked at."""
+    """The candidate whose predictions tell most about the target's images, and how much; no label is looked at."""
     steps.title(f"Which of the {len(candidates)} adapted runs to trust, without labels")
-    shares = agreements([run.probabilities for run in candidates])
-    for run, share in zip(candidates, shares, strict=True):
-        steps.console.print(f"{run.name} agrees with the average of all for {share:.1%} of the images")
-    best = max(range(len(shares)), key=shares.__getitem__)
-    return candidates[best], shares[best]
+    steps.console.print("The mutual information of images and predicted classes (at most log 10 = 2.303 nats) decides:")
+    values = [information(run.probabilities) for run in candidates]
+    for run, value in zip(candidates, values, strict=True):
+        steps.console.print(f"{run.name}: {value:.3f}")
+    best = max(range(len(values)), key=values.__getitem__)
+    return candidates[best], values[best]
 
 
 def _export_and_predict(steps: Steps, run: _TrainedRun, output: Path, files: DigitFiles, device: str) -> dict[str, str]:

@@ -13,11 +13,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from rich.console import Console
+from scipy.stats import entropy  # type: ignore[import-untyped]
 from sklearn.metrics import accuracy_score
 
 from autodial.data.image_list import ImageList
 from autodial.demo import story
-from autodial.demo.choice import agreements, average
+from autodial.demo.choice import average, information
 from autodial.demo.steps import Steps
 from autodial.errors import InputError, WorkError
 from autodial.training.run_record import read_log
@@ -69,10 +70,9 @@ def test_the_demo_trains_chooses_exports_and_predicts(tmp_path: Path, monkeypatc
 
     # the choice looks at predictions alone
     candidates = {run: p for run, p in probabilities.items() if run[0] != "source only"}
-    vote = np.mean(list(candidates.values()), axis=0).argmax(1)
-    shares = {run: accuracy_score(vote, p.argmax(1)) for run, p in candidates.items()}
-    assert result.agreement == pytest.approx(max(shares.values()))
-    assert shares[result.chosen] == max(shares.values())
+    values = {run: entropy(p.mean(0)) - entropy(p, axis=1).mean() for run, p in candidates.items()}
+    assert result.information == pytest.approx(max(values.values()), abs=1e-5)
+    assert values[result.chosen] == max(values.values())
     together = np.mean([p for run, p in candidates.items() if run[0] == result.chosen[0]], axis=0)
     assert result.ensemble_accuracy == pytest.approx(accuracy_score(truth, together.argmax(1)))
 
@@ -88,11 +88,15 @@ def test_the_demo_trains_chooses_exports_and_predicts(tmp_path: Path, monkeypatc
     assert out.getvalue().count("$ autodial ") == (demo / "log.txt").read_text().count("$ autodial ") == 14
 
 
-def test_the_run_that_agrees_most_with_the_average() -> None:
-    """Two nets see class 0, with less certainty than the third sees class 1 in the first image."""
-    nets = [np.array(rows) for rows in ([[0.6, 0.4], [0.9, 0.1]], [[0.7, 0.3], [0.8, 0.2]], [[0.1, 0.9], [0.9, 0.1]])]
-    np.testing.assert_allclose(average(nets), [[1.4 / 3, 1.6 / 3], [2.6 / 3, 0.4 / 3]])
-    assert agreements(nets) == [0.5, 0.5, 1.0]
+def test_information_of_predictions() -> None:
+    """As much as labels tell where predictions are certain and evenly spread; nothing where all images get the same."""
+    certain = np.array([[1.0, 0.0], [0.0, 1.0]])
+    assert information(certain) == pytest.approx(np.log(2))
+    assert information(np.array([[1.0, 0.0], [1.0, 0.0]])) == 0
+    assert information(np.array([[0.5, 0.5], [0.5, 0.5]])) == 0
+    unsure = np.array([[0.9, 0.1], [0.2, 0.8]])
+    assert information(unsure) == pytest.approx(entropy([0.55, 0.45]) - (entropy([0.9, 0.1]) + entropy([0.2, 0.8])) / 2)
+    np.testing.assert_allclose(average([certain, unsure]), [[0.95, 0.05], [0.1, 0.9]])
 
 
 def test_a_folder_with_something_in_it_is_refused_and_left_alone(
