@@ -16,12 +16,19 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from autodial.deploy.metadata import ModelInfo
+    from autodial.deploy.predictions import Predictions
     from autodial.deploy.predictor import Predictor
     from autodial.deploy.runner import Summary, predict_folder
 
-__all__ = ["ModelInfo", "Predictor", "Summary", "predict_folder"]
+__all__ = ["ModelInfo", "Predictions", "Predictor", "Summary", "predict_folder"]
 
-_HOME = {"ModelInfo": "metadata", "Predictor": "predictor", "Summary": "runner", "predict_folder": "runner"}
+_HOME = {
+    "ModelInfo": "metadata",
+    "Predictions": "predictions",
+    "Predictor": "predictor",
+    "Summary": "runner",
+    "predict_folder": "runner",
+}
 
 
 def __getattr__(name: str) -> object:

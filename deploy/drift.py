@@ -243,9 +243,9 @@ def read_reference(info: ModelInfo, path: str | Path) -> Reference:
     """
     if info.reference is None:
         raise InputError(
-            f"{path} keeps nothing of the images that it was trained on, so --drift has nothing to compare with: "
+            f"{path} keeps nothing of the images that it was trained on, so `drift` has nothing to compare with: "
             "export it again where the net's training list and its images are in place, or for a PyTorch network with "
-            "target_images."
+            "target_images"
         )
     try:
         reference = Reference.parse(info.reference)
@@ -253,12 +253,12 @@ def read_reference(info: ModelInfo, path: str | Path) -> Reference:
             raise InputError("its reference has classes that the model doesn't have")
     except InputError as error:
         raise InputError(
-            f"{path}: what it keeps of its training list can't be read ({error}); export the model again."
+            f"{path}: what it keeps of its training list can't be read ({error}); export the model again"
         ) from error
     if reference.names != figure_names(info.channels):
         raise InputError(
             f"{path} keeps {', '.join(reference.names)} of its training list, and this AutoDIAL compares "
-            f"{', '.join(figure_names(info.channels))}: export the model again."
+            f"{', '.join(figure_names(info.channels))}: export the model again"
         )
     return reference
 

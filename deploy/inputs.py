@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from autodial.data.folders import IMAGE_SUFFIXES, folders, in_order, is_hidden, is_image, walk
 from autodial.data.image_list import paths_of, read_paths
@@ -29,6 +29,8 @@ FileState: TypeAlias = tuple[int, int]
 NO_FILE: FileState = (-1, 0)
 """Where there is no file."""
 
+_DESCRIPTORS = ("/dev/fd/", "/proc/self/fd/")
+"""Where a shell's `<(...)` stands: a pipe with a writer, unlike one with a name of its own in a folder."""
 _SEPARATOR = r"[\\/]" if os.sep == "\\" else "/"
 _ANY_FOLDERS = re.compile(rf"(?:^|(?<={_SEPARATOR}))(?:\*\*{_SEPARATOR})*\*\*(?:{_SEPARATOR}|$)")
 """`**` in a pattern, and what separates it from the rest."""
@@ -41,7 +43,7 @@ _SHOWN = 5
 
 
 @dataclass(frozen=True)
-class Image:
+class ImageFile:
     """One image to label: a row of the table."""
 
     path: str
@@ -56,15 +58,31 @@ class Image:
         settled = self.base_dir is None or os.path.isabs(self.path)  # noqa: PTH117 - a str, and there are millions
         return self.path if settled else find(self.path, self.base_dir)
 
-    def state(self) -> FileState:
-        """The state that the file is in, links followed; NO_FILE where there is none."""
+    def look(self) -> Look:
+        """Look for the file once, links followed."""
         if self.error is not None:
-            return NO_FILE
+            return Look(self.path, NO_FILE, self.error)
         try:
-            status = os.stat(self.file())  # noqa: PTH116 - as above
-        except (InputError, OSError, ValueError):
-            return NO_FILE
-        return status.st_size, status.st_mtime_ns
+            file = self.file()
+        except InputError as error:
+            return Look(self.path, NO_FILE, str(error))
+        try:
+            status = os.stat(file)  # noqa: PTH116 - as above
+        except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+            why = error.strerror if isinstance(error, OSError) else str(error)
+            return Look(file, NO_FILE, f"{file} can't be read: {why}")
+        return Look(file, (status.st_size, status.st_mtime_ns))
+
+
+class Look(NamedTuple):
+    """What a look for an image's file found."""
+
+    file: str | Path
+    """The file to open."""
+    state: FileState
+    """NO_FILE where there is none."""
+    error: str | None = None
+    """Why there is nothing to open."""
 
 
 class PassedOver:
@@ -100,20 +118,21 @@ def _ignore(path: str) -> None:
     pass
 
 
-def expand(inputs: Sequence[str | Path], passed_over: Callable[[str], None] = _ignore) -> Iterator[Image]:
+def expand(inputs: Sequence[str | Path], passed_over: Callable[[str], None] = _ignore) -> Iterator[ImageFile]:
     """All images that `inputs` name, in the order of the arguments.
 
     An argument is, in this order of precedence:
 
     - a folder: every file below it with an image's suffix (`IMAGE_SUFFIXES`), sorted by path; hidden files and folders
       are skipped, links to folders followed, each real folder once, but not to folders that hold the link. A folder
-      below it that can't be listed is an Image with an `error`;
+      below it that can't be listed is an ImageFile with an `error`;
     - a `.txt` file: a list in UTF-8, one path a line, in the list's order; blank lines are skipped. What follows the
       line's last space is a label, and dropped, if it is an integer, so that an ImageData list serves as it is (a file
       whose own name ends in a space and digits can't stand in a list without a label behind it). A relative path means
       the working directory, then the list's folder. Whether the file is there is found out when it is read;
-    - `-` or `/dev/stdin`, once: such a list on standard input, and so is a pipe of another name, as shells make it of
-      `<(...)`. It is read as the images are, path by path. A relative path means the working directory;
+    - `-` or `/dev/stdin`, once: such a list on standard input, and so is a pipe that this process was started with, as
+      shells make it of `<(...)`. It is read as the images are, path by path. A relative path means the working
+      directory;
     - any other file: an image, whatever its suffix;
     - a glob pattern with `*`, `?`, `[...]`, or `**` for any folders: the matching files with an image's suffix, sorted
       by path, each real folder once; hidden files match where the pattern spells the dot, and `**` follows links as
@@ -134,7 +153,7 @@ def expand(inputs: Sequence[str | Path], passed_over: Callable[[str], None] = _i
     """
     arguments = [os.fspath(argument) for argument in inputs]
     if sum(argument in STANDARD_INPUT for argument in arguments) > 1:
-        raise InputError("-: standard input can be read once: name it once.")
+        raise InputError("-: standard input can be read once: name it once")
     for argument in arguments:
         _check(argument)
     return (image for argument in arguments for image in _expand_one(argument, passed_over))
@@ -142,64 +161,66 @@ def expand(inputs: Sequence[str | Path], passed_over: Callable[[str], None] = _i
 
 def _check(argument: str) -> None:
     if not argument:
-        raise InputError("an input is empty: name a file, a folder, a list or a pattern; the working directory is '.'.")
+        raise InputError("an input is empty: name a file, a folder, a list or a pattern; the working directory is '.'")
     if is_stream(argument):
         if argument in STANDARD_INPUT and (sys.stdin is None or sys.stdin.isatty()):
-            raise InputError(f"{argument}: a list of paths is read from standard input: pipe one into the command.")
+            raise InputError(f"{argument}: a list of paths is read from standard input: pipe one into the command")
         return
     path = Path(argument)
+    if path.is_fifo():
+        raise InputError(f"{argument} is a named pipe, which may never be written to: pipe its list into '-'")
     if not (path.exists() or glob.has_magic(argument)):
-        raise InputError(f"{argument}: no such file or folder.")
+        raise InputError(f"{argument}: no such file or folder")
     passed_over = PassedOver()
     images = _expand_one(argument, passed_over)
     first = next(images, None)
     if path.is_dir():
         if first is not None and first.error is not None and Path(first.path) == path:
-            raise InputError(f"{argument}: {first.error}.")
+            raise InputError(f"{argument}: {first.error}")
         nothing = "no image in this folder or below it"
     elif _is_list(path):
         if first is None:
-            raise InputError(f"{argument}: this list names no images.")
+            raise InputError(f"{argument}: this list names no images")
         for _ in images:  # to its end, so that damage is found now
             pass
     else:
         nothing = "no image matches this pattern"
     if first is None:
         found = f"; passed over are {describe_kinds(passed_over.kinds)}" if passed_over.kinds else ""
-        raise InputError(f"{argument}: {nothing} (images are {', '.join(IMAGE_SUFFIXES)}){found}.")
+        raise InputError(f"{argument}: {nothing} (images are {', '.join(IMAGE_SUFFIXES)}){found}")
 
 
 def is_stream(argument: str) -> bool:
     """Whether an argument is a list that can be read once: standard input or a pipe."""
-    return argument in STANDARD_INPUT or Path(argument).is_fifo()
+    return argument in STANDARD_INPUT or (argument.startswith(_DESCRIPTORS) and Path(argument).is_fifo())
 
 
 def _is_list(path: Path) -> bool:
     return path.is_file() and path.suffix.lower() == LIST_SUFFIX
 
 
-def _expand_one(argument: str, passed_over: Callable[[str], None]) -> Iterator[Image]:
+def _expand_one(argument: str, passed_over: Callable[[str], None]) -> Iterator[ImageFile]:
     if is_stream(argument):
         return _from_stream(argument)
     path = Path(argument)
     if _is_list(path):
-        return (Image(name, path.parent) for name in read_paths(path))
+        return (ImageFile(name, path.parent) for name in read_paths(path))
     if path.is_dir():
         return _in_folder(argument, passed_over)
     if path.exists() or not glob.has_magic(argument):
-        return iter([Image(argument)])
-    return (Image(name) for name in _images(_match(argument), passed_over))
+        return iter([ImageFile(argument)])
+    return (ImageFile(name) for name in _images(_match(argument), passed_over))
 
 
-def _from_stream(argument: str) -> Iterator[Image]:
+def _from_stream(argument: str) -> Iterator[ImageFile]:
     name = "standard input" if argument in STANDARD_INPUT else argument
     nothing = True
     with nullcontext(sys.stdin.buffer) if argument in STANDARD_INPUT else Path(argument).open("rb") as file:
         for path in paths_of(file, name):
             nothing = False
-            yield Image(path)
+            yield ImageFile(path)
     if nothing:
-        raise InputError(f"{name} names no images: write a path a line.")
+        raise InputError(f"{name} names no images: write a path a line")
 
 
 def _images(names: Iterator[str], passed_over: Callable[[str], None], *, hidden: bool = True) -> Iterator[str]:
@@ -210,11 +231,11 @@ def _images(names: Iterator[str], passed_over: Callable[[str], None], *, hidden:
             passed_over(name)
 
 
-def _in_folder(top: str, passed_over: Callable[[str], None]) -> Iterator[Image]:
-    closed: list[Image] = []
+def _in_folder(top: str, passed_over: Callable[[str], None]) -> Iterator[ImageFile]:
+    closed: list[ImageFile] = []
 
     def note(folder: str, why: str) -> None:
-        closed.append(Image(folder, error=f"can't list this folder: {why}"))
+        closed.append(ImageFile(folder, error=f"can't list this folder: {why}"))
 
     def skip(folder: str) -> None:
         passed_over(folder + os.sep)
@@ -222,7 +243,7 @@ def _in_folder(top: str, passed_over: Callable[[str], None]) -> Iterator[Image]:
     for name in _images(walk(top, skipped=skip, unlisted=note), passed_over, hidden=False):
         yield from closed
         closed.clear()
-        yield Image(name)
+        yield ImageFile(name)
     yield from closed
 
 

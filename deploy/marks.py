@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from autodial.deploy.inputs import NO_FILE, FileState, Image
-from autodial.deploy.rows import Row
+from autodial.deploy.inputs import NO_FILE, FileState, ImageFile
+from autodial.deploy.rows import TableRow
 from autodial.errors import InputError
 
 _MARK = np.dtype([("path", "<u8"), ("size", "<i8"), ("modified", "<i8"), ("label", "<i4")])
@@ -27,7 +27,7 @@ class Done(NamedTuple):
 
     row: int
     """The row's number, counted from 0."""
-    image: Image
+    image: ImageFile
     label: int | None
     """Its first class; None if it got none."""
 
@@ -47,7 +47,7 @@ class Marks:
         file.truncate(rows * _MARK.itemsize)
         file.seek(0, os.SEEK_END)
 
-    def add(self, rows: Sequence[Row], states: Sequence[FileState]) -> None:
+    def add(self, rows: Sequence[TableRow], states: Sequence[FileState]) -> None:
         """Mark rows, which come next, and the state that each one's file was in before it was read."""
         marks = np.zeros(len(rows), _MARK)
         for i, (row, state) in enumerate(zip(rows, states, strict=True)):
@@ -63,7 +63,7 @@ class Marks:
             os.fsync(self._file.fileno())
             self._added = False
 
-    def check(self, images: Iterator[Image]) -> Iterator[Done]:
+    def check(self, images: Iterator[ImageFile]) -> Iterator[Done]:
         """Yield the images of the rows that are done, which come first in `images`, after a look at each one's file.
 
         Raises:
@@ -77,19 +77,19 @@ class Marks:
             for mark, image in zip(marks, islice(images, count), strict=False):
                 if int(mark["path"]) != _digest(image.path):
                     break
-                was, now = (int(mark["size"]), int(mark["modified"])), image.state()
+                was, now = (int(mark["size"]), int(mark["modified"])), image.look().state
                 if was != now:
                     raise InputError(
                         f"{image.path} {_change(was, now)} since its row was written: put it back as it was, or delete "
-                        "what the interrupted run left to start afresh."
+                        "what the interrupted run left to start afresh"
                     )
                 label = int(mark["label"])
                 yield Done(start + found, image, None if label == _NO_LABEL else label)
                 found += 1
             if found < count:
                 raise InputError(
-                    "The inputs are no longer those of the interrupted run: images were added, removed or renamed "
-                    f"among the first {self._rows}. Delete what it left, or put them back."
+                    "the inputs are no longer those of the interrupted run: images were added, removed or renamed "
+                    f"among the first {self._rows}; delete what the run left, or put them back"
                 )
         self._file.seek(0, os.SEEK_END)
 
@@ -106,7 +106,7 @@ def open_marks(path: Path, rows: int) -> tuple[FileIO, Marks]:
     file = FileIO(os.open(path, flags, 0o666), "rb+")
     if os.fstat(file.fileno()).st_size < rows * _MARK.itemsize:
         file.close()
-        raise InputError(f"{path} has lost what was known of the rows that are done: delete the .partial beside it.")
+        raise InputError(f"{path} has lost what was known of the rows that are done: delete the .partial next to it")
     return file, Marks(file, rows)
 
 

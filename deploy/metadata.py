@@ -87,7 +87,7 @@ class ModelInfo:
         if taken != [(INPUT, "tensor(uint8)", info.image_shape)]:
             raise InputError(
                 f"{path}: the graph takes {shortened(str(taken))}, and its metadata promises a uint8 batch {INPUT!r} "
-                f"of {info.image_shape}: export the model again."
+                f"of {info.image_shape}: export the model again"
             )
         given = {put.name: (put.type, put.shape) for put in session.get_outputs()}
         for name in OUTPUTS:
@@ -96,14 +96,14 @@ class ModelInfo:
             if kind != "tensor(float)" or len(shape) != 2 or (shape[1] != len(info.classes) and _is_fixed(shape[1])):
                 raise InputError(
                     f"{path}: the graph gives {_describe(given)}, and its metadata promises {' and '.join(OUTPUTS)} of "
-                    f"{counted(len(info.classes), 'class', 'classes')}: export the model again."
+                    f"{counted(len(info.classes), 'class', 'classes')}: export the model again"
                 )
         axes = [session.get_inputs()[0].shape[0], *(given[name][1][0] for name in OUTPUTS)]
         if any(map(_is_fixed, axes)):
             shown = [shortened(str(axis)) for axis in axes]
             raise InputError(
                 f"{path}: the graph takes batches of {shown[0]} and gives {' and '.join(shown[1:])} rows, and "
-                "batches of any size are wanted, with a row per image: export the model again."
+                "batches of any size are wanted, with a row per image: export the model again"
             )
         return info
 
@@ -117,8 +117,8 @@ class ModelInfo:
         """
         if KEY not in metadata:
             raise InputError(
-                f"{path} is an ONNX file that AutoDIAL didn't make: it has no metadata named {KEY!r}. "
-                "Make one with `autodial export`."
+                f"{path} is an ONNX file that AutoDIAL didn't make (it has no metadata named {KEY!r}): "
+                "make one with `autodial export`"
             )
         try:
             record = parse(metadata[KEY])
@@ -128,12 +128,12 @@ class ModelInfo:
         if head["schema"] > SCHEMA:
             raise InputError(
                 f"{path} was made by a newer AutoDIAL ({head.get('version', 'unknown version')}, metadata schema "
-                f"{head['schema']}; this one reads {SCHEMA}): upgrade autodial."
+                f"{head['schema']}; this one reads {SCHEMA}): upgrade autodial"
             )
         if head.get("raw_input"):
             raise InputError(
-                f"{path} was exported with --raw-input and takes preprocessed blobs, not images: "
-                "export it again without --raw-input."
+                f"{path} was exported with `raw_input` and takes preprocessed blobs, not images: "
+                "export it again without `raw_input`"
             )
         return cls._from_record(_checked(record, ImageMetadata, path), path)
 
@@ -144,7 +144,7 @@ class ModelInfo:
             if stated[entry] not in known:
                 raise InputError(
                     f"{path}: the metadata asks for {entry} {stated[entry]!r}, and this AutoDIAL "
-                    f"knows {' and '.join(map(repr, known))} only: upgrade autodial or export again."
+                    f"knows {' and '.join(map(repr, known))} only: upgrade autodial or export again"
                 )
         try:
             check_shapes(record)
@@ -175,7 +175,7 @@ def _checked(record: Any, schema: type[_T], path: Path) -> _T:
 
 
 def _unreadable(path: Path, why: str) -> InputError:
-    return InputError(f"{path}: the metadata {KEY!r} can't be read ({why}); export the model again.")
+    return InputError(f"{path}: the metadata {KEY!r} can't be read ({why}); export the model again")
 
 
 def _is_fixed(size: int | str | None) -> bool:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
+from autodial.data.decoder_messages import note_damage
 from autodial.data.sequences import check_images
-from autodial.data.transforms import decode, resize
+from autodial.data.transforms import Decoded, resize
 from autodial.deploy.binding import BoundRun, FasterRun, Pixels, Run, Scores
+from autodial.deploy.images import AnyImage, ImageError, name_of, read
 from autodial.deploy.metadata import ModelInfo
+from autodial.deploy.predictions import Predictions
 from autodial.deploy.providers import CUDA, open_model, reason
 from autodial.errors import InputError, WorkError
 from autodial.model_file import INPUT, OUTPUTS
@@ -39,7 +42,7 @@ class Predictor:
     def __init__(self, model_path: str | Path, device: str = "auto", threads: int | None = None) -> None:
         if threads is not None and threads < 1:
             raise InputError(f"threads is {threads}: give 1 or more, or None for all CPUs that there are")
-        self._path = Path(model_path)
+        self._path, self._wanted_device, self._wanted_threads = Path(model_path), device, threads
         opened = open_model(self._path, device, threads or available_cpus())
         session = opened.session
         self.info: ModelInfo = opened.info
@@ -56,65 +59,90 @@ class Predictor:
         if self.provider == CUDA:
             self._run = FasterRun(self._run, BoundRun(session, opened.device, len(self.info.classes)))
 
-    def predict(self, images: Sequence[Pixels | str | Path]) -> tuple[Scores, Scores]:
+    def __reduce__(self) -> tuple[type[Predictor], tuple[Path, str, int | None]]:
+        """A predictor pickles as its arguments: it opens its session, and needs the model's file, where it arrives."""
+        return type(self), (self._path.absolute(), self._wanted_device, self._wanted_threads)
+
+    def predict(
+        self, images: Sequence[AnyImage] | Pixels, *, on_error: Literal["raise", "status"] = "raise"
+    ) -> Predictions:
         """Logits and probabilities of any number of images, in batches of 32.
 
         Args:
-            images: files, or arrays as `prepare` takes them; also one array of them all, uint8 (n, height, width, C).
+            images: paths, bytes of whole files, open files and arrays, in any mixture, as `prepare` takes them; also
+                one array of them all, uint8 (n, height, width, C). One image gives the same result whichever way it
+                comes.
+            on_error: "raise" ends at the first image that can't be used; "status" gives it a row of NaN, the status
+                "error" and the reason, and goes on.
 
         Returns:
-            Two float32 arrays of shape (len(images), len(info.classes)); the rows of the second sum to 1.
+            the pair (logits, probabilities), float32 (len(images), len(info.classes)), with `statuses`, `labels`, `top`
+            and `errors` as attributes.
 
         Raises:
-            TypeError: `images` is one image or one file's name, or holds something else than names and arrays.
-            ValueError: an image can't be decoded or has the wrong form.
+            TypeError: `images` is one image or one file's name, or holds something that is no image at all.
+            ValueError: an image can't be decoded or has the wrong form, and `on_error` is "raise".
             WorkError: ONNX Runtime fails.
         """
         check_images(images, "predict")
-        logits = np.empty((len(images), len(self.info.classes)), np.float32)
-        probabilities = np.empty_like(logits)
+        logits = np.full((len(images), len(self.info.classes)), np.nan, np.float32)
+        probabilities = logits.copy()
+        errors: list[str | None] = []
+        damages: list[str] = []
         batch = np.zeros((min(len(images), BATCH_SIZE), *self.info.image_shape), np.uint8)
         for start in range(0, len(images), BATCH_SIZE):
-            rows = slice(start, start + BATCH_SIZE)
-            count = len(images[rows])
-            for slot, image in zip(batch, images[rows], strict=False):
-                slot[...] = self.prepare(image)
-            scores = self.run(batch if self.fixed_batches else batch[:count])
-            logits[rows], probabilities[rows] = (of_all[:count] for of_all in scores)
-        return logits, probabilities
+            rows: list[int] = []
+            for row, image in enumerate(images[start : start + BATCH_SIZE], start):
+                error, damage = None, ""
+                try:
+                    pixels, damage = read(image, self.info.channels)
+                    batch[len(rows)] = self._resized(pixels)
+                    rows.append(row)
+                except ImageError as failure:
+                    if on_error == "raise":
+                        raise
+                    error = str(failure)
+                if damage and on_error == "raise":
+                    note_damage(f"{name_of(image)} is damaged: {damage}")
+                errors.append(error)
+                damages.append(damage)
+            if rows:
+                scores = self.run(batch if self.fixed_batches else batch[: len(rows)])
+                logits[rows], probabilities[rows] = (of_all[: len(rows)] for of_all in scores)
+        return Predictions(logits, probabilities, self.info.classes, errors, damages)
 
     @property
     def fixed_batches(self) -> bool:
         """Whether batches of one size are faster than some that are smaller: CUDA plans anew for every other size."""
         return self.provider == CUDA
 
-    def prepare(self, image: Pixels | str | Path) -> Pixels:
+    def prepare(self, image: AnyImage) -> Pixels:
         """One image as the graph takes it: uint8, shape `info.image_shape`.
 
         Args:
-            image: a file in a format that OpenCV reads, or an array as `cv2.imread` returns it: uint8,
-                (height, width, 3) in BGR order for a colour model, (height, width[, 1]) for a grey one.
+            image: a file in a format that OpenCV reads, by its path, its bytes or as an open file, or an array as
+                `cv2.imread` returns it: uint8, (height, width, 3) in BGR order for a colour model,
+                (height, width[, 1]) for a grey one.
 
         A damaged file that can be decoded all the same is a warning in Python's log (see
-        `autodial.data.transforms.read_image` for what is noticed, and for a way to get it as a value).
+        `autodial.data.transforms.read_image` for what is noticed); `prepare_noting` gives it as a value.
 
         Raises:
             ValueError: the file can't be decoded, or the array has another dtype or shape.
-            TypeError: it is neither a file's name nor an array.
+            TypeError: it is neither a file nor an array.
         """
-        if isinstance(image, (str, os.PathLike)):
-            image = decode(image, self.info.color)
-        elif not isinstance(image, np.ndarray):
-            raise TypeError(f"an image is a file's name or an array of uint8, and this one is a {type(image).__name__}")
-        elif image.dtype != np.uint8:
-            raise ValueError(f"an image is an array of uint8, and this one is of {image.dtype}")
-        if image.ndim == 2:
-            image = image[:, :, np.newaxis]
-        if image.ndim != 3 or image.shape[2] != self.info.channels or 0 in image.shape:
-            raise ValueError(f"the model takes images of (height, width, {self.info.channels}), not {image.shape}")
-        if image.shape[:2] != self.info.size:
-            image = resize(image, *self.info.size)
-        return image
+        pixels, damage = self.prepare_noting(image)
+        if damage:
+            note_damage(f"{name_of(image)} is damaged: {damage}")
+        return pixels
+
+    def prepare_noting(self, image: AnyImage) -> Decoded:
+        """As `prepare`, with what shows that the file is damaged; empty where nothing does."""
+        pixels, damage = read(image, self.info.channels)
+        return Decoded(self._resized(pixels), damage)
+
+    def _resized(self, image: Pixels) -> Pixels:
+        return image if image.shape[:2] == self.info.size else resize(image, *self.info.size)
 
     def run(self, batch: Pixels) -> tuple[Scores, Scores]:
         """Logits and probabilities, float32 (n, classes), of prepared images, uint8 `(n, *info.image_shape)`, n >= 1.
@@ -127,13 +155,13 @@ class Predictor:
             logits, probabilities = self._run(batch)
         except Exception as error:
             raise WorkError(
-                f"{self._path}: ONNX Runtime failed on a batch of {len(batch)} ({self.provider}): {reason(error)}. "
-                "If memory ran out, use a smaller batch."
+                f"{self._path}: ONNX Runtime failed on a batch of {len(batch)} ({self.provider}): {reason(error)}; "
+                "if memory ran out, use a smaller batch"
             ) from error
         given, wanted = (logits.shape, probabilities.shape), (len(batch), len(self.info.classes))
         if given != (wanted, wanted):
             raise InputError(
                 f"{self._path}: the graph gives logits of {given[0]} and probabilities of {given[1]} for {len(batch)} "
-                f"images, in place of {wanted}: export the model again."
+                f"images, in place of {wanted}: export the model again"
             )
         return logits, probabilities

@@ -63,10 +63,10 @@ def open_model(path: Path, device: str, threads: int) -> OpenedModel:
     """
     match = _DEVICE.fullmatch(device)
     if match is None:
-        raise InputError(f"device {device!r} is not one of auto, cpu, cuda, cuda:N.")
+        raise InputError(f"device {device!r} is not one of auto, cpu, cuda, cuda:N")
     kind, index = match.group(1), int(match.group(2) or 0)
     if not path.is_file():
-        raise InputError(f"{path}: no such file; MODEL is the .onnx file that `autodial export` wrote.")
+        raise InputError(f"{path}: no such file; name the .onnx file that `autodial export` wrote")
 
     cuda_failure = None
     why = "asked for" if kind != "auto" else "auto: this machine shows no NVIDIA GPU with a working driver"
@@ -77,7 +77,7 @@ def open_model(path: Path, device: str, threads: int) -> OpenedModel:
             return OpenedModel(session, info, CUDA, why, None, ("cuda", index))
         except _CudaError as error:
             if kind == "cuda":
-                raise WorkError(f"device {device} can't be used: {error}.") from error
+                raise WorkError(f"device {device} can't be used: {error}") from error
             cuda_failure, why = str(error), "auto: the GPU can't be used"
     return OpenedModel(*_open(path, [CPU], threads), CPU, why, cuda_failure, ("cpu", 0))
 
@@ -145,10 +145,10 @@ def _open(path: Path, providers: list[Any], threads: int) -> tuple[Any, ModelInf
         return session, ModelInfo.of_session(session, path)
     except UnicodeDecodeError as error:  # of names, metadata, and ONNX Runtime's words about them
         raise InputError(
-            f"{path} is damaged: its names or metadata are not in UTF-8; export or copy it again."
+            f"{path} is damaged: its names or metadata are not in UTF-8; export or copy it again"
         ) from error
     except errors.InvalidProtobuf as error:
-        raise InputError(f"{path} is not an ONNX file, or it is cut short: export or copy it again.") from error
+        raise InputError(f"{path} is not an ONNX file, or it is cut short: export or copy it again") from error
     except (
         errors.InvalidGraph,
         errors.InvalidArgument,
@@ -158,7 +158,7 @@ def _open(path: Path, providers: list[Any], threads: int) -> tuple[Any, ModelInf
     ) as error:
         if providers != [CPU]:
             raise
-        raise InputError(f"{path}: ONNX Runtime {ort.__version__} can't load it: {reason(error)}.") from error
+        raise InputError(f"{path}: ONNX Runtime {ort.__version__} can't load it: {reason(error)}") from error
 
 
 @contextlib.contextmanager

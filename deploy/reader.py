@@ -16,7 +16,7 @@ import numpy as np
 from autodial.data.image_statistics import Values, image_figures
 from autodial.data.transforms import read_image
 from autodial.deploy.binding import Pixels
-from autodial.deploy.inputs import FileState, Image
+from autodial.deploy.inputs import FileState, ImageFile, Look
 from autodial.deploy.predictor import Predictor
 from autodial.errors import InputError
 
@@ -28,7 +28,7 @@ _TASKS = 2
 class Batch:
     """Consecutive images of the input; it is good until the next one is asked for."""
 
-    images: Sequence[Image]
+    images: Sequence[ImageFile]
     errors: Sequence[str | None]
     """Per image: why it is to have no labels, or None."""
     damage: Sequence[str]
@@ -47,7 +47,7 @@ class Batch:
 
 def read_batches(
     predictor: Predictor,
-    images: Iterator[Image],
+    images: Iterator[ImageFile],
     batch_size: int,
     workers: int,
     *,
@@ -70,10 +70,10 @@ def read_batches(
 
     pending: deque[_Pending] = deque()
 
-    def list_next() -> Future[list[Image]]:
+    def list_next() -> Future[list[ImageFile]]:
         return lister.submit(lambda: list(islice(images, batch_size)))
 
-    def submit(part: list[Image]) -> _Pending:
+    def submit(part: list[ImageFile]) -> _Pending:
         buffer = free.pop() if free else np.zeros((batch_size, *predictor.info.image_shape), np.uint8)
         cuts = [slice(start, start + share) for start in range(0, len(part), share)]
         tasks = [pool.submit(_decode_into, buffer[cut], predictor, part[cut], figures, label_damaged) for cut in cuts]
@@ -121,7 +121,7 @@ def read_batches(
 
 @dataclass(frozen=True)
 class _Pending:
-    images: list[Image]
+    images: list[ImageFile]
     buffer: Pixels
     tasks: list[Future[_Decoded]]
 
@@ -136,27 +136,29 @@ class _Decoded:
 
 
 def _decode_into(
-    slots: Pixels, predictor: Predictor, images: Sequence[Image], figures: bool, label_damaged: bool
+    slots: Pixels, predictor: Predictor, images: Sequence[ImageFile], figures: bool, label_damaged: bool
 ) -> _Decoded:
     """Decode `images` into their places in a batch, or say why that can't be done; measure them with `figures`."""
     started = time.perf_counter()
-    states = [image.state() for image in images]
+    states: list[FileState] = []
     errors: list[str | None] = []
     damages: list[str] = []
     for slot, image in zip(slots, images, strict=False):
-        error, damage = _read_into(slot, predictor, image)
+        look = image.look()
+        error, damage = _read_into(slot, predictor, look)
+        states.append(look.state)
         errors.append(error if label_damaged else error or damage or None)
         damages.append(damage)
     measured = [image_figures(slot) for slot, error in zip(slots, errors, strict=False) if figures and error is None]
     return _Decoded(errors, damages, measured, states, time.perf_counter() - started)
 
 
-def _read_into(slot: Pixels, predictor: Predictor, image: Image) -> tuple[str | None, str]:
+def _read_into(slot: Pixels, predictor: Predictor, look: Look) -> tuple[str | None, str]:
     """Decode an image into its place; why that can't be done, or what shows that its file is damaged."""
-    if image.error is not None:
-        return image.error, ""
+    if look.error is not None:
+        return " ".join(look.error.split()), ""
     try:
-        pixels, damage = read_image(image.file(), predictor.info.color)
+        pixels, damage = read_image(look.file, predictor.info.color)
         slot[...] = predictor.prepare(pixels)
     except (InputError, ValueError, OSError) as error:
         return " ".join(str(error).split()), ""

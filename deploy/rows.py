@@ -17,17 +17,16 @@ import numpy as np
 
 from autodial.data.image_statistics import Values, entropies, figures
 from autodial.deploy.binding import Scores
+from autodial.deploy.predictions import DAMAGED, ERROR, OK
 from autodial.errors import InputError, WorkError
 
-_ROW_GROUP = 2**16
+ROW_GROUP = 2**16
 """Rows that a Parquet file holds together."""
 _FORMULA = tuple("=+-@\t\r\n＝＋－＠")  # noqa: RUF001 - of full width, for Japanese spreadsheets
 """What makes spreadsheets take a cell of CSV for a formula, where it begins with it."""
-STATUSES = ("ok", "damaged", "error")
-"""What the column `status` may say."""
 
 
-class Row(NamedTuple):
+class TableRow(NamedTuple):
     """One image: its labels, or the error that left it without."""
 
     path: str
@@ -48,7 +47,7 @@ class Row(NamedTuple):
     @property
     def status(self) -> str:
         """ "ok", "error" (no labels), or "damaged": with labels, unless those weren't wanted."""
-        return "damaged" if self.damage else "ok" if self.error is None else "error"
+        return DAMAGED if self.damage else OK if self.error is None else ERROR
 
     @property
     def remark(self) -> str | None:
@@ -76,7 +75,7 @@ def score(
     probabilities: Scores,
     columns: Columns,
     image_figures: Values | None = None,
-) -> list[Row]:
+) -> list[TableRow]:
     """The rows of images from the model's float32 (images, classes); equally probable classes stand in their order.
 
     With `image_figures`, (images, ...), the rows have `figures`.
@@ -89,9 +88,9 @@ def score(
     uncertain = entropies(probabilities).tolist() if columns.entropy else [None] * len(paths)
     all_logits = logits.tolist() if columns.logits else [()] * len(paths)
     all_figures = repeat(()) if image_figures is None else figures(probabilities, image_figures).tolist()
-    rows = list(map(Row, paths, repeat(None), best.tolist(), values, uncertain, all_logits, all_figures))
+    rows = list(map(TableRow, paths, repeat(None), best.tolist(), values, uncertain, all_logits, all_figures))
     for i in np.flatnonzero(~np.isfinite(probabilities).all(axis=1)).tolist():
-        rows[i] = Row(paths[i], "the model gives no finite probabilities for it")
+        rows[i] = TableRow(paths[i], "the model gives no finite probabilities for it")
     return rows
 
 
@@ -106,7 +105,7 @@ class Format(ABC):
         """What stands before the first row."""
 
     @abstractmethod
-    def encode(self, rows: Sequence[Row]) -> bytes:
+    def encode(self, rows: Sequence[TableRow]) -> bytes:
         """Some rows as bytes to append."""
 
     def finish(self, rows: Path, table: Path) -> None:
@@ -136,10 +135,10 @@ class Csv(Format):
         logits = [f"logit_{name}" for name in self.columns.classes] if self.columns.logits else []
         return self._lines([["path", "status", *ranks, *entropy, *logits, "error"]])
 
-    def encode(self, rows: Sequence[Row]) -> bytes:
+    def encode(self, rows: Sequence[TableRow]) -> bytes:
         return self._lines([self._fields(row) for row in rows])
 
-    def _fields(self, row: Row) -> list[str]:
+    def _fields(self, row: TableRow) -> list[str]:
         names, width = self._names, 2 * self.columns.top_k + self.columns.entropy
         if row.error is not None:
             blank = [""] * (width + self.columns.logits * len(names))
@@ -177,12 +176,12 @@ class JsonLines(Format):
     def header(self) -> bytes:
         return b""
 
-    def encode(self, rows: Sequence[Row]) -> bytes:
+    def encode(self, rows: Sequence[TableRow]) -> bytes:
         lines = [json.dumps(self._object(row), ensure_ascii=False) + "\n" for row in rows]
         # backslashreplace writes a lone surrogate as JSON does, too.
         return "".join(lines).encode("utf-8", "backslashreplace")
 
-    def _object(self, row: Row) -> dict[str, Any]:
+    def _object(self, row: TableRow) -> dict[str, Any]:
         ok = row.error is None
         record: dict[str, Any] = {"path": row.path, "status": row.status}
         for rank in self._ranks():
@@ -210,7 +209,7 @@ class Parquet(Format):
         except ModuleNotFoundError as error:
             raise WorkError(
                 'a .parquet table needs pyarrow, which is not installed: pip install ".[parquet]" in AutoDIAL\'s '
-                "checkout brings it."
+                "checkout brings it"
             ) from error
         self._arrow = pa
         fields = [("path", pa.string()), ("status", pa.string())]
@@ -223,7 +222,7 @@ class Parquet(Format):
     def header(self) -> bytes:
         return b""
 
-    def encode(self, rows: Sequence[Row]) -> bytes:
+    def encode(self, rows: Sequence[TableRow]) -> bytes:
         ok = [row.error is None for row in rows]
         arrays: list[list[Any]] = [[_utf8(row.path) for row in rows], [row.status for row in rows]]
         for i in range(self.columns.top_k):
@@ -253,17 +252,17 @@ class Parquet(Format):
         rows.unlink()
 
     def _groups(self, path: Path) -> Iterator[Any]:
-        """The rows of a file as tables of `_ROW_GROUP` rows, the last one smaller."""
+        """The rows of a file as tables of `ROW_GROUP` rows, the last one smaller."""
         pa = self._arrow
         held: list[Any] = []
         with pa.OSFile(str(path)) as file:
             size = file.size()
             while file.tell() < size:
                 held.append(pa.ipc.read_record_batch(pa.ipc.read_message(file), self._schema))
-                if sum(batch.num_rows for batch in held) >= _ROW_GROUP:
+                if sum(batch.num_rows for batch in held) >= ROW_GROUP:
                     group = pa.Table.from_batches(held, self._schema)
-                    yield group.slice(0, _ROW_GROUP)
-                    held = group.slice(_ROW_GROUP).to_batches()
+                    yield group.slice(0, ROW_GROUP)
+                    held = group.slice(ROW_GROUP).to_batches()
         if held:
             yield pa.Table.from_batches(held, self._schema)
 
@@ -282,5 +281,5 @@ def format_of(output: str | Path) -> type[Format]:
     if str(output) == "-":
         return Csv
     if suffix not in FORMATS:
-        raise InputError(f"{output}: the table is {', '.join(FORMATS)}, by the name's suffix: choose one of them.")
+        raise InputError(f"{output}: the table is {', '.join(FORMATS)}, by the name's suffix: choose one of them")
     return FORMATS[suffix]

@@ -6,7 +6,7 @@ import contextlib
 import json
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from itertools import islice
@@ -20,12 +20,13 @@ from autodial.data.paths import find
 from autodial.data.sequences import is_one_name
 from autodial.deploy.binding import Scores
 from autodial.deploy.drift import Counts, Drift, read_reference
-from autodial.deploy.inputs import STANDARD_INPUT, Image, PassedOver, expand
+from autodial.deploy.inputs import STANDARD_INPUT, ImageFile, PassedOver, expand
 from autodial.deploy.marks import Done
 from autodial.deploy.metadata import ModelInfo
+from autodial.deploy.predictions import STATUSES
 from autodial.deploy.predictor import BATCH_SIZE, Predictor
 from autodial.deploy.reader import Batch, read_batches
-from autodial.deploy.rows import STATUSES, Columns, Csv, Row, format_of, score
+from autodial.deploy.rows import Columns, Csv, TableRow, format_of, score
 from autodial.deploy.sorting import Sorter
 from autodial.deploy.writer import STANDARD_OUTPUT, Table, open_table, unfinished, write_whole
 from autodial.errors import InputError, WorkError
@@ -181,15 +182,15 @@ def predict_folder(
         KeyboardInterrupt: with a message that says where the rows done so far are.
     """
     if is_one_name(inputs):
-        raise InputError(f"inputs is a sequence of files, folders, lists and patterns, not one of them: [{inputs!r}].")
+        raise InputError(f"inputs is a sequence of files, folders, lists and patterns, not one of them: [{inputs!r}]")
     index, count = shard
     if not 1 <= index <= count:
         raise InputError(
-            f"shard {index}/{count}: shards count from 1, so of {count} there are 1/{count} to {count}/{count}."
+            f"shard {index}/{count}: shards count from 1, so of {count} there are 1/{count} to {count}/{count}"
         )
     streamed = str(output) == STANDARD_OUTPUT
     if streamed and resume:
-        raise InputError("Standard output can't be resumed: write to a file.")
+        raise InputError("standard output can't be resumed: write to a file")
     own: list[Path] = []
     if not streamed:
         output = _of_shard(output, shard)
@@ -198,11 +199,11 @@ def predict_folder(
     if drift is not None:
         drift = check_output(_of_shard(drift, shard), (model, *inputs), suffixes=[".json"])
         if drift in own:
-            raise InputError(f"{drift}: what an interrupted run leaves has this name; choose another one for --drift.")
+            raise InputError(f"{drift}: what an interrupted run leaves has this name; choose another one for `drift`")
         own.append(drift)
     form = format_of(output)
     if spreadsheet_safe and form is not Csv:
-        raise InputError(f"{output}: spreadsheet_safe is for CSV, which spreadsheets run formulas of: leave it out.")
+        raise InputError(f"{output}: `spreadsheet_safe` is for CSV, whose formulas spreadsheets run: leave it out")
     passed_over = PassedOver(own)
     images = islice(expand(inputs, passed_over), index - 1, None, count)
 
@@ -213,7 +214,7 @@ def predict_folder(
         classes = predictor.info.classes
         if not 1 <= top_k <= len(classes):
             held = counted(len(classes), "class", "classes")
-            raise InputError(f"top-k is {top_k}, and {model} has {held}: choose from 1 to {len(classes)}.")
+            raise InputError(f"`top_k` is {top_k}, and {model} has {held}: choose from 1 to {len(classes)}")
         figures = None if drift is None else Counts(read_reference(predictor.info, model), classes)
         columns = Columns(classes, top_k, entropy, logits, spreadsheet_safe)
         sorter = None
@@ -310,7 +311,7 @@ class _Run:
             if self._sorter is not None and label is not None:
                 self._place(image, label, row)
 
-    def do(self, reader: Any) -> None:
+    def do(self, reader: Generator[Batch, None, None]) -> None:
         written: Future[None] | None = None
         with ThreadPoolExecutor(1, "write") as writer, contextlib.closing(reader) as batches:
             for batch in batches:
@@ -344,7 +345,7 @@ class _Run:
         readable = [image.path for image, error in zip(images, errors, strict=True) if error is None]
         scored = iter(score(readable, logits, probabilities, self._columns, batch.figures))
         rows = [
-            next(scored) if error is None else Row(image.path, error)
+            next(scored) if error is None else TableRow(image.path, error)
             for image, error in zip(images, errors, strict=True)
         ]
         if any(damages):
@@ -355,23 +356,23 @@ class _Run:
         self._table.write(rows, batch.states)
         self.writing += time.perf_counter() - started
 
-    def _sorted(self, i: int, image: Image, row: Row) -> Row:
+    def _sorted(self, i: int, image: ImageFile, row: TableRow) -> TableRow:
         """Put the image into its label's folder; the row says so if it is gone."""
         if row.error is not None:
             return row
         try:
             self._place(image, row.classes[0], self._table.tally.rows + i)
         except (InputError, FileNotFoundError):
-            return Row(row.path, "it was removed before it could be sorted")
+            return TableRow(row.path, "it was removed before it could be sorted")
         return row
 
-    def _place(self, image: Image, label: int, row: int) -> None:
+    def _place(self, image: ImageFile, label: int, row: int) -> None:
         """Put the image of a row of this shard, counted from 0, into its label's folder."""
         assert self._sorter is not None
         index, count = self._shard
         self._sorter.place(find(image.path, image.base_dir), label, row * count + index)
 
-    def _check_failures(self, rows: Sequence[Row]) -> None:
+    def _check_failures(self, rows: Sequence[TableRow]) -> None:
         """Raise WorkError if, with `rows`, there are too many errors; they aren't written, so as to be done again."""
         if self._max_failures is None:
             return
@@ -380,7 +381,7 @@ class _Run:
         if len(failed) > left:
             row = failed[max(0, left)]
             what = row.error if str(row.error).startswith(row.path) else f"{row.path}: {row.error}"
-            raise WorkError(f"{what}. That is more than {counted(self._max_failures, 'failure')}, so the run stops.")
+            raise WorkError(f"{what}; that is more than {counted(self._max_failures, 'failure')}, so the run stops")
 
 
 def _absolute(used: str) -> str:
@@ -399,13 +400,13 @@ def _write_drift(drift: Drift, info: ModelInfo, path: Path, errors: int) -> None
     try:
         write_whole(path, json.dumps({**drift.record(), "errors": errors, "model": model}, indent=2))
     except OSError as error:
-        raise WorkError(f"{path}: can't write: {error.strerror}.") from error
+        raise WorkError(f"{path}: can't write: {error.strerror}") from error
 
 
 def _model_hash(path: Path) -> str:
     """That of the file; nothing, if it can't be read: whoever loads the model says so."""
     try:
-        return file_hash(path)
+        return file_hash(path) if path.is_file() else ""  # a named pipe would be waited for
     except OSError:
         return ""
 

@@ -53,16 +53,16 @@ class Sorter:
     ) -> None:
         check_folder(folder)
         if not resume and folder.is_dir() and any(folder.iterdir()):
-            raise InputError(f"{folder}: there is something in this folder; name an empty one, or one to make.")
+            raise InputError(f"{folder}: there is something in this folder; name an empty one, or one to make")
         real = real_path(folder)
         for used in inputs:
             top = Path(re.split(r"[*?[]", os.fspath(used), maxsplit=1)[0])
             if top.is_dir() and real_path(top) in (real, *real.parents):
-                raise InputError(f"{folder}: this folder lies in {used}, whose images are labelled: choose another.")
+                raise InputError(f"{folder}: this folder lies in {used}, whose images are labelled: choose another")
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise InputError(f"{folder}: can't make this folder: {error.strerror}.") from error
+            raise InputError(f"{folder}: can't make this folder: {error.strerror}") from error
         self._folder = folder
         self._folders = _folder_names(classes)
         self._copy = copy
@@ -87,8 +87,8 @@ class Sorter:
         except OSError as error:
             if isinstance(error, FileNotFoundError) and not image.exists():
                 raise
-            hint = " (--copy makes copies instead of links)" if not self._copy and error.errno in _NO_LINKS else ""
-            raise WorkError(f"{folder}: can't put {image} there: {error.strerror}{hint}.") from error
+            hint = " (`copy` makes copies instead of links)" if not self._copy and error.errno in _NO_LINKS else ""
+            raise WorkError(f"{folder}: can't put {image} there: {error.strerror}{hint}") from error
 
 
 def _names(image: Path, row: int) -> Iterator[str]:

@@ -15,16 +15,16 @@ from pathlib import Path
 from typing import Annotated, Any, BinaryIO, TypedDict
 
 from autodial.deploy.drift import Counts
-from autodial.deploy.inputs import FileState, Image
+from autodial.deploy.inputs import FileState, ImageFile
 from autodial.deploy.marks import Done, Marks, open_marks
-from autodial.deploy.rows import Format, Row
+from autodial.deploy.rows import Format, TableRow
 from autodial.errors import AutodialError, InputError, WorkError
 from autodial.system.json_files import NotJsonError, check, parse
 from autodial.system.outputs import check_output, lock
 
 STANDARD_OUTPUT = "-"
 
-_SECONDS_BETWEEN_COMMITS = 1.0
+SECONDS_BETWEEN_COMMITS = 1.0
 
 _Count = Annotated[int, range(2**63)]
 
@@ -43,7 +43,7 @@ class Tally:
     figures: Counts | None = None
     """The rows' figures, where they have any."""
 
-    def add(self, rows: Sequence[Row]) -> None:
+    def add(self, rows: Sequence[TableRow]) -> None:
         """Count `rows`, which come next."""
         self.rows += len(rows)
         for row in rows:
@@ -64,12 +64,12 @@ class Table:
         self._file = file
         self._form = form
 
-    def write(self, rows: Sequence[Row], states: Sequence[FileState]) -> None:
+    def write(self, rows: Sequence[TableRow], states: Sequence[FileState]) -> None:
         """Append rows, all of which or none outlive this process, and the states that their files were in."""
         self._append(self._form.encode(rows))
         self.tally.add(rows)
 
-    def skip_done(self, images: Iterator[Image]) -> Iterator[Done]:
+    def skip_done(self, images: Iterator[ImageFile]) -> Iterator[Done]:
         """Move `images` on, past those whose rows an earlier run wrote; InputError if they are others, or changed."""
         return iter(())
 
@@ -115,13 +115,13 @@ class _ResumableTable(Table):
             self._append(form.header())
         self._committed = time.monotonic()
 
-    def write(self, rows: Sequence[Row], states: Sequence[FileState]) -> None:
+    def write(self, rows: Sequence[TableRow], states: Sequence[FileState]) -> None:
         self._marks.add(rows, states)
         super().write(rows, states)
-        if time.monotonic() - self._committed >= _SECONDS_BETWEEN_COMMITS:
+        if time.monotonic() - self._committed >= SECONDS_BETWEEN_COMMITS:
             self.commit()
 
-    def skip_done(self, images: Iterator[Image]) -> Iterator[Done]:
+    def skip_done(self, images: Iterator[ImageFile]) -> Iterator[Done]:
         return self._marks.check(images)
 
     def commit(self) -> None:
@@ -196,7 +196,7 @@ def open_table(
     """
     if str(output) == STANDARD_OUTPUT:
         if sys.stdout is None:
-            raise InputError("-: standard output is closed; name a file to write.")
+            raise InputError("-: standard output is closed; name a file to write")
         try:
             sys.stdout.flush()
             table = Table(sys.stdout.buffer, form, Tally(figures=figures))
@@ -205,7 +205,7 @@ def open_table(
         except BrokenPipeError:  # nobody reads it any more
             raise
         except OSError as error:
-            raise WorkError(f"standard output can't be written: {error.strerror}.") from error
+            raise WorkError(f"standard output can't be written: {error.strerror}") from error
         return
     final = check_output(output)
     partial, record, marks = unfinished(final)
@@ -217,7 +217,7 @@ def open_table(
             file = stack.enter_context(_open_partial(partial, resume))
             kept = _kept(partial, file, _read_record(record), settings, form, figures)
             if kept is not None and not marks.exists():
-                raise InputError(f"{partial} can't be resumed: {marks.name} is missing. Delete it to start afresh.")
+                raise _without(partial, marks)
             marked, marks_of_rows = open_marks(marks, 0 if kept is None else kept["rows"])
             stack.callback(marked.close)
             table = _ResumableTable(file, form, record, marks_of_rows, settings, kept, figures)
@@ -226,7 +226,7 @@ def open_table(
                 if partial.stat().st_size == 0:  # nothing was done
                     for path in (partial, record, marks):
                         path.unlink(missing_ok=True)
-            raise InputError(f"{output}: can't write here: {error.strerror}.") from error
+            raise InputError(f"{output}: can't write here: {error.strerror}") from error
         try:
             yield table
             table.commit()
@@ -265,7 +265,11 @@ def _read_record(path: Path) -> _Record | None:
 
 
 def _damaged(record: Path, why: str) -> InputError:
-    return InputError(f"{record} is damaged ({why}): delete it and the .partial beside it.")
+    return InputError(f"{record} is damaged ({why}): delete it and the .partial next to it")
+
+
+def _without(partial: Path, missing: Path) -> InputError:
+    return InputError(f"{partial} can't be resumed: {missing.name} is missing; delete {partial.name} to start afresh")
 
 
 def _open_partial(path: Path, resume: bool) -> FileIO:
@@ -274,12 +278,12 @@ def _open_partial(path: Path, resume: bool) -> FileIO:
         file = FileIO(os.open(path, flags, 0o666), "rb+")
     except FileExistsError:
         raise InputError(
-            f"{path} holds what an interrupted run has done, or one that still runs: go on with --resume, or delete it "
-            "to start afresh."
+            f"{path} holds what an interrupted run has done, or one that still runs: go on with `resume`, or delete it "
+            "to start afresh"
         ) from None
     if not lock(file):
         file.close()
-        raise InputError(f"{path}: another run is writing it.")
+        raise InputError(f"{path}: another run is writing it")
     return file
 
 
@@ -296,14 +300,14 @@ def _kept(
     if record is None:
         if size == 0:
             return None
-        raise InputError(f"{partial} can't be resumed: {partial.name}.json is missing. Delete it to start afresh.")
+        raise _without(partial, partial.with_name(f"{partial.name}.json"))
     now = json.loads(json.dumps(settings))
     changed = [key for key in now if now[key] != record["settings"].get(key)]
     if changed:
-        was = "; ".join(f"{key} was {record['settings'].get(key)!r} and is {now[key]!r}" for key in changed)
-        raise InputError(f"{partial} can't be resumed with other settings ({was}): repeat them, or delete the file.")
+        was = "; ".join(_change(key, record["settings"].get(key), now[key]) for key in changed)
+        raise InputError(f"{partial} can't be resumed with other settings ({was}): repeat them, or delete the file")
     if record["bytes"] > size:
-        raise InputError(f"{partial} can't be resumed: it has lost rows. Delete it to start afresh.")
+        raise InputError(f"{partial} can't be resumed: it has lost rows; delete it to start afresh")
     labelled, kept = sum(record["counts"].values()), record["figures"]
     classes = set(map(str, range(len(form.columns.classes))))
     if not record["counts"].keys() <= classes or record["errors"] + labelled != record["rows"]:
@@ -311,6 +315,24 @@ def _kept(
     if figures is not None and (kept is None or not figures.fits(kept["bins"], kept["sums"], labelled)):
         raise _damaged(partial.with_name(f"{partial.name}.json"), "its figures are not those of its rows")
     return record
+
+
+def _change(setting: str, was: Any, now: Any) -> str:
+    """How a setting differs from that of the run to be resumed, in the words of the user who gave it."""
+    if setting == "model_sha256":
+        return "the model is another file"
+    if setting == "versions" and isinstance(was, dict):
+        return ", ".join(f"{name} was {was.get(name)} and is {now[name]}" for name in now if was.get(name) != now[name])
+    name = {"inputs": "the input", "provider": "what runs the model"}.get(setting, f"`{setting}`")
+    return f"{name} was {_given(was)} and is {_given(now)}"
+
+
+def _given(value: Any) -> str:
+    if value is None or isinstance(value, bool):
+        return "set" if value else "not set"
+    if isinstance(value, list):
+        return " ".join(map(str, value)) if any(isinstance(part, str) for part in value) else "/".join(map(str, value))
+    return str(value)
 
 
 def _leave(error: BaseException, table: _ResumableTable, files: Sequence[Path], output: str | Path) -> None:
@@ -321,12 +343,12 @@ def _leave(error: BaseException, table: _ResumableTable, files: Sequence[Path], 
     if rows == 0:
         for path in files:
             path.unlink(missing_ok=True)
-    first = "The row of the first image is" if rows == 1 else f"The rows of the first {rows} images are"
-    kept = f" {first} in {files[0]}; --resume goes on from there." if rows else ""
+    first = "the row of the first image is" if rows == 1 else f"the rows of the first {rows} images are"
+    kept = f"{first} in {files[0]}, and `resume` goes on from there" if rows else ""
     if isinstance(error, OSError):
         # Writing to an open file names none.
         own = error.filename is None or str(error.filename).startswith(str(files[0]).removesuffix(".partial"))
         what = f"{output}: can't write" if own else error.filename
-        raise WorkError(f"{what}: {error.strerror}.{kept}") from error
+        raise WorkError("; ".join(filter(None, [f"{what}: {error.strerror}", kept]))) from error
     if isinstance(error, (AutodialError, KeyboardInterrupt)):
-        raise type(error)(f"{error}{kept}") from error
+        raise type(error)("; ".join(filter(None, [str(error), kept]))) from error

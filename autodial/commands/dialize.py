@@ -30,7 +30,9 @@ OPTIONS = {
 
 
 def dialize(
-    net: Annotated[Path, typer.Argument(metavar="NET.prototxt", help="A classification net: train_val or deploy.")],
+    net: Annotated[
+        Path, typer.Argument(metavar="NET.prototxt", help="A classification net: its train_val or deploy file.")
+    ],
     weights: Annotated[
         Path | None, typer.Argument(metavar="[W.caffemodel]", help="The net's weights.", show_default=False)
     ] = None,
@@ -57,7 +59,7 @@ def dialize(
         list[str] | None,
         typer.Option(
             metavar="conv|ip|NAME,...",
-            help="Put Dial and Scale behind every Convolution, every InnerProduct, or the layer of that name; may be "
+            help="Insert Dial and Scale after every Convolution, every InnerProduct, or the named layer; may be "
             "repeated.",
             show_default="ip in a net without BatchNorm",
         ),
@@ -74,8 +76,8 @@ def dialize(
         str | None,
         typer.Option(
             metavar="SIZE|HEIGHTxWIDTH",
-            help="Size that images are resized to.",
-            show_default="the mean image's, or what suits crop or input",
+            help="The size to which images are resized.",
+            show_default="the mean image's, or what suits the crop or the input",
         ),
     ] = None,
     transform: Annotated[
@@ -87,7 +89,7 @@ def dialize(
         ),
     ] = None,
     no_dropout: Annotated[
-        bool, typer.Option("--no-dropout", help="Leave out Dropout, as the paper does in AlexNet.")
+        bool, typer.Option("--no-dropout", help="Remove Dropout layers, as the paper does for AlexNet.")
     ] = False,
     logits: LogitsOption = None,
 ) -> None:
@@ -166,15 +168,15 @@ def describe(report: DialReport) -> list[str]:
     for name, new in report.renamed.items():
         lines.append(f"New classifier {new} replaces {name}, and learns at ten times the rate")
     if report.removed:
-        lines.append(f"Left out: {', '.join(report.removed)}")
+        lines.append(f"Removed: {', '.join(report.removed)}")
     if report.ignored:
         lines.append(f"Ignored weights of layers that the net lacks: {_counted(report.ignored)}")
     if report.missing:
         lines.append(f"Not in the weights, so fillers start them: {', '.join(report.missing)}")
     if report.max_difference is not None:
         lines.append(
-            f'Largest difference of the logits "{report.logits}" from the original net\'s in TEST: '
-            f"{report.max_difference:.2g}, where the largest is {report.logits_range:.3g} (on random images)"
+            f'Largest difference between these logits ("{report.logits}", in TEST) and the original net\'s: '
+            f"{report.max_difference:.2g}; the largest logit is {report.logits_range:.3g} (random images)"
         )
     return [*lines, *(f"Note: {with_options(note, OPTIONS)}" for note in report.notes)]
 
@@ -188,7 +190,7 @@ def _size(text: str | None) -> tuple[int, int] | None:
         return None
     match = re.fullmatch(r"([1-9]\d*)(?:x([1-9]\d*))?", text)
     if match is None:
-        raise InputError(f"--resize {text}: state a number of pixels, or HEIGHTxWIDTH, such as 256 or 240x320")
+        raise InputError(f"--resize {text}: write a number of pixels or HEIGHTxWIDTH, such as 256 or 240x320")
     return int(match[1]), int(match[2] or match[1])
 
 

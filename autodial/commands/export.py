@@ -48,14 +48,14 @@ class PrecisionChoice(str, Enum):
 
 
 class StatisticsDomain(str, Enum):
-    """Whose statistics the predictor normalizes with."""
+    """The domain with whose statistics the predictor normalizes."""
 
     source = "source"
     target = "target"
 
 
 def export(
-    net: Annotated[Path, typer.Option(metavar="NET.prototxt", help="The net; its TEST phase is exported.")],
+    net: Annotated[Path, typer.Option(metavar="NET.prototxt", help="The net. Its TEST phase is exported.")],
     weights: WeightsOption,
     output: Annotated[
         Path | None,
@@ -71,16 +71,16 @@ def export(
         Path | None,
         typer.Option(
             metavar="DIR",
-            help="Write plain Caffe instead, without the AutoDIAL fork's layers: deploy.prototxt, "
-            "target_predictor.caffemodel, labels.txt.",
+            help="Write plain Caffe files instead, for readers without Dial layers: deploy.prototxt, "
+            "target_predictor.caffemodel and labels.txt.",
         ),
     ] = None,
     triton: Annotated[
         Path | None,
         typer.Option(
             metavar="DIR",
-            help="Add the net to this Triton model repository instead, with config.pbtxt and labels.txt, as the next "
-            "version of the model of its name.",
+            help="Add the net to this Triton model repository instead, as a model's next version, with config.pbtxt "
+            "and labels.txt.",
         ),
     ] = None,
     name: Annotated[
@@ -108,7 +108,7 @@ def export(
         typer.Option("--keep-affine", help="Keep the folded statistics as Mul and Add nodes, or Scale layers."),
     ] = False,
     raw_input: Annotated[
-        bool, typer.Option("--raw-input", help="Take the net's input blob, float32, instead of uint8 images.")
+        bool, typer.Option("--raw-input", help="The model takes the net's float32 input blob instead of uint8 images.")
     ] = False,
     precision: Annotated[
         PrecisionChoice,
@@ -118,8 +118,8 @@ def export(
         Path | None,
         typer.Option(
             metavar="FOLDER|LIST",
-            help="Images of the target, to calibrate int8 on and to compare fp16 and int8 with float32 on.",
-            show_default="the target's list in TRAIN, or TEST's list",
+            help="Target images on which int8 is calibrated, and on which fp16 and int8 are compared with float32.",
+            show_default="the target's list in TRAIN, or the list in TEST",
         ),
     ] = None,
     min_agreement: Annotated[
@@ -127,7 +127,7 @@ def export(
         typer.Option(
             min=0,
             max=1,
-            help="Write fp16 or int8 only if this share of the images keeps float32's class.",
+            help="Write fp16 or int8 only if at least this share of the images keeps its float32 class.",
             show_default="0.99",
         ),
     ] = None,
@@ -137,7 +137,7 @@ def export(
     stage: StageOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Write a trained net as an ONNX file that labels images, for `autodial predict` and any ONNX runtime.
+    """Write a trained net as an ONNX file that labels images.
 
     The target domain's statistics are folded into the weights; crop, mean and scale are part of the graph. Before the
     file is written, it is compared with the original net on images of the net's list, if they are there.

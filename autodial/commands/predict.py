@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from autodial.commands.options import JsonOption
+from autodial.commands.options import JsonOption, naming_options
 from autodial.errors import INTERRUPTED, InputError, WorkError
 from autodial.wording import counted
 
@@ -21,6 +21,16 @@ if TYPE_CHECKING:
 
 CLASSES_SHOWN = 10
 BALANCE_SHOWN = 3
+OPTIONS = {
+    **{name: f"--{name}" for name in ("logits", "entropy", "copy", "shard", "drift", "resume")},
+    "top_k": "--top-k",
+    "spreadsheet_safe": "--spreadsheet-safe",
+    "batch_size": "--batch-size",
+    "sort_into": "--sort-into",
+    "raw_input": "--raw-input",
+    "label_damaged": "--on-damage label",
+}
+"""The options by which parameters of `predict_folder` are set, and `raw_input` of `autodial export`."""
 
 
 class OnError(str, Enum):
@@ -38,14 +48,14 @@ class OnDamage(str, Enum):
 
 
 def predict(
-    model: Annotated[Path, typer.Argument(metavar="MODEL", help="The .onnx file that `autodial export` wrote.")],
+    model: Annotated[Path, typer.Argument(metavar="MODEL", help="An .onnx file written by `autodial export`.")],
     inputs: Annotated[
         list[str],
         typer.Argument(
             metavar="INPUT",
             help="Images, folders (searched recursively), .txt lists (a path per line, with or without a label), "
-            "quoted glob patterns ('photos/**/*.jpg'), and - for a list on standard input, whose relative paths mean "
-            "the working directory.",
+            "quoted glob patterns ('photos/**/*.jpg'), or - for a list on standard input. Relative paths in that list "
+            "start from the working directory.",
             show_default=False,
         ),
     ],
@@ -59,50 +69,57 @@ def predict(
         ),
     ],
     top_k: Annotated[int, typer.Option(min=1, help="Labels per image, the most probable first.")] = 1,
-    logits: Annotated[bool, typer.Option("--logits", help="Write all classes' logits, too.")] = False,
-    entropy: Annotated[bool, typer.Option("--entropy", help="Write the probabilities' entropy, too, in nats.")] = False,
+    logits: Annotated[bool, typer.Option("--logits", help="Also write the logits of all classes.")] = False,
+    entropy: Annotated[
+        bool, typer.Option("--entropy", help="Also write the entropy of the probabilities, in nats.")
+    ] = False,
     spreadsheet_safe: Annotated[
         bool,
         typer.Option(
             "--spreadsheet-safe",
-            help="Put ' in front of the paths, labels and errors in CSV that a spreadsheet would run as formulas.",
+            help="In CSV, put ' in front of paths, labels and errors that a spreadsheet would run as formulas.",
         ),
     ] = False,
     sort_into: Annotated[
         Path | None,
         typer.Option(
-            metavar="DIR", help="Make a folder per label in DIR, with links to its images.", show_default=False
+            metavar="DIR", help="Make a folder per label in DIR, with links to the images.", show_default=False
         ),
     ] = None,
-    copy: Annotated[bool, typer.Option("--copy", help="With --sort-into: copies instead of links.")] = False,
+    copy: Annotated[bool, typer.Option("--copy", help="Let --sort-into make copies instead of links.")] = False,
     on_error: Annotated[
-        OnError, typer.Option(help="What an image that can't be read does: skip leaves it a row, fail ends the run.")
+        OnError,
+        typer.Option(help="What to do about an unreadable image: skip writes a row without labels, fail ends the run."),
     ] = OnError.skip,
     max_failures: Annotated[
         int | None,
         typer.Option(
-            min=0, metavar="N", help="End the run at more than N images without labels.", show_default="any number"
+            min=0,
+            metavar="N",
+            help="End the run when more than N images have got no label.",
+            show_default="any number",
         ),
     ] = None,
     on_damage: Annotated[
         OnDamage,
         typer.Option(
-            help="What becomes of a damaged image that can be decoded: label gives it labels, skip leaves it a row "
-            "without labels, which is a failure. Its status is damaged either way."
+            help="What to do about a damaged image that can still be decoded: label writes its labels, skip writes a "
+            "row without labels, which counts as a failure. The row's status is damaged either way."
         ),
     ] = OnDamage.label,
     resume: Annotated[
         bool,
         typer.Option(
             "--resume",
-            help="Go on with what an interrupted run left, if it left something. Images that have changed since their "
-            "rows were written are refused.",
+            help="Continue an interrupted run, if there is one. Images that have changed since their rows were written "
+            "are refused.",
         ),
     ] = False,
     shard: Annotated[
         str,
         typer.Option(
-            metavar="I/N", help="Label every N-th image only, from the I-th on (1/N to N/N), into OUT-I-of-N.csv."
+            metavar="I/N",
+            help="Label only every N-th image, starting with the I-th (1/N to N/N), into OUT-I-of-N.csv.",
         ),
     ] = "1/1",
     drift: Annotated[
@@ -110,11 +127,11 @@ def predict(
         typer.Option(
             metavar="SUMMARY.json",
             help="Compare the images, and the entropy, confidence and balance of their labels, with the model's "
-            "training list; warn if they are others, and write the figures here.",
+            "training list; warn if they differ, and write the comparison to this file.",
             show_default=False,
         ),
     ] = None,
-    batch_size: Annotated[int, typer.Option(min=1, help="Images that the model sees at once.")] = 32,
+    batch_size: Annotated[int, typer.Option(min=1, help="Images per batch.")] = 32,
     device: Annotated[
         str, typer.Option(help="auto (a GPU where one works, else the CPU), cpu, cuda, or cuda:N.")
     ] = "auto",
@@ -126,27 +143,24 @@ def predict(
         int | None,
         typer.Option(
             min=1,
-            help="CPUs that the model keeps busy where it runs on the CPU (ONNX Runtime's intra-op threads).",
+            help="CPUs that the model uses if it runs on the CPU (ONNX Runtime's intra-op threads).",
             show_default="all",
         ),
     ] = None,
     quiet: Annotated[
-        bool, typer.Option("--quiet", "-q", help="Say nothing but warnings and errors: no progress, no summary.")
+        bool, typer.Option("--quiet", "-q", help="Print only warnings and errors: no progress and no summary.")
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Label images with an exported model and write a table: one row per image, in a fixed order.
+    """Label images with an exported model and write a table.
 
-    The columns are path, status, label_1, probability_1, ..., label_K,
-    probability_K, error. An image that can't be read is a row with status
-    "error", and the rest goes on. One with status "damaged" has its labels,
-    and the column error says what the decoder complained of.
+    The table has one row per image, in a fixed order. Its columns are path, status, label_1, probability_1, ...,
+    label_K, probability_K, error. An image that can't be read gets a row with status "error", and the run continues.
+    A damaged image gets labels and the status "damaged"; the column error has the decoder's complaint.
 
-    The exit status is 0 if an image got its labels, or a shard has none to
-    label; 1 if no image did or the work failed, 2 if something given can't
-    be used, and 130 after Ctrl-C. The rows of a run that was cut short, even
-    killed, stay in OUT.partial for --resume, and an existing OUT stays as it
-    was.
+    The exit status is 0 if at least one image was labelled or the shard is empty, 1 if no image was labelled or the
+    work failed, 2 if the input can't be used, and 130 after Ctrl-C. The rows of an interrupted run, even one that was
+    killed, stay in OUT.partial for --resume; an existing OUT stays unchanged.
 
     --json prints the summary as one JSON object on standard output: the table, rows, counts by status and by class,
     seconds, and the device.
@@ -158,17 +172,15 @@ def predict(
     from autodial.deploy.runner import predict_folder
 
     if copy and sort_into is None:
-        raise InputError("--copy says how --sort-into sorts: name a folder with --sort-into.")
+        raise InputError("--copy says how --sort-into sorts: name a folder with --sort-into")
     if as_json and output == "-":
-        raise InputError("-o - and --json both take standard output: name a file for the table.")
+        raise InputError("-o - and --json both take standard output: name a file for the table")
     if on_error is OnError.fail:
         if max_failures:
-            raise InputError(
-                "--on-error fail ends at the first failure, so it allows no --max-failures: leave out one."
-            )
+            raise InputError("--on-error fail ends at the first failure, so it allows no --max-failures: leave out one")
         max_failures = 0
     try:
-        with nullcontext() if quiet else show_progress() as progress:
+        with naming_options(**OPTIONS), nullcontext() if quiet else show_progress() as progress:
             summary = predict_folder(
                 model,
                 inputs,
@@ -191,7 +203,7 @@ def predict(
                 progress=progress,
             )
     except KeyboardInterrupt as stop:
-        typer.echo(f"Interrupted.{stop}", err=True)
+        typer.echo("Interrupted" + (f": {stop}" if str(stop) else ""), err=True)
         raise typer.Exit(INTERRUPTED) from None
     if as_json:
         typer.echo(json.dumps(summary.record(), indent=2))
@@ -204,13 +216,13 @@ def predict(
     if summary.images and summary.errors == summary.images:
         what = "The only image" if summary.images == 1 else f"None of the {summary.images} images"
         verb = "can't" if summary.images == 1 else "can"
-        raise WorkError(f"{what} {verb} be labelled: the table's column error says why.")
+        raise WorkError(f"{what} {verb} be labelled: the table's column error says why")
 
 
 def _shard(text: str) -> tuple[int, int]:
     match = re.fullmatch(r"([0-9]+)/([0-9]+)", text)
     if match is None:
-        raise InputError(f"--shard {text}: write I/N, as in 2/8.")
+        raise InputError(f"--shard {text}: write I/N, as in 2/8")
     return int(match[1]), int(match[2])
 
 
@@ -224,7 +236,7 @@ def describe(summary: Summary) -> str:
     if summary.resumed:
         lines.append(f"{counted(summary.resumed, 'more row')} from the interrupted run")
     if summary.cuda_failure is not None:
-        lines.append(f"The GPU was not used: {summary.cuda_failure}.")
+        lines.append(f"The GPU was not used: {summary.cuda_failure}")
     rates = [f"{stage.name} ({stage.images_per_second:.0f} images/s)" for stage in summary.stages if stage.seconds]
     if rates:
         lines.append(f"Slowest: {'; then '.join([rates[0], ', '.join(rates[1:])]) if rates[1:] else rates[0]}")

@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 
 
 def report(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="The run folder that `autodial train` wrote.")],
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder written by `autodial train`.")],
     output: Annotated[
         Path | None,
         typer.Option(
             "--output",
             "-o",
             metavar="REPORT.html",
-            help="The page to write; its figures are written beside it, as REPORT-*.png.",
+            help="The page to write. Its figures go beside it, as REPORT-*.png.",
             show_default="RUN/report.html",
         ),
     ] = None,
@@ -36,32 +36,33 @@ def report(
         str | None,
         typer.Option(
             metavar="NAME,NAME",
-            help="Dial layers to show features of.",
+            help="The Dial layers whose features are shown.",
             show_default="the first, a middle and the last one",
         ),
     ] = None,
     images: Annotated[
-        int, typer.Option(min=2, help="Images of each domain to run the net on, evenly spaced over its list.")
+        int, typer.Option(min=2, help="Images of each domain to run the net on, evenly spaced over the list.")
     ] = 1000,
     allow_python: Annotated[
         bool,
         typer.Option(
             "--allow-python",
-            help="Run the code of Python layers, if you trust whoever wrote it; a net that needs them is not evaluated "
-            "otherwise.",
+            help="Run the code of Python layers. Use it only if you trust the author; without it, a net with Python "
+            "layers is not evaluated.",
         ),
     ] = False,
     device: DeviceOption = "auto",
     workers: WorkersOption = None,
 ) -> None:
-    """Show a training run on one page: what was run, every alpha, the losses, and what the net makes of the target.
+    """Show a training run on one HTML page.
 
-    The page needs no other file and no network. Curves are those of RUN's log; a run that is still going, or was
-    interrupted, is shown as far as it got. Features, predictions and the confusion matrix come from running its newest
-    snapshot on images of the lists that it was trained and tested with. Where a part can't be had, its place says why.
+    The page shows what was run, every alpha, the losses, and the net's predictions for the target. It needs no other
+    file and no network. The curves come from RUN's log; a run that has not finished is shown as far as it got.
+    Features, predictions and the confusion matrix come from running the newest snapshot on images of the training and
+    test lists. Missing parts explain why they are missing.
 
-    Nothing that a run folder holds is run, and nothing but the page and its figures is written. What its net names is
-    read, wherever it lies, and images of it are shown: look at the page before you pass it on.
+    No code from the run folder is run, and only the page and its figures are written. The page shows images from any
+    place that the net's lists name: look at it before you pass it on.
     """
     from autodial.net.feed import default_workers
     from autodial.report.contents import write_report

@@ -24,7 +24,7 @@ from autodial.data.labels import read_labels, tell_apart
 from autodial.data.source import Source
 from autodial.errors import InputError
 from autodial.evaluation.domains import DataTop, data_in_train, file_options, without_augmentation
-from autodial.evaluation.scoring import Row
+from autodial.evaluation.scoring import ScoredImage
 from autodial.layers import DomainAlignment
 from autodial.layers.data_sources import SourceLayer
 from autodial.net.feed import Feed
@@ -70,7 +70,7 @@ class Absent:
 class Thumbnail(NamedTuple):
     """A target image as the net gets it, resized and cropped, encoded."""
 
-    row: Row
+    row: ScoredImage
     data: bytes
     media_type: str
 
@@ -259,13 +259,13 @@ class _Model:
     def predict(self) -> Predictions:
         """The target's images."""
         positions = _evenly(len(self._source), self._images)
-        rows: list[Row] = []
+        rows: list[ScoredImage] = []
         for names, tops in self._batches(self._net, self._reader, positions, part=0):
             scores = self._forward(tops, "target").flatten(1)
             labels = (
                 [None] * len(scores) if self._label_top is None else tops[self._label_top].flatten().long().tolist()
             )
-            rows += (Row(*row) for row in zip(names, labels, scores.softmax(1).cpu().numpy(), strict=True))
+            rows += (ScoredImage(*row) for row in zip(names, labels, scores.softmax(1).cpu().numpy(), strict=True))
         # of scores that are NaN or infinite, softmax makes NaN, whose largest is no class
         whole = [i for i, row in enumerate(rows) if np.isfinite(row.probabilities).all()]
         if not whole:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from autodial.evaluation.scoring import Row
+from autodial.evaluation.scoring import ScoredImage
 
 Floats = NDArray[np.float64]
 
@@ -26,7 +26,7 @@ class Predictions:
         lost: number of images that were run and left out of the rows, as their scores are not finite.
     """
 
-    rows: Sequence[Row]
+    rows: Sequence[ScoredImage]
     positions: Sequence[int]
     total: int
     name: str
@@ -77,7 +77,7 @@ class Predictions:
         return order[:half], order[::-1][: min(count, len(order) - half)]
 
 
-def why_unlabelled(rows: Sequence[Row], name: str) -> str | None:
+def why_unlabelled(rows: Sequence[ScoredImage], name: str) -> str | None:
     """Why the labels of a list called `name` are not to be compared with; None where they are."""
     if all(row.label is None for row in rows):
         return "the TEST phase reads no labels"

@@ -107,7 +107,7 @@ def test_a_mean_image_beside_the_original_is_found_from_the_result(project: Path
         (["-o", "../net/net.prototxt"], "the same command reads this file"),
         (["-o", "missing/out.prototxt"], "there is no folder"),
         (["-o", "out"], r"ends in \.prototxt"),
-        (["--resize", "8,6"], "--resize 8,6: state a number of pixels"),
+        (["--resize", "8,6"], "--resize 8,6: write a number of pixels"),
         (["--transform", "crop: 3"], "--transform:1:1: .* no field"),
         (["--batch-size", "8", "--slice-point", "8"], "leaves no target images"),
         (["--slice-point", "8"], "state --batch-size, too"),

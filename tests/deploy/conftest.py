@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,8 +15,6 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from autodial.deploy import Predictor
-
-sys.path.append(str(Path(__file__).parent))  # for hostile_files, which pytest's importlib mode would not find
 
 SIZE = (6, 9)
 CLASSES = ("cat", "dog, big", 'the "other"', "Ødegård 猫")

@@ -184,7 +184,7 @@ def test_a_reference_survives_json() -> None:
 
 
 def test_what_can_not_be_compared_is_said() -> None:
-    with pytest.raises(InputError, match=r"m\.onnx keeps nothing of .* so --drift has nothing .*: export it again"):
+    with pytest.raises(InputError, match=r"m\.onnx keeps nothing of .* so `drift` has nothing .*: export it again"):
         read_reference(info(None), "m.onnx")
     with pytest.raises(InputError, match=r"keeps entropy, .* and this AutoDIAL compares .*, blue, red: export"):
         read_reference(info(reference(50).record(), channel_order="BGR"), "m.onnx")

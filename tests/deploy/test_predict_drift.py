@@ -121,7 +121,7 @@ def test_what_has_no_labels_is_not_counted(target: Path, tmp_path: Path) -> None
 def test_a_resumed_run_counts_what_an_uninterrupted_one_does(
     target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stop_at: int, commits: float
 ) -> None:
-    monkeypatch.setattr(writer, "_SECONDS_BETWEEN_COMMITS", commits)
+    monkeypatch.setattr(writer, "SECONDS_BETWEEN_COMMITS", commits)
     write_images(tmp_path / "images", 60, seed=5)
     (tmp_path / "images" / "0004.png").write_bytes(b"broken")
     options: dict[str, Any] = {"batch_size": 3, "workers": 2}
@@ -135,7 +135,7 @@ def test_a_resumed_run_counts_what_an_uninterrupted_one_does(
     with pytest.raises(WorkError, match="Stopped"):
         predict_folder(target, [tmp_path / "images"], out, drift=drift, progress=stop, **options)
     assert not drift.exists()
-    with pytest.raises(InputError, match="drift was True and is False"):
+    with pytest.raises(InputError, match="`drift` was set and is not set"):
         predict_folder(target, [tmp_path / "images"], out, resume=True, **options)
     summary = predict_folder(target, [tmp_path / "images"], out, drift=drift, resume=True, **options)
     assert summary.resumed == stop_at
@@ -146,7 +146,7 @@ def test_a_summary_that_can_not_be_written_leaves_the_rows(target: Path, tmp_pat
     write_images(tmp_path / "images", 4, seed=6)
     (tmp_path / "drift.json.tmp").mkdir()
     out, drift = tmp_path / "out.csv", tmp_path / "drift.json"
-    with pytest.raises(WorkError, match=r"drift\.json: can't write: .* --resume goes on from there"):
+    with pytest.raises(WorkError, match=r"drift\.json: can't write: .* `resume` goes on from there"):
         predict_folder(target, [tmp_path / "images"], out, drift=drift)
     (tmp_path / "drift.json.tmp").rmdir()
     assert predict_folder(target, [tmp_path / "images"], out, drift=drift, resume=True).resumed == 4

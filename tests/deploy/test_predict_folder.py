@@ -131,7 +131,7 @@ def test_progress_is_told_after_every_batch(model: Any, photos: Path, tmp_path: 
     assert told == [5, 10, 12]
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt(), RuntimeError("a bug"), WorkError("It broke.")])
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), RuntimeError("a bug"), WorkError("it broke")])
 def test_what_is_done_outlives_a_failure(model: Any, photos: Path, tmp_path: Path, error: BaseException) -> None:
     out, partial = tmp_path / "out.csv", tmp_path / "out.csv.partial"
     out.write_text("older work")
@@ -145,10 +145,10 @@ def test_what_is_done_outlives_a_failure(model: Any, photos: Path, tmp_path: Pat
     assert [row["path"] for row in rows(partial)] == [str(path) for path in images_in(photos)[:10]]
     if not isinstance(error, RuntimeError):
         assert str(caught.value).endswith(
-            f"The rows of the first 10 images are in {partial}; --resume goes on from there."
+            f"the rows of the first 10 images are in {partial}, and `resume` goes on from there"
         )
     with pytest.raises(
-        InputError, match=r"out.csv.partial holds what an interrupted run has done.*--resume, or delete"
+        InputError, match=r"out.csv.partial holds what an interrupted run has done.*`resume`, or delete"
     ):
         predict_folder(model.path, [photos], out, batch_size=5)
     assert out.read_text() == "older work"
@@ -163,10 +163,10 @@ def test_a_failure_before_the_first_row_leaves_nothing(
     model: Any, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: Any) -> None:
-        raise WorkError("It broke.")
+        raise WorkError("it broke")
 
     monkeypatch.setattr(Predictor, "run", fail)
-    with pytest.raises(WorkError, match=r"It broke\.$"):
+    with pytest.raises(WorkError, match=r"it broke$"):
         predict_folder(model.path, [photos], tmp_path / "out.csv")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["photos"]
 
@@ -195,7 +195,7 @@ predict_folder({str(model.path)!r}, [{str(photos)!r}], "out.csv", top_k=4, logit
 """
     command = [sys.executable, "-c", program]
     said = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True).stdout
-    assert "out.csv: can't write: File too large. The rows of the first 5 images are in" in said
+    assert "out.csv: can't write: File too large; the rows of the first 5 images are in" in said
     assert (tmp_path / "out.csv").read_bytes() == (tmp_path / "whole.csv").read_bytes()
 
 
@@ -204,8 +204,8 @@ def test_refuses_before_it_writes(model: Any, photos: Path, tmp_path: Path) -> N
     out = tmp_path / "out.csv"
     for output, inputs, options, message in [
         (out, [photos, "nowhere"], {}, "nowhere: no such file or folder"),
-        (out, [photos], {"top_k": 5}, r"top-k is 5, and .* has 4 classes: choose from 1 to 4"),
-        (out, [photos], {"top_k": 0}, "top-k is 0"),
+        (out, [photos], {"top_k": 5}, r"`top_k` is 5, and .* has 4 classes: choose from 1 to 4"),
+        (out, [photos], {"top_k": 0}, "`top_k` is 0"),
         (out, [photos], {"device": "tpu"}, "device 'tpu'"),
         (tmp_path, [photos], {}, "not a regular file"),
         (tmp_path / "no" / "out.csv", [photos], {}, "there is no folder"),
@@ -215,7 +215,7 @@ def test_refuses_before_it_writes(model: Any, photos: Path, tmp_path: Path) -> N
         (tmp_path / "out.txt", [photos], {}, r"the table is .csv, .jsonl, .parquet, by the name's suffix"),
         (out, [photos], {"shard": (0, 2)}, "shard 0/2: shards count from 1"),
         (out, [photos], {"shard": (3, 2)}, "shard 3/2"),
-        ("-", [photos], {"resume": True}, "Standard output can't be resumed"),
+        ("-", [photos], {"resume": True}, "standard output can't be resumed"),
         (out, [photos], {"sort_into": photos / "sorted"}, "lies in .*photos, whose images are labelled"),
         (out, [f"{photos}/**/*.png"], {"sort_into": photos / "sub" / "sorted"}, "whose images are labelled"),
         (out, [photos], {"sort_into": photos}, "something in this folder"),

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import io
+import pickle
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -63,10 +65,112 @@ def test_refuses_what_is_not_an_image(model: Any, image: Any, message: str) -> N
         Predictor(model.path).predict([image])
 
 
-@pytest.mark.parametrize("image", [None, 3, [[[0, 0, 0]]], b"photo.png"])
-def test_refuses_what_is_neither_name_nor_array(model: Any, image: Any) -> None:
-    with pytest.raises(TypeError, match=f"a file's name or an array .* this one is a {type(image).__name__}"):
+@pytest.mark.parametrize("image", [None, 3, [[[0, 0, 0]]]])
+def test_refuses_what_is_neither_file_nor_array(model: Any, image: Any) -> None:
+    with pytest.raises(TypeError, match=f"a file's name, its bytes, .* this one is a {type(image).__name__}"):
         Predictor(model.path).predict([image])
+
+
+def test_refuses_a_file_that_is_open_for_text(model: Any) -> None:
+    with pytest.raises(TypeError, match="open it with mode 'rb'"):
+        Predictor(model.path).predict([io.StringIO("x")])
+
+
+def formats(folder: Path) -> list[Path]:
+    """A file per format, with and without transparency, EXIF orientation and 16 bits."""
+    image_module = pytest.importorskip("PIL.Image")
+    pixels = np.random.default_rng(5).integers(0, 256, (40, 30, 4), dtype=np.uint8)
+    files = []
+    for suffix in (".bmp", ".jpg", ".png", ".webp", ".tif", ".gif", ".jp2", ".pgm", ".ppm", ".ras", ".avif", ".pam"):
+        path = folder / f"plain{suffix}"
+        image = pixels[:, :, 0] if suffix == ".pgm" else np.ascontiguousarray(pixels[:, :, :3])
+        if cv2.haveImageWriter(str(path)) and cv2.imwrite(str(path), image):
+            files.append(path)
+    for suffix in (".png", ".webp", ".tif"):
+        files.append(folder / f"alpha{suffix}")
+        files[-1].write_bytes(cv2.imencode(suffix, pixels)[1])
+    for suffix in (".png", ".tif"):
+        files.append(folder / f"deep{suffix}")
+        files[-1].write_bytes(cv2.imencode(suffix, pixels[:, :, :3].astype(np.uint16) * 257)[1])
+    turned = image_module.Exif()
+    turned[0x0112] = 6
+    for suffix in (".jpg", ".png", ".webp"):
+        files.append(folder / f"turned{suffix}")
+        image_module.fromarray(pixels[:, :, :3]).save(files[-1], exif=turned)
+    return files
+
+
+def test_one_image_gives_the_same_bits_whichever_way_it_comes(model: Any, grey_model: Any, tmp_path: Path) -> None:
+    files = formats(tmp_path)
+    assert len(files) > 15
+    for reference in (model, grey_model):
+        predictor = Predictor(reference.path)
+        logits, _ = predictor.predict(files)
+        opened = [path.open("rb") for path in files]
+        for images in (
+            [path.read_bytes() for path in files],
+            [bytearray(path.read_bytes()) for path in files],
+            [memoryview(path.read_bytes()) for path in files],
+            [io.BytesIO(path.read_bytes()) for path in files],
+            opened,
+            [str(path) if i % 2 else path.read_bytes() for i, path in enumerate(files)],
+        ):
+            np.testing.assert_array_equal(predictor.predict(images).logits, logits)
+        for file in opened:
+            file.close()
+    read = [cv2.imread(str(path)) for path in files if not path.stem.startswith(("alpha", "deep"))]
+    np.testing.assert_allclose(
+        Predictor(model.path).predict([path for path in files if not path.stem.startswith(("alpha", "deep"))])[0],
+        model.logits(*read),
+        rtol=1e-4,
+        atol=1e-4,
+    )
+
+
+@pytest.mark.parametrize("bad", [b"", b"no image", "nowhere.png", np.zeros((6, 9), np.uint8), io.BytesIO(b"\x89PNG")])
+def test_one_bad_image_among_64_is_one_failed_result(model: Any, photos: Path, bad: Any) -> None:
+    good = (photos / "a.png").read_bytes()
+    images = [good] * 40 + [bad] + [good] * 23
+    predictor = Predictor(model.path)
+    with pytest.raises(ValueError):
+        predictor.predict(images)
+    got = predictor.predict(images, on_error="status")
+    assert got.statuses == ["ok"] * 40 + ["error"] + ["ok"] * 23
+    assert np.isnan(got.logits[40]).all() and np.isnan(got.probabilities[40]).all()
+    expected = model.labels(photos / "a.png")[0]
+    assert got.labels == [expected] * 40 + [None] + [expected] * 23
+    assert [bool(error) for error in got.errors] == [False] * 40 + [True] + [False] * 23
+    np.testing.assert_allclose(np.delete(got.logits, 40, 0), model.logits(*[photos / "a.png"] * 63), rtol=1e-4)
+
+
+def test_a_damaged_image_has_labels_and_a_status_of_its_own(model: Any, tmp_path: Path) -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8)
+    whole = cv2.imencode(".jpg", pixels)[1].tobytes()
+    got = Predictor(model.path).predict([whole, whole[:-2]], on_error="status")
+    assert got.statuses == ["ok", "damaged"] and "end marker" in got.damage[1]
+    np.testing.assert_array_equal(*got.logits)
+
+
+def test_the_best_labels_in_order(model: Any, photos: Path) -> None:
+    got = Predictor(model.path).predict([photos / "a.png", b""], on_error="status")
+    order = np.argsort(-model.probabilities(photos / "a.png")[0])
+    assert [label.name for label in got.top(3)[0]] == [model.classes[i] for i in order[:3]]
+    np.testing.assert_allclose(
+        [label.probability for label in got.top(3)[0]], model.probabilities(photos / "a.png")[0][order[:3]], atol=1e-5
+    )
+    assert got.top(3)[1] == []
+    assert Predictor(model.path).predict([]).top(2) == []
+
+
+def test_a_predictor_and_its_predictions_pickle(model: Any, photos: Path, tmp_path: Path) -> None:
+    predictor = Predictor(model.path, "cpu", 1)
+    there = pickle.loads(pickle.dumps(predictor))
+    got = predictor.predict([photos / "a.png", b""], on_error="status")
+    np.testing.assert_array_equal(there.predict([photos / "a.png"])[0][0], got.logits[0])
+    assert (there.device, there.reason) == ("cpu", "asked for")
+    back = pickle.loads(pickle.dumps(got))
+    np.testing.assert_array_equal(back.probabilities, got.probabilities)
+    assert (back.statuses, back.labels, back.classes) == (got.statuses, got.labels, got.classes)
 
 
 @pytest.mark.parametrize("threads", [0, -1])

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import onnxruntime
@@ -68,19 +67,22 @@ def test_cuda_that_fails_in_its_first_run(model: Any, monkeypatch: pytest.Monkey
     """cuDNN is loaded by the first kernel that needs it: a session that opens on CUDA may still be unable to run."""
     monkeypatch.setattr(providers, "cuda_device_count", lambda: 1)
     monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: [providers.CUDA, providers.CPU])
-    opened = providers._open
+    opened = onnxruntime.InferenceSession
 
-    def with_cuda(path: Any, wanted: Any, threads: int) -> Any:
-        session, info = opened(path, ["CPUExecutionProvider"], threads)
-        if wanted == ["CPUExecutionProvider"]:
-            return session, info
+    class WithCuda(opened):  # type: ignore[misc, valid-type]
+        def __init__(self, path: str, options: Any, **more: Any) -> None:
+            self._on_cuda = len(more.pop("providers")) > 1
+            super().__init__(path, options, providers=[providers.CPU], **more)
 
-        def fail(*_: Any) -> None:
-            raise RuntimeError("libcudnn.so.9 not found\nat some place")
+        def get_providers(self) -> list[str]:
+            return [providers.CUDA, providers.CPU] if self._on_cuda else [providers.CPU]
 
-        return SimpleNamespace(get_providers=lambda: [providers.CUDA, providers.CPU], run=fail), info
+        def run(self, *arguments: Any) -> Any:
+            if self._on_cuda:
+                raise RuntimeError("libcudnn.so.9 not found\nat some place")
+            return super().run(*arguments)
 
-    monkeypatch.setattr(providers, "_open", with_cuda)
+    monkeypatch.setattr(onnxruntime, "InferenceSession", WithCuda)
     predictor = Predictor(model.path)
     assert predictor.provider == "CPUExecutionProvider"
     assert str(predictor.cuda_failure).startswith("libcudnn.so.9 not found at some place (")

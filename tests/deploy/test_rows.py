@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from autodial.deploy import predict_folder
-from autodial.deploy.rows import FORMATS, Columns, Csv, Format, JsonLines, Row, score
+from autodial.deploy.rows import FORMATS, Columns, Csv, Format, JsonLines, TableRow, score
 from autodial.errors import WorkError
 
 PLAIN = Columns(("cat", "dog, big"), top_k=2)
@@ -24,7 +24,7 @@ NAMES = ['a,"b".png', "line\nfeed.png", "carriage\rreturn.png", " blanks .png", 
 
 def test_csv_in_full() -> None:
     text = Csv(PLAIN).header() + Csv(PLAIN).encode(
-        [Row('a,"b".png', None, [1, 0], [0.987654321, 1e-9]), Row("c.png", "no, really")]
+        [TableRow('a,"b".png', None, [1, 0], [0.987654321, 1e-9]), TableRow("c.png", "no, really")]
     )
     assert text.decode().split("\n") == [
         "path,status,label_1,probability_1,label_2,probability_2,error",
@@ -32,7 +32,9 @@ def test_csv_in_full() -> None:
         'c.png,error,,,,,"no, really"',
         "",
     ]
-    text = Csv(FULL).header() + Csv(FULL).encode([Row("a", None, [0], [1.0], 0.25, [0.1234567891, -2]), Row("b", "no")])
+    text = Csv(FULL).header() + Csv(FULL).encode(
+        [TableRow("a", None, [0], [1.0], 0.25, [0.1234567891, -2]), TableRow("b", "no")]
+    )
     assert text.decode().split("\n") == [
         'path,status,label_1,probability_1,entropy,logit_cat,"logit_dog, big",error',
         "a,ok,cat,1,0.25,0.123456789,-2,",
@@ -42,7 +44,7 @@ def test_csv_in_full() -> None:
 
 
 def test_every_name_comes_back_from_csv() -> None:
-    data = Csv(PLAIN).encode([Row(name, "x") for name in NAMES])
+    data = Csv(PLAIN).encode([TableRow(name, "x") for name in NAMES])
     for options in ({}, {"newline": "\n"}):
         file = io.TextIOWrapper(io.BytesIO(data), "utf-8", "surrogateescape", **({"newline": ""} | options))
         assert [row[0] for row in csv.reader(file)] == NAMES
@@ -50,7 +52,7 @@ def test_every_name_comes_back_from_csv() -> None:
 
 
 def test_every_name_comes_back_from_json() -> None:
-    data = JsonLines(PLAIN).encode([Row(name, "x") for name in NAMES])
+    data = JsonLines(PLAIN).encode([TableRow(name, "x") for name in NAMES])
     rows = [json.loads(line) for line in data.decode("utf-8").splitlines()]
     assert [row["path"] for row in rows] == NAMES
     assert rows[0] == {
@@ -62,7 +64,7 @@ def test_every_name_comes_back_from_json() -> None:
         "probability_2": None,
         "error": "x",
     }
-    (row,) = map(json.loads, JsonLines(FULL).encode([Row("a", None, [1], [0.5], 0.25, [1, -2.5])]).splitlines())
+    (row,) = map(json.loads, JsonLines(FULL).encode([TableRow("a", None, [1], [0.5], 0.25, [1, -2.5])]).splitlines())
     assert row == {
         "path": "a",
         "status": "ok",
@@ -92,13 +94,13 @@ def test_the_best_classes_and_ties() -> None:
 def test_what_is_no_number_is_an_error() -> None:
     probabilities = np.float32([[0, 1], [0, np.nan], [1, 0]])
     rows = score(["x", "y", "z"], probabilities, probabilities, PLAIN)
-    assert rows[1] == Row("y", "the model gives no finite probabilities for it")
+    assert rows[1] == TableRow("y", "the model gives no finite probabilities for it")
     assert [row.classes for row in rows] == [[1, 0], (), [0, 1]]
 
 
 def test_parquet_holds_the_same_as_csv(model: Any, photos: Path, tmp_path: Path, monkeypatch: Any) -> None:
     parquet = pytest.importorskip("pyarrow.parquet")
-    monkeypatch.setattr("autodial.deploy.rows._ROW_GROUP", 5)
+    monkeypatch.setattr("autodial.deploy.rows.ROW_GROUP", 5)
     (photos / "b.JPG").write_bytes(b"broken")
     for name in ("out.csv", "out.parquet"):
         predict_folder(model.path, [photos], tmp_path / name, top_k=2, entropy=True, logits=True, batch_size=4)
@@ -141,7 +143,7 @@ class Paths(Format):
     def header(self) -> bytes:
         return b""
 
-    def encode(self, rows: Sequence[Row]) -> bytes:
+    def encode(self, rows: Sequence[TableRow]) -> bytes:
         return "".join(f"{row.path}\n" for row in rows).encode()
 
     def finish(self, rows: Path, table: Path) -> None:

@@ -90,7 +90,7 @@ def test_copies_are_advised_where_links_are_the_trouble(
     (tmp_path / "a.png").touch()
     with pytest.raises(WorkError) as failure:
         Sorter(tmp_path / "s", ["x"], copy=False, inputs=[], resume=False).place(tmp_path / "a.png", 0, 0)
-    assert ("--copy" in str(failure.value)) is hint
+    assert ("`copy`" in str(failure.value)) is hint
 
 
 def test_names_that_meet_get_the_rows_number(tmp_path: Path) -> None:
