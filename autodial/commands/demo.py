@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from autodial.commands.options import DeviceOption
+from autodial.commands.options import DeviceOption, naming_options
 from autodial.errors import INTERRUPTED
 
 
@@ -28,13 +28,14 @@ def demo(
     from autodial.demo.story import LOG, run_demo
 
     try:
-        run_demo(output, seed=seed, device=device)
+        with naming_options(output="-o"):
+            run_demo(output, seed=seed, device=device)
     except KeyboardInterrupt:
         log = output / LOG
         printed = f", and {log} what its steps reported" if log.exists() else ""
         typer.echo(
-            f"Interrupted. {output} holds what was done so far{printed}. The demo can't continue: delete that folder, "
-            "or name another one with -o.",
+            f"Interrupted: {output} holds what was done so far{printed}; the demo can't go on from there: delete that "
+            "folder, or name another one with -o",
             err=True,
         )
         raise typer.Exit(INTERRUPTED) from None

@@ -69,7 +69,6 @@ def report(
     from autodial.report.evaluation import evaluate
     from autodial.report.run import Run
     from autodial.system.devices import choose_device
-    from autodial.system.files import replacing
 
     read = Run.read(run)
     chosen_layers = _choose_layers(read, layers)
@@ -91,21 +90,17 @@ def report(
     except KeyboardInterrupt:
         typer.echo("Interrupted: nothing was written.", err=True)
         raise typer.Exit(INTERRUPTED) from None
-    for name, figure in written.figures.items():
-        with replacing(page.with_name(f"{page.stem}-{name}.png")) as file:
-            file.write(figure.png)
-    with replacing(page) as file:
-        file.write(written.html)
+    written.save(page)
     # a terminal takes no bytes that are not UTF-8
     shown = os.fsencode(output or run / "report.html").decode("utf-8", "backslashreplace")
     typer.echo(
-        f"Wrote {shown} ({len(written.html) / 1e6:.1f} MB) and beside it "
+        f"Wrote {shown} ({len(written.html) / 1e6:.1f} MB) and, in its folder, "
         f"{counted(len(written.figures), 'figure')}, {Path(shown).stem}-*.png"
     )
 
 
 def _choose_layers(run: Run, names: str | None) -> Sequence[str]:
-    """The Dial layers that are asked for, or the first, a middle and the last one."""
+    """The Dial layers that `names` lists, or the first, a middle and the last one."""
     dials = run.dials
     if names is None:
         return list(dict.fromkeys([*dials[:1], *dials[len(dials) // 2 :][:1], *dials[-1:]]))
@@ -118,7 +113,7 @@ def _choose_layers(run: Run, names: str | None) -> Sequence[str]:
 
 
 def _check_output(output: Path, run: Run) -> Path:
-    """Where the page goes, checked before the work."""
+    """The page's path, checked before the work."""
     from autodial.netparam.data_files import files_of
     from autodial.system.outputs import check_output
 
@@ -135,4 +130,4 @@ def _refuse_links(page: Path) -> None:
     """Refuse to write the page or a figure through a link: a run folder that somebody sent may have any."""
     for path in (page, *page.parent.glob(f"{glob.escape(page.stem)}-*.png")):
         if path.is_symlink():
-            raise InputError(f"{path} is a link, and a report does not write to where it leads: remove it")
+            raise InputError(f"{path} is a link, and a report does not follow links: remove it")
