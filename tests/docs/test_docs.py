@@ -23,7 +23,7 @@ BEFORE = {
         "autodial export --net shop/train_val.prototxt --weights shop/solver_iter_2.caffemodel"
     ),
     "docs/choosing.md": "autodial train --solver solver.prototxt",
-    "docs/export.md": "cp digits.caffemodel digits_iter_8.caffemodel",
+    "docs/export.md": "cp digits.caffemodel digits_iter_8.caffemodel && cp digits.caffemodel digits_iter_4.caffemodel",
 }
 """Commands that earlier pages have run, or that a page takes for granted."""
 OPTIONAL = ("accelerate", "lightning")
