@@ -19,6 +19,7 @@ from autodial.commands.predict import predict
 from autodial.commands.recalibrate import recalibrate
 from autodial.commands.report import report
 from autodial.commands.select import select
+from autodial.commands.serve import serve
 from autodial.commands.test import test
 from autodial.commands.time import time
 from autodial.commands.train import train
@@ -66,7 +67,22 @@ def set_up(
     context.with_resource(watch_decoders())
 
 
-for command in (demo, init, dialize, train, test, time, select, recalibrate, report, export, predict, doctor, upgrade):
+for command in (
+    demo,
+    init,
+    dialize,
+    train,
+    test,
+    time,
+    select,
+    recalibrate,
+    report,
+    export,
+    predict,
+    serve,
+    doctor,
+    upgrade,
+):
     app.command()(harmless(command))
 
 
