@@ -25,6 +25,7 @@ from autodial import __version__
 from autodial.deploy.serve import logs
 from autodial.deploy.serve.app import Service, State, build_app
 from autodial.deploy.serve.limits import MIB, Limits, connections_within, open_files
+from autodial.deploy.serve.listeners import take_no_more
 from autodial.deploy.serve.metrics import Metrics
 from autodial.deploy.serve.models import ModelOptions, Models
 from autodial.deploy.serve.refusal import RETRY_AFTER
@@ -41,6 +42,8 @@ _LINGER = 2.0
 """Seconds that a body is still taken after its request was refused: a client that is cut off never reads why."""
 _GRACE = 1.0
 """Seconds at the end that a connection may take to send the request that it has begun, or is about to."""
+_LAST_ACCEPT = 0.1
+"""Seconds at the end for connections that the kernel has made."""
 _KEEP_ALIVE = 75
 """Seconds that a connection may be idle between two requests; longer than load balancers keep theirs (60)."""
 
@@ -201,7 +204,10 @@ class _Server(uvicorn.Server):
         open_connections = counted(len(self.server_state.connections), "open connection")
         _log.info("the port closes; %s to be seen to the end", open_connections)
         self._say_close()
-        await asyncio.sleep(0)  # the loop takes in what the kernel has accepted
+        for server in self.servers:
+            for listener in server.sockets:
+                take_no_more(listener)
+        await asyncio.sleep(_LAST_ACCEPT)  # the loop takes in what the kernel has accepted
         await super().shutdown(sockets)
         _log.info("ended")
 
