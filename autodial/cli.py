@@ -32,12 +32,21 @@ from autodial.wording import printable
 _NO_MEMORY = "can't allocate memory"
 """What torch's RuntimeError says on the CPU."""
 _LONGEST = 8000
-"""Characters of a message: two paths, as long as Linux has them, fit in."""
+"""Characters of a message: enough for two paths of the greatest length that Linux has."""
+_PANELS = {
+    "Start": (demo, init),
+    "Train": (dialize, train, test, recalibrate),
+    "Choose": (select, report),
+    "Export": (export,),
+    "Use": (predict, serve),
+    "Tools": (doctor, time, upgrade),
+}
+"""The commands as `autodial --help` groups them."""
 
 app = typer.Typer(
     name="autodial",
-    help="Train AutoDIAL networks from Caffe prototxts, export their target predictor, label folders of images.",
-    epilog="--debug, anywhere, shows the traceback of an error.",
+    help="Train a classifier that adapts to unlabelled images of another domain, export it to ONNX, and label images.",
+    epilog="`autodial COMMAND --help` explains a command. `--debug`, anywhere, shows the traceback of an error.",
     no_args_is_help=True,
     rich_markup_mode="markdown",  # paragraphs of docstrings are filled to the terminal's width
     add_completion=False,
@@ -57,33 +66,19 @@ def _say_version(wanted: bool) -> None:
 def set_up(
     context: typer.Context,
     version: Annotated[
-        bool, typer.Option("--version", is_eager=True, callback=_say_version, help="Say the version and exit.")
+        bool, typer.Option("--version", is_eager=True, callback=_say_version, help="Show the version and exit.")
     ] = False,
 ) -> None:
     # OpenCV reports what it can't decode without the file's name: the commands do it better.
     os.environ.setdefault("OPENCV_LOG_LEVEL", "SILENT")
-    # A small file may claim any size. The largest cameras make 200 million pixels.
+    # A small file may claim any size; the largest cameras take 200 million pixels.
     os.environ.setdefault("OPENCV_IO_MAX_IMAGE_PIXELS", str(2**28))
     context.with_resource(watch_decoders())
 
 
-for command in (
-    demo,
-    init,
-    dialize,
-    train,
-    test,
-    time,
-    select,
-    recalibrate,
-    report,
-    export,
-    predict,
-    serve,
-    doctor,
-    upgrade,
-):
-    app.command()(harmless(command))
+for _panel, _commands in _PANELS.items():
+    for _command in _commands:
+        app.command(rich_help_panel=_panel)(harmless(_command))
 
 
 def main() -> None:
@@ -117,7 +112,7 @@ def _run(arguments: list[str], debug: bool) -> int | str | None:
 
 
 def _report(error: Exception, debug: bool) -> int:
-    """Print an error in one sentence; the exit status. A reader of the output that is gone needs no sentence."""
+    """Print an error in one sentence, unless whoever read the output is gone; returns the exit status."""
     message, status = _explain(error)
     if not isinstance(error, BrokenPipeError):
         with suppress(OSError):  # standard error can't be written
@@ -128,7 +123,7 @@ def _report(error: Exception, debug: bool) -> int:
 
 
 def _bounded(message: str) -> str:
-    """A message without its middle, where a name in it, such as a layer's, fills screens."""
+    """A message, without its middle where that fills screens, as the name of a layer may."""
     return message if len(message) <= _LONGEST else f"{message[: _LONGEST // 2]}...{message[-_LONGEST // 2 :]}"
 
 
@@ -139,7 +134,7 @@ def _explain(error: Exception) -> tuple[str, int]:
         remedy = 'pip install ".[train]" in AutoDIAL\'s checkout brings it'
         return f"this needs {error.name}, which is not installed: {remedy}", 1
     if isinstance(error, RecursionError):
-        return "a file that was given is nested too deeply to be read; it may be damaged", 2
+        return "a given file is nested too deeply to be read; it may be damaged", 2
     if isinstance(error, OSError):
         return f"{error.filename}: {error.strerror}" if error.filename else str(error), 1
-    return "there is not enough memory for this: take smaller batches or images, or a machine with more", 1
+    return "there is not enough memory: use smaller batches or images, or a machine with more memory", 1

@@ -1,8 +1,8 @@
-"""The contract of `target_predictor.onnx`: what `autodial.converters` writes into it and `autodial.deploy` relies on.
+"""The contract of `target_predictor.onnx`: what `autodial.converters` writes and `autodial.deploy` relies on.
 
 The graph takes images, decoded and resized, as its input `image`, uint8 (batch, height, width, channels), and gives
-`logits` and `probabilities`, float32 (batch, classes). A JSON object under the metadata key `autodial` says the rest.
-A file that takes the net's input blob instead, float32 under the blob's own name, says `raw_input`.
+`logits` and `probabilities`, float32 (batch, classes). A JSON object under the metadata key `autodial` has the rest.
+A file whose input is the net's input blob, float32 under the blob's name, has `raw_input: true` there.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ from autodial.wording import counted
 KEY = "autodial"
 """The metadata property that holds the JSON object."""
 SCHEMA = 1
-"""Version of the object's form. A reader refuses a file of a later one."""
+"""Version of the object's schema. A reader refuses files of later versions."""
 
 INPUT = "image"
 LOGITS = "logits"
 PROBABILITIES = "probabilities"
 OUTPUTS = (LOGITS, PROBABILITIES)
 CHANNELS = {"BGR": 3, "GRAY": 1}
-"""What `channel_order` may say, and how many channels an image then has."""
+"""Values of `channel_order`, with an image's number of channels."""
 
-# What is done to an image before the graph, in training as in prediction: it is stretched to the graph's size, turned
-# as its EXIF orientation says, and laid over white where it is transparent.
+# How an image is prepared for the graph, in training and in prediction: it is stretched to the graph's size, rotated as
+# its EXIF orientation says, and transparent pixels are laid over white.
 RESIZE = "bilinear"
 EXIF = "apply"
 ALPHA = "white"
 MEAN_FILE = "mean_file"
-"""What `mean` says of a whole mean image, which stands in the graph alone."""
+"""The value of `mean` for a mean image, whose pixels are only in the graph."""
 
 MOST_PIXELS = 2**26
-"""Of an image that a graph takes: batches of more fill any memory."""
+"""Most pixels of an image that a graph takes: batches of larger images fill any memory."""
 
 
 def _height_and_width(value: list[int]) -> None:
@@ -58,8 +58,8 @@ class _Schema(TypedDict):
     schema: Annotated[int, range(1, 2**31)]
 
 
-class Head(_Schema, total=False):
-    """What is read first, of a file of any schema."""
+class Preamble(_Schema, total=False):
+    """The entries that are read first, whatever the schema."""
 
     version: str
     raw_input: bool
@@ -80,9 +80,9 @@ class _Stated(_Schema):
 
 
 class ImageMetadata(_Stated, total=False):
-    """The JSON object of a file that takes images; the first files said nothing about `alpha` and `precision`.
+    """The JSON object of a file that takes images; the first files lack `alpha` and `precision`.
 
-    Crop, mean and scale are part of the graph, and stand here for the reader's information.
+    Crop, mean and scale are part of the graph, and repeated here for information.
     """
 
     alpha: str
@@ -91,7 +91,7 @@ class ImageMetadata(_Stated, total=False):
 
 
 class BlobMetadata(_Schema):
-    """What counts in the JSON object of a file with `raw_input`; what it says of images is null."""
+    """The JSON object of a file with `raw_input`; entries about images are null."""
 
     classes: Annotated[list[str | int], _not_empty]
     channel_order: str | None
@@ -102,7 +102,7 @@ class BlobMetadata(_Schema):
 
 
 def check_shapes(metadata: ImageMetadata) -> None:
-    """Raise InputError where the entries of a file that takes images don't go together."""
+    """Raise InputError if the entries of a file that takes images contradict each other."""
     (height, width), crop, mean, scale = metadata["size"], metadata["crop"], metadata["mean"], metadata["scale"]
     channels = CHANNELS[metadata["channel_order"]]
     if crop is not None and (crop[0] > height or crop[1] > width):
@@ -114,14 +114,14 @@ def check_shapes(metadata: ImageMetadata) -> None:
 
 
 def check_written(metadata: Mapping[str, Any]) -> None:
-    """Raise InputError for metadata that a file is about to get and that its readers would refuse."""
+    """Raise InputError for metadata that readers would refuse, before it is written."""
     try:
         if metadata["raw_input"]:
             check(dict(metadata), BlobMetadata)
         else:
             check_shapes(check(dict(metadata), ImageMetadata))
     except InputError as error:
-        raise InputError(f"no file of the net could be read: {error}") from error
+        raise InputError(f"readers would refuse the file: {error}") from error
 
 
 def to_text(metadata: Mapping[str, Any]) -> str:

@@ -27,7 +27,7 @@ import onnxruntime
 import torch
 from measuring import describe, side_by_side
 
-from autodial.converters.onnx_export import NetLogits, export
+from autodial.converters.net_export import NetLogits, export
 from autodial.net.net import Net
 from autodial.netparam.graph import Graph
 from autodial.netparam.net_state import filter_net

@@ -1,9 +1,8 @@
-"""What of a Caffe net is the classifier of images itself, apart from its data layers, losses and accuracies."""
+"""Finds the image classifier in a Caffe net: the layers between the data and the logits, and what surrounds them."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from autodial.errors import InputError
 from autodial.netparam.graph import Graph, Node
@@ -20,30 +19,30 @@ _BEHIND_CLASSIFIERS = (
 
 @dataclass(frozen=True)
 class Head:
-    """Scores of the classes, and where they come from.
+    """The logits of one classifier, and the layers that they come from.
 
     Attributes:
         logits: the blob's name.
-        classifier: number in the net of the layer with the classes' weights, InnerProduct or Convolution.
+        classifier: number of the InnerProduct or Convolution layer with the classes' weights.
         per_class: numbers of the layers behind it that have parameters or statistics for each class.
-        loss: the SoftmaxWithLoss that reads them, a LayerParameter; None in a net without losses.
+        loss: the SoftmaxWithLoss layer that reads the logits; None in a net without losses.
     """
 
     logits: str
     classifier: int
     per_class: tuple[int, ...]
-    loss: Any | None
+    loss: pb.LayerParameter | None
 
 
 @dataclass(frozen=True)
 class Classification:
-    """The parts of a net that classifies images.
+    """The parts of a net that classifies images; layers are numbered as in the net.
 
     Attributes:
-        heads: the main one, then the auxiliary ones whose losses only help training.
+        heads: the main head, then the auxiliary heads, whose losses only help training.
         body: numbers of the layers between data and logits, in order.
-        auxiliary: those of the body that only auxiliary heads need.
-        data: by phase, the data layer's LayerParameter and the blob of images that it makes.
+        auxiliary: numbers of the body's layers that only auxiliary heads need.
+        data: by phase, the data layer and the blob of images that it makes.
         label: name of the blob of labels.
         softmax: the TEST phase's Softmax layers that read the main logits.
         test: Graph of the TEST phase, or of TRAIN where the net has no other.
@@ -53,25 +52,25 @@ class Classification:
     heads: tuple[Head, ...]
     body: tuple[int, ...]
     auxiliary: frozenset[int]
-    data: dict[int, tuple[Any, str]]
+    data: dict[pb.Phase, tuple[pb.LayerParameter, str]]
     label: str
-    softmax: tuple[Any, ...]
+    softmax: tuple[pb.LayerParameter, ...]
     test: Graph
     scores: int
 
 
-def read_classification(net: Any, logits: str | None = None) -> Classification:
-    """Find the parts of a net, a train_val or a deploy file.
+def read_classification(net: pb.NetParameter, logits: str | None = None) -> Classification:
+    """Find the parts of a train_val or deploy net.
 
-    The logits are what SoftmaxWithLoss layers read in TRAIN, the main ones those with the largest loss_weight; without
-    such a layer, what Softmax or Accuracy layers read.
+    The logits are what SoftmaxWithLoss layers read in TRAIN; the main logits have the largest loss_weight. Without such
+    a layer, the logits are what Softmax or Accuracy layers read.
 
     Args:
         net: NetParameter, brought up to date.
         logits: name of the main logits' blob, where the net leaves a choice.
 
     Raises:
-        InputError: the net can't be read as a classifier of images; it says why.
+        InputError: the net is no image classifier, and why.
     """
     phases, problems = {}, []
     for phase in (pb.TRAIN, pb.TEST):
@@ -110,7 +109,7 @@ def read_classification(net: Any, logits: str | None = None) -> Classification:
     )
 
 
-def _phase(net: Any, phase: pb.Phase) -> tuple[Graph, dict[Node, int]]:
+def _phase(net: pb.NetParameter, phase: pb.Phase) -> tuple[Graph, dict[Node, int]]:
     """The graph of a phase's layers, and each node's number in the net."""
     numbers = [i for i, layer in enumerate(net.layer) if included(layer, phase, net.state.level, net.state.stage)]
     graph = Graph(net.layer[i] for i in numbers)
@@ -118,7 +117,7 @@ def _phase(net: Any, phase: pb.Phase) -> tuple[Graph, dict[Node, int]]:
 
 
 def _main(graph: Graph, logits: str | None) -> tuple[int, dict[int, Node]]:
-    """The main logits, and every value that a SoftmaxWithLoss reads as logits, with that layer."""
+    """The main logits, and the SoftmaxWithLoss layer of every value that such a layer reads as logits."""
     losses: dict[int, Node] = {}
     for node in graph.nodes:
         if node.param.type == "SoftmaxWithLoss" and len(node.bottoms) == 2:
@@ -136,12 +135,12 @@ def _main(graph: Graph, logits: str | None) -> tuple[int, dict[int, Node]]:
         main = [value for value in losses if weights[value] == max(weights.values())]
         if len(main) > 1:
             names = ", ".join(graph.names[value] for value in main)
-            raise InputError(f"the losses of {names} have the same weight: name the main logits with --logits BLOB")
+            raise InputError(f"the losses of {names} have the same weight: name the main logits in `logits`")
         return main[0], losses
     if not any(node.param.type in READS_SCORES and node.bottoms for node in graph.nodes):
         raise InputError(
             "no SoftmaxWithLoss, Softmax or Accuracy layer reads scores of classes, so the net is no classification "
-            "net; if it is one, name its logits with --logits BLOB"
+            "net; if it is one, name its logits in `logits`"
         )
     return graph.logits(), losses
 

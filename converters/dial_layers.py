@@ -1,9 +1,8 @@
-"""The network of an AutoDIAL net: Dial in the place of BatchNorm, or behind chosen layers, and the weights for it."""
+"""The layers of an AutoDIAL net between data and logits, and their weights: Dial replaces BatchNorm or is inserted."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,11 +17,11 @@ KINDS = {"conv": "Convolution", "ip": "InnerProduct"}
 """Words for all layers of a type, where layers to put Dial behind are chosen."""
 
 _FRACTION = 0.95
-"""Dial's moving_average_fraction where a BatchNorm states none, as in the nets that ship: fine-tuning is short, and
-Caffe's 0.999 would carry statistics of its beginning to its end."""
+"""Dial's moving_average_fraction where a BatchNorm states none, as in the nets that ship. Fine-tuning is short: with
+Caffe's 0.999, the first iterations' statistics would still count at the end."""
 
 
-def choose_layers(net: Any, parts: Classification, after: Sequence[str] | None) -> set[int]:
+def choose_layers(net: pb.NetParameter, parts: Classification, after: Sequence[str] | None) -> set[int]:
     """Numbers of the layers that a Dial layer is put behind; `after` as in `dialize`."""
     layers = {number: net.layer[number] for number in parts.body}
     types = {layer.type for layer in layers.values()}
@@ -31,12 +30,12 @@ def choose_layers(net: Any, parts: Classification, after: Sequence[str] | None) 
             return set()
         if "InnerProduct" not in types:
             raise InputError(
-                "the net has neither BatchNorm nor InnerProduct layers: say which layers Dial goes behind, with "
-                "--after conv or --after NAME"
+                "the net has neither BatchNorm nor InnerProduct layers: name the layers that Dial goes behind in "
+                '`after`, or "conv" for every Convolution'
             )
         after = ("ip",)
     if is_one_name(after):
-        raise InputError(f"after is a list of layers' names, not one name: [{after!r}]")
+        raise InputError(f"`after` is a list of layers' names, not one name: [{after!r}]")
     chosen: set[int] = set()
     for word in after:
         kind = KINDS.get(word)
@@ -44,13 +43,13 @@ def choose_layers(net: Any, parts: Classification, after: Sequence[str] | None) 
         if not found:
             what = f"{kind} layer" if kind else f'layer "{word}"'
             names = ", ".join(dict.fromkeys(layer.name for layer in layers.values()))
-            raise InputError(f"--after {word}: no {what} lies between the data and the logits; there are {names}")
+            raise InputError(f"`after` {word}: no {what} lies between the data and the logits; there are {names}")
         chosen |= found
     for number in sorted(chosen):
         layer = layers[number]
         if len(layer.top) != 1:
             raise InputError(
-                f'--after: layer "{layer.name}" ({layer.type}) has {len(layer.top)} tops, and Dial takes one'
+                f'`after`: layer "{layer.name}" ({layer.type}) has {len(layer.top)} tops, and Dial takes one'
             )
         readers = (other for n, other in layers.items() if n > number and layer.top[0] in other.bottom)
         if next((other.type for other in readers), None) == "BatchNorm":
@@ -62,14 +61,16 @@ class Body:
     """The layers between data and logits.
 
     Attributes:
-        layers: LayerParameters, in order.
-        origins: by name, that of the layer whose weights each starts from.
-        fresh: names of layers with parameters that start anew.
+        layers: in order.
+        origins: by layer name, the name of the original layer whose weights it starts from.
+        fresh: names of the layers whose parameters start from their fillers.
         replaced, inserted, renamed: see DialReport.
     """
 
-    def __init__(self, net: Any, parts: Classification, slice_point: int, classes: int | None, dropout: bool) -> None:
-        self.layers: list[Any] = []
+    def __init__(
+        self, net: pb.NetParameter, parts: Classification, slice_point: int, classes: int | None, dropout: bool
+    ) -> None:
+        self.layers: list[pb.LayerParameter] = []
         self.origins: dict[str, str] = {}
         self.fresh: set[str] = set()
         self.replaced: dict[str, str] = {}
@@ -108,7 +109,7 @@ class Body:
             if number in chosen:
                 self._insert_behind(original, layer.include, layer.exclude)
 
-    def _become_dial(self, layer: Any) -> None:
+    def _become_dial(self, layer: pb.LayerParameter) -> None:
         stated = layer.batch_norm_param
         dial = _dial(f"{layer.name}-dial", layer.bottom[0], layer.top[0], self._slice_point)
         if stated.HasField("eps"):
@@ -125,7 +126,9 @@ class Body:
         dial.exclude.extend(layer.exclude)
         layer.CopyFrom(dial)
 
-    def _insert_behind(self, original: Any, include: Any, exclude: Any) -> None:
+    def _insert_behind(
+        self, original: pb.LayerParameter, include: Sequence[pb.NetStateRule], exclude: Sequence[pb.NetStateRule]
+    ) -> None:
         blob = original.top[0]
         scale = pb.LayerParameter(
             name=f"{original.name}-scale",
@@ -143,7 +146,7 @@ class Body:
         self.inserted.append(original.name)
 
 
-def _dial(name: str, bottom: str, top: str, slice_point: int) -> Any:
+def _dial(name: str, bottom: str, top: str, slice_point: int) -> pb.LayerParameter:
     return pb.LayerParameter(
         name=name,
         type="Dial",
@@ -158,8 +161,8 @@ def _dial(name: str, bottom: str, top: str, slice_point: int) -> Any:
     )
 
 
-def _renew(layer: Any, classes: int) -> None:
-    """Give the layer with the classes' weights another number of classes, and ten times the learning rate."""
+def _renew(layer: pb.LayerParameter, classes: int) -> None:
+    """Change the classifier's number of classes, and multiply its learning rates by ten."""
     options = layer.inner_product_param if layer.type == "InnerProduct" else layer.convolution_param
     options.num_output = classes
     if not options.HasField("weight_filler"):
@@ -174,11 +177,11 @@ def _renew(layer: Any, classes: int) -> None:
 # --- the weights
 
 
-def carry_weights(weights: Weights, net: Any, body: Body) -> tuple[Weights, list[str]]:
-    """The weights of the layers that keep theirs, and the names of those that found no layer.
+def carry_weights(weights: Weights, net: pb.NetParameter, body: Body) -> tuple[Weights, list[str]]:
+    """The weights of the layers that keep their weights, and the names of weights without a layer.
 
     Raises:
-        InputError: no weights found a layer, or a BatchNorm has other blobs than Caffe's.
+        InputError: no weights have a layer, or a BatchNorm's blobs are not Caffe's.
     """
     stored = {layer.name: layer for layer in weights.layers if layer.blobs}
     shared = _shared_blobs(net, stored)
@@ -203,8 +206,8 @@ def carry_weights(weights: Weights, net: Any, body: Body) -> tuple[Weights, list
     return carried, [name for name in stored if name not in known]
 
 
-def _shared_blobs(net: Any, stored: Mapping[str, LayerWeights]) -> dict[str, NDArray[np.float32]]:
-    """Arrays by the name under which layers share them: HDF5 files have them with the first of the layers only."""
+def _shared_blobs(net: pb.NetParameter, stored: Mapping[str, LayerWeights]) -> dict[str, NDArray[np.float32]]:
+    """Shared blobs by the name that layers share them under; HDF5 files store them with the first layer only."""
     shared: dict[str, NDArray[np.float32]] = {}
     for layer in net.layer:
         for spec, blob in zip(layer.param, stored[layer.name].blobs if layer.name in stored else (), strict=False):

@@ -1,4 +1,4 @@
-"""Any Caffe classification net as its AutoDIAL net: Dial layers, two domains' data, the target's entropy.
+"""Makes an AutoDIAL net from any Caffe classification net: Dial layers, two domains' data, the target's entropy.
 
 Section 3.1 of the paper puts a domain alignment layer in the place of every batch normalization (its Inception-BN), or
 behind chosen layers of a network that has none (its AlexNet), and adds the target's entropy to the loss.
@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -24,14 +23,14 @@ from autodial.proto import Weights
 from autodial.proto import messages as pb
 
 BATCH_SIZE = 64
-"""Samples in a batch, source and target together, of a net that does not say how many."""
+"""Samples in a batch, source and target together, if the net does not say."""
 ENTROPY_WEIGHT = 0.1
-"""lambda, the weight of the target's entropy, as in the nets that the authors released."""
+"""lambda, the weight of the target's entropy loss, as in the authors' released nets."""
 TOLERANCE = 1e-4
-"""Largest difference of the logits from the original net's, as a part of their largest magnitude."""
+"""Largest difference of the logits from the original net's, as a fraction of the largest magnitude."""
 
 _REPLACED = ("SoftmaxWithLoss", "Accuracy", "Softmax", "Silence")
-"""Types of layers whose absence needs no mention."""
+"""Types of layers that `DialReport.removed` leaves out."""
 
 
 @dataclass(frozen=True)
@@ -40,16 +39,16 @@ class DialReport:
 
     Attributes:
         logits: name of the main logits' blob.
-        replaced: names of the BatchNorm layers, with those of the Dial layers in their place.
+        replaced: names of the BatchNorm layers, with the names of the Dial layers that replace them.
         inserted: names of the layers that a Dial and a Scale layer were put behind.
         renamed: names of the layers with the classes' weights, with their new names; empty without `classes`.
         removed: names of the layers that were left out, besides data, losses on labels, accuracies and Softmax.
-        missing: names of layers that have parameters the weights lack; always empty without weights.
+        missing: names of layers whose parameters the weights lack; empty without weights.
         ignored: names of layers in the weights that the net lacks.
         max_difference: largest absolute difference of a logit from the original net's in TEST, on random images; None
-            where they are not to agree, or nothing was compared.
-        logits_range: largest magnitude of the original net's logits there.
-        notes: what the user should know beside it, a sentence each.
+            if the nets need not agree, or nothing was compared.
+        logits_range: largest magnitude of the original net's logits on these images.
+        notes: further sentences for the user; they name parameters of `dialize` in backticks.
     """
 
     logits: str
@@ -69,14 +68,14 @@ class Dialized:
     """An AutoDIAL net.
 
     Attributes:
-        net: NetParameter of a train_val net; its lists are source.txt, target.txt and target_test.txt.
-        weights: what the net starts from; None if none were given. Layers that start anew are not in it.
+        net: a train_val net; its lists are source.txt, target.txt and target_test.txt.
+        weights: what the net starts from, without layers that start from their fillers; None if none were given.
         batches: what a batch holds, in a sentence.
-        sections: titles of its parts by their first layers' names; with `batches`, for `net_to_text`.
+        sections: titles of the net's parts by their first layer's name, for `net_to_text`.
         report: what was done.
     """
 
-    net: Any
+    net: pb.NetParameter
     weights: Weights | None
     batches: str
     sections: dict[str, str]
@@ -84,7 +83,7 @@ class Dialized:
 
 
 def dialize(
-    net: Any,
+    net: pb.NetParameter,
     weights: Weights | None = None,
     *,
     after: Sequence[str] | None = None,
@@ -92,53 +91,53 @@ def dialize(
     source_batch: int | None = None,
     target_batch: int | None = None,
     size: tuple[int, int] | None = None,
-    transform: Any | None = None,
+    transform: pb.TransformationParameter | None = None,
     dropout: bool = True,
     logits: str | None = None,
     base_dir: Path | None = None,
 ) -> Dialized:
-    """Turn a classification net, a train_val or a deploy file, into its AutoDIAL net.
+    """Turn a classification net, train_val or deploy, into its AutoDIAL net.
 
-    - A BatchNorm layer becomes a Dial layer NAME-dial of the same eps. Both of its domains start from the statistics
-      in `weights`, divided through, with a normalizer of 1. A Scale or Bias behind it stays. As no layer has the old
-      name, the original's weights can also be trained from as they are; statistics then start with the training.
-    - A Dial and a Scale layer, NAME-dial and NAME-scale, are put in place behind each layer that `after` chooses.
+    - A BatchNorm layer becomes a Dial layer NAME-dial with the same eps. Both domains start from the statistics in
+      `weights`, divided by their normalizer, with a normalizer of 1. A Scale or Bias behind it stays. No layer keeps
+      the old name, so training can also start from the original's weights; statistics then start with the training.
+    - A Dial and a Scale layer, NAME-dial and NAME-scale, are inserted behind each layer that `after` chooses.
     - Data layers and losses are replaced. In TRAIN, a batch holds the source's samples first; SoftmaxWithLoss reads
       the source's logits, EntropyLoss the target's. Auxiliary classifiers, in TRAIN alone, keep their losses on the
-      source and get no entropy, as the paper's is that of the net's prediction. In TEST, Accuracy and the net's own
-      Softmax read the logits.
-    - With `classes`, the layers that have the classes' weights, in auxiliary classifiers, too, are renamed to NAME-new,
-      so that no weights are copied into them, and get lr_mult 10, the bias 20, as the paper's section 4.1 has it.
+      source and get no entropy loss, because the paper's entropy is that of the net's prediction. In TEST,
+      Accuracy and the net's own Softmax read the logits.
+    - With `classes`, every classifier's layer is renamed to NAME-new, so that no weights are copied into it, and learns
+      with lr_mult 10 and 20 for the bias (paper, section 4.1).
 
     Nothing else changes: frozen layers stay frozen.
 
-    The result is built in both phases. Where it has the original's weights and classifier, and no Dial layer that was
-    no BatchNorm, both nets are run in TEST on random images, and must agree.
+    The result is built in both phases. If it keeps the original's weights and classifier, and no Dial layer was
+    inserted, both nets run in TEST on random images, and must agree.
 
     Args:
-        net: NetParameter, brought up to date; it is not changed.
-        weights: the net's own; layers that the net lacks are ignored.
-        after: names of layers, "conv" and "ip" for every Convolution or InnerProduct; those that BatchNorm follows
-            have their Dial already. None: no layer if the net has BatchNorm layers, else every InnerProduct.
+        net: upgraded to current Caffe; it is not changed.
+        weights: the net's weights; layers that the net lacks are ignored.
+        after: names of layers, "conv" and "ip" for every Convolution or InnerProduct; layers before
+            a BatchNorm get no second Dial. None: no layer if the net has BatchNorm layers, else every InnerProduct.
         classes: number of classes, at least 2, of a new classifier; None keeps the net's own.
-        source_batch, target_batch: samples of each domain in a batch; None for both: halves of the net's own batch, or
+        source_batch, target_batch: samples of each domain in a batch; None for both: half of the net's batch each, or
             of 64.
         size: height and width that images are resized to; None: see read_domain_data.
-        transform: a TransformationParameter instead of the one of the net's data layer.
-        dropout: False leaves Dropout out (with a ratio of 0 where it doesn't work in place): the paper trains its
-            AlexNet so, and statistics stored under dropout are not those of TEST.
+        transform: replaces the transform_param of the net's data layer.
+        dropout: False removes Dropout (or sets its ratio to 0 if it doesn't work in place), as the paper does in
+            AlexNet: statistics stored under dropout are not those of TEST.
         logits: name of the main logits' blob, where the net leaves a choice.
         base_dir: folder of the net's file.
 
     Raises:
-        InputError: the net is none that can be dialized, has layers of unknown types, or weights or options don't fit.
+        InputError: the net can't be dialized, has layers of unknown types, or weights or options don't fit.
         WorkError: the net differs from the original where they must agree.
     """
     if classes is not None and classes < 2:
-        raise InputError(f"classes must be at least 2, not {classes}")
+        raise InputError(f"`classes` must be at least 2, not {classes}")
     for layer in net.layer:
         if layer.type == "Dial":
-            raise InputError(f'layer "{layer.name}" is a Dial layer already: the net is an AutoDIAL net as it stands')
+            raise InputError(f'layer "{layer.name}" is a Dial layer already, so the net is an AutoDIAL net')
     parts = read_classification(net, logits)
     for number in parts.body:
         try:
@@ -198,21 +197,21 @@ def _batches(source: int | None, target: int | None, total: int | None) -> tuple
         total = max(total or BATCH_SIZE, 2)
         source, target = total // 2, total - total // 2
     elif source is None or target is None:
-        raise InputError("source_batch and target_batch belong together: state both or neither")
+        raise InputError("`source_batch` and `target_batch` belong together: state both or neither")
     if min(source, target) < 1:
         raise InputError(f"a batch of {source} source and {target} target samples lacks a domain: both need at least 1")
     return source, target
 
 
-def _removed(net: Any, parts: Classification) -> tuple[str, ...]:
+def _removed(net: pb.NetParameter, parts: Classification) -> tuple[str, ...]:
     kept = {net.layer[number].name for number in parts.body}
     kept.update(layer.name for layer, _ in parts.data.values())
     others = (layer.name for layer in net.layer if layer.type not in _REPLACED)
     return tuple(dict.fromkeys(name for name in others if name not in kept))
 
 
-def _unfilled(layers: Sequence[Any]) -> list[str]:
-    """A note on the layers that would start at 0, as those of deploy files do."""
+def _unfilled(layers: Sequence[pb.LayerParameter]) -> list[str]:
+    """A note on layers without a weight_filler, as in deploy files: their weights would start at 0."""
     names = [
         layer.name
         for layer in layers
@@ -228,8 +227,8 @@ def _unfilled(layers: Sequence[Any]) -> list[str]:
 # --- the losses
 
 
-def _losses(parts: Classification, label: str, slice_point: int) -> list[Any]:
-    """What reads the logits of each head, the main one's first."""
+def _losses(parts: Classification, label: str, slice_point: int) -> list[pb.LayerParameter]:
+    """The layers that read each head's logits, starting with the main head."""
     layers = []
     for i, head in enumerate(parts.heads):
         source, target = f"{head.logits}-source", f"{head.logits}-target"
@@ -264,8 +263,8 @@ def _layer(kind: str, name: str, bottoms: Sequence[str], tops: Sequence[str], ph
 # --- the check
 
 
-def _original(net: Any, parts: Classification, data: DomainData) -> Net:
-    """The net's own TEST phase up to the logits, fed with two samples; InputError if these are not (N, classes)."""
+def _original(net: pb.NetParameter, parts: Classification, data: DomainData) -> Net:
+    """The original's TEST phase up to the logits, fed with two samples; InputError unless logits are (N, classes)."""
     assert data.shape is not None
     graph, name = parts.test, parts.test.names[parts.scores]
     graph.feed(graph.names.index(data.blobs[pb.TEST]), (2, *data.shape))
@@ -279,8 +278,8 @@ def _original(net: Any, parts: Classification, data: DomainData) -> Net:
     return built
 
 
-def _build(net: Any, data: DomainData) -> tuple[Net, Net]:
-    """The nets for TRAIN and TEST, fed by hand where data layers would read files."""
+def _build(net: pb.NetParameter, data: DomainData) -> tuple[Net, Net]:
+    """The nets for TRAIN and TEST, with Input layers in place of data layers that read files."""
     assert data.shape is not None
     fed = pb.NetParameter()
     fed.CopyFrom(net)
@@ -308,7 +307,7 @@ def _batch_statistics_in_test(parts: Classification) -> bool:
 
 
 def _compare(original: Net, test: Net, data: DomainData, parts: Classification) -> tuple[float, float]:
-    """Largest difference of a logit on random images, and the largest logit of the original.
+    """The largest difference of a logit on random images, and the original's largest logit.
 
     Raises:
         WorkError: they differ by more than TOLERANCE.

@@ -1,10 +1,9 @@
-"""The data layers of an AutoDIAL net: source and target in TRAIN, the target in TEST, after a net's own."""
+"""The data layers of an AutoDIAL net: source and target in TRAIN, the target in TEST, modelled on the original's."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from autodial.converters.classification import Classification
 from autodial.data.datum_data import DatumData
@@ -22,20 +21,20 @@ SOURCE_LIST, TARGET_LIST, TEST_LIST = "source.txt", "target.txt", "target_test.t
 
 @dataclass(frozen=True)
 class DomainData:
-    """What the data layers have in common, and the blobs that they make.
+    """What the data layers share, and the blobs that they make.
 
     Attributes:
-        train, test: LayerParameters of type ImageData or HDF5Data without names, lists and batch sizes.
+        train, test: ImageData or HDF5Data layers without names, lists and batch sizes.
         blobs: name of the blob of samples, by phase.
         label: name of the blob of labels.
         shape: of a sample in the blob, (C, H, W) for images; None for features whose files can't be read.
-        batch_size: samples in a batch of the net's own TRAIN data, None where it does not say.
+        batch_size: samples in a batch of the original's TRAIN data; None if the net does not say.
         test_batch_size: the same for TEST.
         notes: what the user should know, a sentence each.
     """
 
-    train: Any
-    test: Any
+    train: pb.LayerParameter
+    test: pb.LayerParameter
     blobs: dict[pb.Phase, str]
     label: str
     shape: tuple[int, ...] | None
@@ -43,8 +42,8 @@ class DomainData:
     test_batch_size: int | None
     notes: tuple[str, ...]
 
-    def layers(self, source_batch: int, target_batch: int, test_batch: int) -> list[Any]:
-        """Two data layers, joined along the batch axis, for TRAIN, and one for TEST, as LayerParameters."""
+    def layers(self, source_batch: int, target_batch: int, test_batch: int) -> list[pb.LayerParameter]:
+        """Two data layers for TRAIN, whose tops a Concat joins along the batch axis, and one for TEST."""
         blob, label = self.blobs[pb.TRAIN], self.label
         rule = pb.NetStateRule(phase=pb.TRAIN)
         source = self._layer(self.train, f"{blob}-source", [f"{blob}-source", label], pb.TRAIN)
@@ -73,7 +72,7 @@ class DomainData:
         return [source, target, silence, concat, test]
 
     @staticmethod
-    def _layer(template: Any, name: str, tops: list[str], phase: pb.Phase) -> Any:
+    def _layer(template: pb.LayerParameter, name: str, tops: list[str], phase: pb.Phase) -> pb.LayerParameter:
         layer = pb.LayerParameter()
         layer.CopyFrom(template)
         layer.name = name
@@ -83,31 +82,29 @@ class DomainData:
 
 
 def read_domain_data(
-    net: Any,
+    net: pb.NetParameter,
     parts: Classification,
     weights: Weights | None,
     *,
     size: tuple[int, int] | None = None,
-    transform: Any | None = None,
+    transform: pb.TransformationParameter | None = None,
     base_dir: Path | None = None,
 ) -> DomainData:
-    """Find out how a net's samples are prepared.
+    """Read how a net's samples are prepared.
 
-    Images are resized to the size of the mean image; else to new_height and new_width, or the size of the images in the
-    database, if these can be read; else to the next multiple of 32 above the crop (256 for 224 and 227, 32 for 28);
-    else to what the net's input takes.
+    Images are resized to the first size that is known: the mean image's; new_height and new_width, or the size of the
+    database's images; the next multiple of 32 above the crop (256 for 224 and 227, 32 for 28); the input blob's.
 
     Args:
         net: the NetParameter.
         parts: of the net.
-        weights: may tell grey from colour.
-        size: height and width to resize images to instead. With a square input of a smaller size, they are cropped
-            to that.
+        weights: the first convolution's tell grey images from colour.
+        size: height and width to resize images to instead. With a smaller square input, images are cropped to it.
         transform: a TransformationParameter instead of the net's own; in TEST, mirror is left out.
         base_dir: folder of the net's file.
 
     Raises:
-        InputError: no way to know the images' size, or options that contradict each other.
+        InputError: the images' size is not known, or options contradict each other.
     """
     (layer, blob), (test_layer, test_blob) = parts.data[pb.TRAIN], parts.data[pb.TEST]
     blobs = {pb.TRAIN: blob, pb.TEST: test_blob}
@@ -130,7 +127,7 @@ def read_domain_data(
     channels = _channels(layer, train, stated, mean) or _channels_of_weights(net, parts, weights, blob)
     if channels is None:
         channels = 3
-        notes.append("the images are taken to be in colour; for grey ones, state force_gray: true in --transform")
+        notes.append("the images are taken to be in colour; for grey images, state force_gray: true in `transform`")
     if channels not in (1, 3):
         raise InputError(f'layer "{layer.name}" makes images of {channels} channels, and image files have 1 or 3')
     is_input = layer.type in ("Input", "DummyData", "MemoryData")
@@ -141,15 +138,12 @@ def read_domain_data(
     beyond_crop = size_before_crop(train.crop_size) if train.crop_size else None
     resize = size or (mean and mean[1:]) or before_crop or beyond_crop or (stated and stated[1:])
     if not resize:
-        raise InputError(
-            f'layer "{layer.name}" ({layer.type}) does not say which size images have: state it with --resize, such as '
-            "--resize 28"
-        )
+        raise InputError(f'layer "{layer.name}" ({layer.type}) does not say which size images have: state it in `size`')
     if is_input and not (train.mean_value or train.mean_file or train.HasField("scale")):
         notes.append(
             "the net does not say what is subtracted from its images, and by what they are multiplied: if it was "
-            'trained with a mean or a scale, state them, such as --transform "mean_value: 104 mean_value: 117 '
-            'mean_value: 123"'
+            'trained with a mean or a scale, state them in `transform`, such as "mean_value: 104 '
+            'mean_value: 117 mean_value: 123"'
         )
     checked = pb.TransformationParameter()
     checked.CopyFrom(train)
@@ -157,14 +151,14 @@ def read_domain_data(
         checked.ClearField("mean_file")
         notes.append(
             f"{train.mean_file} can't be read here: put it in place, of the size to which images are resized, or state "
-            'the mean\'s values, such as --transform "mean_value: 104 mean_value: 117 mean_value: 123"'
+            'the mean\'s values in `transform`, such as "mean_value: 104 mean_value: 117 mean_value: 123"'
         )
     Transform.from_caffe(checked, phase=pb.TRAIN, channels=channels, base_dir=base_dir).size(*resize)
     shape = (channels, train.crop_size, train.crop_size) if train.crop_size else (channels, *resize)
     images = pb.ImageDataParameter(new_height=resize[0], new_width=resize[1])
     if channels != 3:
         images.is_color = False
-    train, test = (
+    train_layer, test_layer = (
         pb.LayerParameter(
             type="ImageData",
             transform_param=one if one.ListFields() else None,
@@ -172,16 +166,18 @@ def read_domain_data(
         )
         for one in (train, test)
     )
-    return DomainData(train, test, blobs, parts.label, shape, *batches, tuple(notes))
+    return DomainData(train_layer, test_layer, blobs, parts.label, shape, *batches, tuple(notes))
 
 
-def _batch_size(layer: Any) -> int | None:
+def _batch_size(layer: pb.LayerParameter) -> int | None:
     options = getattr(layer, BATCH_OPTIONS.get(layer.type, ""), None)
     return options.batch_size or None if options is not None else None
 
 
-def _transforms(layer: Any, test_layer: Any, transform: Any | None) -> tuple[Any, Any]:
-    """TransformationParameters for TRAIN and TEST, without what says nothing."""
+def _transforms(
+    layer: pb.LayerParameter, test_layer: pb.LayerParameter, transform: pb.TransformationParameter | None
+) -> tuple[pb.TransformationParameter, pb.TransformationParameter]:
+    """Transforms for TRAIN and TEST, without fields that change nothing."""
     train, test = pb.TransformationParameter(), pb.TransformationParameter()
     train.CopyFrom(layer.transform_param if transform is None else transform)
     has_own = transform is None and test_layer.type == layer.type
@@ -192,8 +188,8 @@ def _transforms(layer: Any, test_layer: Any, transform: Any | None) -> tuple[Any
     return train, test
 
 
-def _stated_shape(layer: Any, blob: str, base_dir: Path | None) -> tuple[int, int, int] | None:
-    """Channels, height and width of a data layer's images, or of its blob where it knows no images."""
+def _stated_shape(layer: pb.LayerParameter, blob: str, base_dir: Path | None) -> tuple[int, int, int] | None:
+    """Channels, height and width of a data layer's images, or of its blob if it reads no images."""
     if layer.type in ("Input", "DummyData"):
         shapes = layer.input_param.shape if layer.type == "Input" else layer.dummy_data_param.shape
         if not shapes:
@@ -203,8 +199,8 @@ def _stated_shape(layer: Any, blob: str, base_dir: Path | None) -> tuple[int, in
             raise InputError(f'layer "{layer.name}" ({layer.type}) has the shape {shape}, which is not that of images')
         return shape[1], shape[2], shape[3]
     if layer.type == "MemoryData":
-        options = layer.memory_data_param
-        return options.channels, options.height, options.width
+        memory = layer.memory_data_param
+        return memory.channels, memory.height, memory.width
     if layer.type == "ImageData" and layer.image_data_param.new_height:
         options = layer.image_data_param
         return 3 if options.is_color else 1, options.new_height, options.new_width
@@ -217,7 +213,7 @@ def _stated_shape(layer: Any, blob: str, base_dir: Path | None) -> tuple[int, in
     return None
 
 
-def _mean_shape(transform: Any, base_dir: Path | None) -> tuple[int, int, int] | None:
+def _mean_shape(transform: pb.TransformationParameter, base_dir: Path | None) -> tuple[int, int, int] | None:
     """Channels, height and width of the mean image; None if there is none, or it can't be read."""
     if not transform.mean_file:
         return None
@@ -229,7 +225,10 @@ def _mean_shape(transform: Any, base_dir: Path | None) -> tuple[int, int, int] |
 
 
 def _channels(
-    layer: Any, transform: Any, stated: tuple[int, int, int] | None, mean: tuple[int, int, int] | None
+    layer: pb.LayerParameter,
+    transform: pb.TransformationParameter,
+    stated: tuple[int, int, int] | None,
+    mean: tuple[int, int, int] | None,
 ) -> int | None:
     """Channels of the images, where the net or its files say it."""
     if stated is not None:
@@ -243,7 +242,7 @@ def _channels(
     return 3 if layer.type == "WindowData" or len(transform.mean_value) == 3 else None
 
 
-def _channels_of_weights(net: Any, parts: Classification, weights: Weights | None, blob: str) -> int | None:
+def _channels_of_weights(net: pb.NetParameter, parts: Classification, weights: Weights | None, blob: str) -> int | None:
     """What the weights of the first convolution say of the images' channels."""
     stored = {layer.name: layer.blobs for layer in weights.layers} if weights else {}
     for layer in (net.layer[number] for number in parts.body):
@@ -253,7 +252,7 @@ def _channels_of_weights(net: Any, parts: Classification, weights: Weights | Non
     return None
 
 
-def _feature_shape(layer: Any, blob: str, base_dir: Path | None) -> tuple[int, ...] | None:
+def _feature_shape(layer: pb.LayerParameter, blob: str, base_dir: Path | None) -> tuple[int, ...] | None:
     try:
         shapes = HDF5Data(layer, phase=pb.TRAIN, seed=0, base_dir=base_dir).top_shapes
     except InputError:

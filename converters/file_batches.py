@@ -1,4 +1,4 @@
-"""Image files in batches, as an exported file takes them."""
+"""Reads image files in batches, as an exported file takes them."""
 
 from __future__ import annotations
 
@@ -18,16 +18,14 @@ BATCH = 32
 
 
 class FileBatches:
-    """Images of files as an exported file takes them, in batches; it can be gone through again and again.
-
-    Files that can't be read are left out.
+    """Batches of images, read from files again in each iteration; files that can't be read are left out.
 
     Args:
-        paths: the files.
-        images: size and channels of what the exported file takes.
+        paths: the image files.
+        images: size and channels of the images that the exported file takes.
 
     Attributes:
-        unreadable: why files were left out, by file, as far as the batches were gone through.
+        unreadable: reasons by left-out file, as far as batches were read.
     """
 
     def __init__(self, paths: Sequence[Path], images: ImageInput) -> None:
@@ -37,7 +35,7 @@ class FileBatches:
 
     @property
     def images(self) -> int:
-        """How many there were, of the files that were gone through."""
+        """Number of readable images, as far as batches were read."""
         return len(self._paths) - len(self.unreadable)
 
     def __iter__(self) -> Iterator[NDArray[np.uint8]]:

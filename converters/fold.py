@@ -1,12 +1,12 @@
-"""Folding: with its statistics frozen, a Dial or BatchNorm layer is an affine function of each channel.
+"""Folding: with frozen statistics, a Dial or BatchNorm layer is an affine function of each channel.
 
 The target predictor (paper, section 3.1, inference) normalizes channel c with the stored mean m_c and variance v_c,
 
     y_c = (x_c - m_c) / sqrt(v_c + eps) = a_c * x_c + b_c,   a_c = 1 / sqrt(v_c + eps),   b_c = -a_c * m_c.
 
 A Scale layer behind it multiplies and adds once more, which composes into one pair (a, b). A Convolution or
-InnerProduct in front computes x_c = W_c . u + w_c, so that a_c * W_c and a_c * w_c + b_c take the affine's place.
-All of this is computed in float64 and rounded to float32 once.
+InnerProduct in front computes x_c = W_c . u + w_c, so that the weights a_c * W_c and a_c * w_c + b_c replace the
+affine layer. All of this is computed in float64 and rounded to float32 once.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ _DOMAIN_ROWS = {"source": 0, "target": 1}
 
 @dataclass(frozen=True)
 class Folded:
-    """A net without Dial, BatchNorm and Dropout, and what was done to get there.
+    """A net without Dial, BatchNorm and Dropout, and what folding did.
 
     Attributes:
-        net: NetParameter; its layers are named as in the unfolded net, an affine that stays is a Scale layer.
+        net: its layers are named as in the unfolded net; a remaining affine is a Scale layer.
         blobs: float32 blobs by layer name, in the order of a caffemodel.
         logits: name of the blob that holds the logits.
         statistics: domain of the Dial layers' statistics: "target" or "source", "mixed" where they differ, None
             without Dial layers.
-        merged: names of the layers that are gone, with the layer that took them in.
-        kept: names of the Scale layers that remain.
+        merged: names of the removed layers, with the layer that each was merged into.
+        kept: names of the remaining Scale layers.
     """
 
-    net: Any
+    net: pb.NetParameter
     blobs: dict[str, list[NDArray[np.float32]]]
     logits: str
     statistics: str | None
@@ -54,22 +54,22 @@ class Folded:
 
 
 def fold(
-    net: Any,
+    net: pb.NetParameter,
     blobs: Mapping[str, Sequence[NDArray[np.floating[Any]]]],
     *,
     logits: str,
     keep_affine: bool = False,
 ) -> Folded:
-    """Replace each Dial and BatchNorm layer by its affine, compose it with Scale layers, merge it where it fits.
+    """Replace each Dial and BatchNorm layer by an affine, compose it with Scale layers, merge it where that is exact.
 
-    An affine merges into the Convolution or InnerProduct that makes its bottom when it is the only layer that reads
-    that blob, its axis is that layer's output channels, and neither's parameters are shared with another layer.
-    Otherwise it stays, as a Scale layer with bias. Dropout, which does nothing in TEST, is dropped.
+    An affine merges into the Convolution or InnerProduct that makes its bottom if no other layer reads that blob, the
+    affine's axis is the output channels, and neither layer shares parameters with others. Otherwise it stays as a Scale
+    layer with bias. Dropout does nothing in TEST and is removed.
 
     Args:
-        net: NetParameter of the TEST phase's layers up to the logits, without layers that belong to another phase.
-        blobs: each layer's blobs in the shapes that the net gives them.
-        logits: name of the blob that holds the logits.
+        net: the TEST phase's layers up to the logits.
+        blobs: each layer's blobs, by layer name, in the net's shapes.
+        logits: name of the logits' blob.
         keep_affine: leave the composed affines as Scale layers.
 
     Raises:
@@ -118,12 +118,13 @@ def fold(
     )
 
 
-def check_frozen(layer: Any) -> None:
-    """Raise InputError, naming the layer, for one that in TEST still does what only training is for.
-
-    That is a Dial or BatchNorm that uses the batch's own statistics, and a Dropout that drops.
-    """
-    options = {"Dial": layer.dial_param, "BatchNorm": layer.batch_norm_param}.get(layer.type)
+def check_frozen(layer: pb.LayerParameter) -> None:
+    """Raise InputError, naming the layer, if a Dial or BatchNorm uses batch statistics or a Dropout drops values."""
+    by_type: dict[str, pb.DialParameter | pb.BatchNormParameter] = {
+        "Dial": layer.dial_param,
+        "BatchNorm": layer.batch_norm_param,
+    }
+    options = by_type.get(layer.type)
     if options is not None and options.HasField("use_global_stats"):
         if options.use_global_stats:
             return
@@ -139,8 +140,8 @@ def check_frozen(layer: Any) -> None:
     )
 
 
-def _freeze(layer: Any, blobs: Blobs) -> str | None:
-    """Turn a Dial or BatchNorm layer into a Scale layer with bias, in place; the domain of a Dial's statistics."""
+def _freeze(layer: pb.LayerParameter, blobs: Blobs) -> str | None:
+    """Turn a Dial or BatchNorm layer into a Scale layer with bias, in place; return the domain of Dial's statistics."""
     where = f'layer "{layer.name}" ({layer.type})'
     options = layer.dial_param if layer.type == "Dial" else layer.batch_norm_param
     stored = blobs[layer.name]
@@ -151,7 +152,7 @@ def _freeze(layer: Any, blobs: Blobs) -> str | None:
         )
     domain = None
     if layer.type == "Dial":
-        domain = "source" if options.test_stats == pb.DialParameter.SOURCE else "target"
+        domain = "source" if layer.dial_param.test_stats == pb.DialParameter.SOURCE else "target"
         _, means, variances, normalizer = stored
         mean, variance = means[_DOMAIN_ROWS[domain]], variances[_DOMAIN_ROWS[domain]]
     else:
@@ -178,8 +179,8 @@ def _freeze(layer: Any, blobs: Blobs) -> str | None:
     return domain
 
 
-def _keep_shared_names(layer: Any, shares: Counter[str]) -> None:
-    """Drop what only training reads from `param`: all but the names that other layers share."""
+def _keep_shared_names(layer: pb.LayerParameter, shares: Counter[str]) -> None:
+    """Drop from `param` what only training reads: all but names that layers share."""
     names = [spec.name if shares[spec.name] > 1 else "" for spec in layer.param]
     del layer.param[:]
     if any(names):
@@ -187,7 +188,7 @@ def _keep_shared_names(layer: Any, shares: Counter[str]) -> None:
 
 
 def _is_affine(node: Node, blobs: Blobs) -> bool:
-    """Whether a node is a Scale layer with one factor per channel (axis 1) of its own."""
+    """Whether a node is a Scale layer with its own factor for each channel (axis 1)."""
     layer = node.param
     return (
         layer.type == "Scale"
@@ -199,14 +200,14 @@ def _is_affine(node: Node, blobs: Blobs) -> bool:
     )
 
 
-def _affine(layer: Any, blobs: Blobs) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def _affine(layer: pb.LayerParameter, blobs: Blobs) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Factors and shifts of an affine node, (C,) each."""
     scale = blobs[layer.name][0]
     return scale, blobs[layer.name][1] if layer.scale_param.bias_term else np.zeros_like(scale)
 
 
 def _absorber(graph: Graph, node: Node, blobs: Blobs, keep_affine: bool) -> Node | None:
-    """The node in front of an affine that can take it in exactly, if there is one."""
+    """The node in front of an affine, if merging the affine into it is exact."""
     before = graph.producer(node.bottoms[0])
     if len(before.tops) != 1 or graph.consumers(before.tops[0]) != [node] or before.param.param:
         return None
@@ -225,14 +226,16 @@ def _absorber(graph: Graph, node: Node, blobs: Blobs, keep_affine: bool) -> Node
 
 
 def _multiply_add(
-    layer: Any, blobs: list[NDArray[np.float64]], scale: NDArray[np.float64], shift: NDArray[np.float64]
+    layer: pb.LayerParameter, blobs: list[NDArray[np.float64]], scale: NDArray[np.float64], shift: NDArray[np.float64]
 ) -> None:
     """Change a layer's blobs so that its output channels are multiplied by `scale` and `shift` is added, (C,) each."""
-    options, out_axis = {
-        "Scale": (layer.scale_param, 0),
-        "Convolution": (layer.convolution_param, 0),
-        "InnerProduct": (layer.inner_product_param, 1 if layer.inner_product_param.transpose else 0),
-    }[layer.type]
+    by_type: dict[str, pb.ScaleParameter | pb.ConvolutionParameter | pb.InnerProductParameter] = {
+        "Scale": layer.scale_param,
+        "Convolution": layer.convolution_param,
+        "InnerProduct": layer.inner_product_param,
+    }
+    options = by_type[layer.type]
+    out_axis = 1 if layer.type == "InnerProduct" and layer.inner_product_param.transpose else 0
     blobs[0] = blobs[0] * scale.reshape([-1 if axis == out_axis else 1 for axis in range(blobs[0].ndim)])
     if options.bias_term:
         blobs[1] = blobs[1] * scale + shift

@@ -1,11 +1,10 @@
-"""What stands in front of an exported net: images, all of one size, and how they become its input."""
+"""The images that an exported net takes, all of one size, and how they become the net's input blob."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,15 +18,15 @@ from autodial.wording import counted
 
 @dataclass(frozen=True, eq=False)
 class ImageInput:
-    """The images that a TEST-phase ImageData layer reads, or that a torch module is made for, and their transform.
+    """Images of a TEST-phase ImageData layer, a deploy net or a torch module, and their transform.
 
     Attributes:
         height, width, channels: of the images before the transform.
         transform: of the TEST phase, without the random mirror.
         listed: the layer's list, None where it can't be read.
         reason: why `listed` is None; empty where no list belongs to the net.
-        channel_scale: float32 (C, 1, 1), multiplied after the transform; None where its one scale is all.
-        rgb: whether the blob has the channels of a BGR image in the order RGB.
+        channel_scale: float32 (C, 1, 1), factors after the transform; None if the transform's scale is all.
+        rgb: whether the blob's channels are in the order RGB; images are BGR.
     """
 
     height: int
@@ -40,14 +39,16 @@ class ImageInput:
     rgb: bool = False
 
     @classmethod
-    def from_caffe(cls, layer: Any, others: Iterable[Any] = (), base_dir: Path | None = None) -> ImageInput:
+    def from_caffe(
+        cls, layer: pb.LayerParameter, others: Iterable[pb.LayerParameter] = (), base_dir: Path | None = None
+    ) -> ImageInput:
         """Read an ImageData layer's options.
 
         The size is new_height and new_width, else that of the list's first image, else that of the mean image (which
         must have it), else what the net's other ImageData layers (`others`: LayerParameters) say.
 
         Raises:
-            InputError: naming the layer: options that can't be honoured, or no way to know the size.
+            InputError: names the layer; its options can't be honoured, or the images' size is not known.
         """
         options = layer.image_data_param
         channels = 3 if options.is_color else 1
@@ -60,7 +61,7 @@ class ImageInput:
             if size is None:
                 raise DataError(
                     "the size of its images is not known: put its list and images in place, or state new_height and "
-                    f"new_width (--set {layer.name}.image_data_param.new_height=256); {reason}"
+                    f"new_width in image_data_param; {reason}"
                 )
             transform.size(*size)
         except InputError as error:
@@ -73,10 +74,10 @@ class ImageInput:
         return (1, self.channels, *self.transform.size(self.height, self.width))
 
     def sample(self, count: int, seed: int = 0) -> tuple[NDArray[np.uint8], str]:
-        """Images to try a net on: the first of the list, repeated where there are fewer, else random ones.
+        """Images to try a net on: the list's first images, repeated if there are fewer, or else random images.
 
         Returns:
-            uint8 (count, height, width, channels), and in words where they come from.
+            uint8 (count, height, width, channels), and their origin in words.
         """
         images = []
         reason = self.reason
@@ -95,7 +96,7 @@ class ImageInput:
         return noise, f"random images, as the list's can't be read: {reason}" if reason else "random images"
 
     def blob(self, images: NDArray[np.uint8]) -> NDArray[np.float32]:
-        """The blob that the net gets for uint8 (N, height, width, channels) images, by the transform itself."""
+        """The net's input blob, float32 (N, C, h, w), for images, uint8 (N, height, width, channels)."""
         draws = np.zeros(DRAWS)  # which decide nothing without mirror and random crop
         blob = np.stack([self.transform(image, draws) for image in images])
         if self.channel_scale is not None:
@@ -103,7 +104,7 @@ class ImageInput:
         return np.ascontiguousarray(blob[:, ::-1]) if self.rgb else blob
 
 
-def _read(layer: Any, base_dir: Path | None) -> tuple[ImageData | None, str]:
+def _read(layer: pb.LayerParameter, base_dir: Path | None) -> tuple[ImageData | None, str]:
     """A layer's list in its own order, or the reason why it can't be read."""
     in_order = pb.LayerParameter()
     in_order.CopyFrom(layer)
@@ -115,8 +116,10 @@ def _read(layer: Any, base_dir: Path | None) -> tuple[ImageData | None, str]:
         return None, str(error)
 
 
-def _size(layer: Any, listed: ImageData | None, transform: Transform | None = None) -> tuple[int, int] | None:
-    """Height and width of a layer's images before the transform, where they can be known."""
+def _size(
+    layer: pb.LayerParameter, listed: ImageData | None, transform: Transform | None = None
+) -> tuple[int, int] | None:
+    """Height and width of a layer's images before the transform; None if they can't be known."""
     options = layer.image_data_param
     if options.new_height and options.new_width:
         return options.new_height, options.new_width

@@ -1,4 +1,4 @@
-"""What an exported file says about itself: see `autodial.model_file`."""
+"""Writes the metadata of an exported file: see `autodial.model_file`."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from autodial import __version__
 from autodial.converters.image_input import ImageInput
-from autodial.data.labels import tell_apart
 from autodial.model_file import ALPHA, CHANNELS, EXIF, MEAN_FILE, RESIZE, SCHEMA
+from autodial.proto import Weights
 
 _ORDERS = {channels: order for order, channels in CHANNELS.items()}
 
@@ -28,10 +28,10 @@ def make_metadata(
 
     Args:
         classes: names, in the order of the logits.
-        images: what the file takes; None for a raw blob.
-        window: shape (N, C, h, w) of what the net itself sees of them.
-        statistics: domain of the statistics that are folded in, "mixed" or None, as in `Folded`.
-        weights_sha256: by `digest`.
+        images: what the file takes; None for a blob.
+        window: shape (N, C, h, w) of the part of an image that reaches the net.
+        statistics: domain of the folded statistics, "mixed" or None, as in `Folded`.
+        weights_sha256: from `digest`.
     """
     return {
         "schema": SCHEMA,
@@ -44,7 +44,7 @@ def make_metadata(
 
 
 def _describe_input(images: ImageInput | None, window: Sequence[int]) -> dict[str, Any]:
-    """The metadata about the input: `images`, cut to `window` (N, C, h, w) in the file, or None for a raw blob."""
+    """The metadata about the input: `images`, which the file crops to `window` (N, C, h, w), or a blob if None."""
     if images is None:
         order = _ORDERS.get(window[1]) if len(window) == 4 else None
         rest = dict.fromkeys(("size", "resize", "crop", "exif", "alpha"))
@@ -66,7 +66,7 @@ def _describe_input(images: ImageInput | None, window: Sequence[int]) -> dict[st
 
 
 def digest(weights: Iterable[tuple[str, NDArray[Any]]]) -> str:
-    """SHA-256, in hexadecimal digits, of named weights: names, shapes and float32 values, in their order."""
+    """The SHA-256, in hexadecimal digits, of weights: their names, shapes and float32 values, in order."""
     sha = hashlib.sha256()
     for name, values in weights:
         sha.update(f"{name}\0{values.shape}\0".encode())
@@ -74,10 +74,11 @@ def digest(weights: Iterable[tuple[str, NDArray[Any]]]) -> str:
     return sha.hexdigest()
 
 
-def note_repeated(classes: Sequence[str], where: str) -> list[str]:
-    """A note on classes that have one name, and so get their numbers behind it, where there are any."""
-    of_name: dict[str, list[str]] = {}
-    for name, told in zip(classes, tell_apart(classes), strict=True):
-        of_name.setdefault(name, []).append(told)
-    repeated = [f'"{name}" ({", ".join(told)})' for name, told in of_name.items() if len(told) > 1]
-    return [f"{where} names several classes alike, which get their numbers: {', '.join(repeated)}"] if repeated else []
+def weights_digest(weights: Weights) -> str:
+    """The SHA-256 of a caffemodel's blobs: their layers' names, indices, shapes and float32 values, in order."""
+    return digest(
+        (f"{layer.name}\0{i}", blob)
+        for layer in weights.layers
+        for i, blob in enumerate(layer.blobs)
+        if blob is not None  # shared, and held by the layer that owns it
+    )

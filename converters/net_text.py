@@ -1,4 +1,7 @@
-"""A net as the text that a person would have written: short messages on one line, sections, comments."""
+"""Writes a net as text that reads as if written by hand: short messages on one line, sections, comments.
+
+protobuf's text_format has one field per line or the whole message on one line, and no comments.
+"""
 
 from __future__ import annotations
 
@@ -9,25 +12,28 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from google.protobuf import text_format
+from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.message import Message
 
+from autodial.proto import messages as pb
 from autodial.system.files import replacing
 
 WIDTH = 120
 """Characters in the longest line, but for single values that are longer."""
 
 _WHOLE = re.compile(r'("(?:[^"\\]|\\.)*")|(: -?\d+)\.0(?=[ }]|$)')
-"""A string, or a float without a fraction, whose ".0" nobody writes."""
+"""A string, or a whole float, whose ".0" is left out."""
 
 
-def net_to_text(net: Any, *, header: Sequence[str] = (), sections: Mapping[str, str] | None = None) -> str:
-    """A NetParameter in the text format, laid out for reading.
+def net_to_text(net: pb.NetParameter, *, header: Sequence[str] = (), sections: Mapping[str, str] | None = None) -> str:
+    """A net in the text format, laid out for reading.
 
-    A message stands on one line where it fits; otherwise each of its fields has lines of its own, and plain values that
-    a ParamSpec or a *_param holds share one.
+    A message is on one line if it fits. Otherwise each field has its own lines, and plain values of a ParamSpec or a
+    *_param share a line.
 
     Args:
-        header: lines of comment at the top, without "#".
-        sections: a comment by the name of the first layer below it.
+        header: lines of the comment at the top, without "#".
+        sections: comments by the name of the layer that each precedes.
     """
     titles = dict(sections or {})
     lines = [f"# {line}" for text in header for line in text.splitlines()]
@@ -39,20 +45,20 @@ def net_to_text(net: Any, *, header: Sequence[str] = (), sections: Mapping[str, 
 
 
 def write_net(path: str | os.PathLike[str], text: str) -> None:
-    """Write a net's text as UTF-8, whole or not at all; WorkError if it can't be written."""
+    """Write a net's text as UTF-8; WorkError, and the old file stays, if it can't be written."""
     with replacing(path) as file:
-        file.write(text.encode(errors="replace"))  # names of files need not be UTF-8
+        file.write(text.encode(errors="replace"))  # file names need not be UTF-8
 
 
-def _values(message: Any) -> Iterable[tuple[Any, Any]]:
-    """Each set field with each of its values, in the order of the field numbers."""
+def _values(message: Message) -> Iterable[tuple[FieldDescriptor, Any]]:
+    """Each value of each set field, in the order of the field numbers."""
     for field, value in message.ListFields():
         # in proto2 every singular field tells presence
         for item in [value] if field.has_presence else value:
             yield field, item
 
 
-def _laid_out(field: Any, value: Any, indent: str) -> list[str]:
+def _laid_out(field: FieldDescriptor, value: Any, indent: str) -> list[str]:
     line = indent + _one_line(field, value)
     whole_layers = ("convolution_param", "inner_product_param")
     is_block = field.name == "layer" and any(value.HasField(name) for name in whole_layers)
@@ -62,7 +68,7 @@ def _laid_out(field: Any, value: Any, indent: str) -> list[str]:
     lines = [f"{indent}{field.name} {{"]
     plain: list[str] = []
     for child, item in _values(value):
-        # a layer's name, type and blobs read best one to a line
+        # a layer's name, type and blobs are easiest to read on lines of their own
         if child.message_type is None and field.name != "layer":
             plain.append(_one_line(child, item))
         else:
@@ -71,7 +77,7 @@ def _laid_out(field: Any, value: Any, indent: str) -> list[str]:
     return [*lines, *_filled(plain, inner), f"{indent}}}"]
 
 
-def _one_line(field: Any, value: Any) -> str:
+def _one_line(field: FieldDescriptor, value: Any) -> str:
     out = io.StringIO()
     text_format.PrintField(field, value, out, as_utf8=True, as_one_line=True)
     return _WHOLE.sub(lambda match: match[1] or match[2], out.getvalue().rstrip())

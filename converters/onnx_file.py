@@ -1,4 +1,4 @@
-"""A folded net becomes an ONNX file that has been seen to compute the same as the unfolded one."""
+"""Writes a folded net as an ONNX model, and checks that it computes what the unfolded net computes."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from autodial.model_file import KEY, OUTPUTS, check_written, to_text
 OPSET = 18
 """The opset that torch's exporter is written in; any other goes through a version converter."""
 IR_VERSION = 8
-"""What this opset came with: older runtimes than ours, such as ONNX Runtime 1.17, load it too."""
+"""The IR version of ONNX 1.13, which introduced this opset; older runtimes such as ONNX Runtime 1.17 load it, too."""
 _TRAINING_ONLY = ("Dropout", "BatchNormalization")
 
 
 class Preprocess(nn.Module):
-    """The images' transform in TEST, without the mirror: decoded images to the blob that the net reads.
+    """The TEST phase's transform, without the mirror, as a module: from decoded images to the net's input blob.
 
-    Input: uint8 (N, height, width, C). Output: float32 (N, C, h, w), the centre crop, (x - mean) * scale, the channels
-    turned to RGB where the net wants it.
+    Input: uint8 (N, height, width, C). Output: float32 (N, C, h, w), the centre crop, (x - mean) * scale, with RGB
+    channels if the net reads RGB.
     """
 
     mean: Tensor | None
@@ -48,7 +48,7 @@ class Preprocess(nn.Module):
         mean, channel_scale = images.transform.mean, images.channel_scale
         if mean is not None and mean.shape[1:] != (1, 1):
             mean = mean[self.window]
-        # The bytes' channels are turned, being the fewest, so that what follows is in the net's order.
+        # Channels are reordered while they are bytes, which is cheapest; the rest is in the net's order.
         turn = slice(None, None, -1 if images.rgb else 1)
         self.register_buffer("order", torch.tensor([2, 1, 0]) if images.rgb else None)
         self.register_buffer("mean", None if mean is None else torch.tensor(mean[turn].copy()))
@@ -73,7 +73,7 @@ class TargetPredictor(nn.Module):
 
     Args:
         net: from its input blob to its logits.
-        preprocess: makes the input blob of the predictor's input; None takes the blob itself.
+        preprocess: makes the input blob from images; None: the predictor takes the blob itself.
     """
 
     def __init__(self, net: nn.Module, preprocess: Preprocess | None = None) -> None:
@@ -88,12 +88,12 @@ class TargetPredictor(nn.Module):
 
 @dataclass(frozen=True, eq=False)
 class VerifiedModel:
-    """An ONNX file to write, which agrees with the unfolded net.
+    """An ONNX model that agrees with the unfolded net.
 
     Attributes:
         proto: the model.
         data: the model's bytes.
-        report: makes the export's report of an output, and of the sizes in bytes of its files by their names.
+        report: makes the report, given the output path and its files' sizes in bytes by name.
     """
 
     proto: onnx.ModelProto
@@ -102,10 +102,10 @@ class VerifiedModel:
 
 
 def make_verified(net: Prepared) -> VerifiedModel:
-    """Export a predictor to ONNX and compare the file with the unfolded net.
+    """Export a predictor to ONNX and compare it with the unfolded net.
 
     Raises:
-        WorkError: the exporter failed, or its result differs from the unfolded net.
+        WorkError: the exporter failed, or its model differs from the unfolded net.
         InputError: the weights don't fit into an ONNX file, or readers would refuse its metadata.
     """
     lowering, comparison = net.lowering, net.comparison
@@ -146,7 +146,7 @@ def make_verified(net: Prepared) -> VerifiedModel:
 
 
 def _to_onnx(predictor: nn.Module, example: Tensor, input_name: str, metadata: dict[str, Any]) -> onnx.ModelProto:
-    """The ONNX file of a predictor, checked for what every reader of it relies on; raises WorkError."""
+    """The ONNX model of a predictor, checked for what its readers rely on; WorkError if the exporter fails."""
     held = {tensor.data_ptr(): (name, tensor.nbytes) for name, tensor in predictor.state_dict().items()}  # tied: once
     check_size(dict(held.values()), Destination.limit)
     try:
@@ -177,7 +177,7 @@ def _set_metadata(model: onnx.ModelProto, metadata: dict[str, Any]) -> None:
 
 
 def _strip(model: onnx.ModelProto) -> None:
-    """Remove what the exporter notes for its developers: stack traces, with paths of this machine, and class names."""
+    """Remove the exporter's debug notes: stack traces with this machine's paths, and class names."""
     graph = model.graph
     for part in (model, graph, *graph.node, *graph.input, *graph.output, *graph.value_info, *graph.initializer):
         part.ClearField("doc_string")
@@ -185,7 +185,7 @@ def _strip(model: onnx.ModelProto) -> None:
 
 
 def _check(model: onnx.ModelProto, input_name: str, writer: str) -> None:
-    """Raise WorkError for a file that is not what its readers were promised; `writer` made it."""
+    """Raise WorkError if a model that `writer` made is not what its readers rely on."""
     try:
         onnx.checker.check_model(model, full_check=True)
     except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
@@ -193,12 +193,12 @@ def _check(model: onnx.ModelProto, input_name: str, writer: str) -> None:
     opsets = {opset.domain: opset.version for opset in model.opset_import}
     if opsets != {"": OPSET} or model.ir_version > IR_VERSION:
         raise WorkError(
-            f"{writer} wrote opsets {opsets} and IR version {model.ir_version}; for older ONNX Runtimes to read the "
-            f"file, too, it must be opset {OPSET} alone and IR version {IR_VERSION} at most"
+            f"{writer} wrote opsets {opsets} and IR version {model.ir_version}; older ONNX Runtimes read "
+            f"opset {OPSET} alone and IR version {IR_VERSION} at most"
         )
     training = [node.op_type for node in model.graph.node if node.op_type in _TRAINING_ONLY]
     if training:
-        raise WorkError(f"{training[0]} is left in the exported graph, which an inference graph must not hold")
+        raise WorkError(f"{training[0]} is left in the exported graph, and belongs in training alone")
     ends = [("input", value) for value in model.graph.input] + [("output", value) for value in model.graph.output]
     if [value.name for _, value in ends] != [input_name, *OUTPUTS]:
         raise WorkError(f"{writer} named the graph's ends {', '.join(value.name for _, value in ends)}")
@@ -208,7 +208,7 @@ def _check(model: onnx.ModelProto, input_name: str, writer: str) -> None:
 
 
 def _onnx_runner(model: bytes) -> Runner:
-    """An ONNX file in ONNX Runtime, on the CPU."""
+    """Runs a serialized model in ONNX Runtime on the CPU."""
     try:
         session = cpu_session(model)
     except Exception as error:  # ONNX Runtime's exceptions have no base class of their own

@@ -1,4 +1,4 @@
-"""An exported ONNX graph in float16, and that graph with its rounding for machines that compute it in float32."""
+"""Converts an exported ONNX graph to float16, and simulates float16 on machines that compute in float32."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from onnxruntime.transformers.float16 import (  # type: ignore[import-untyped]
 from autodial.converters.onnx_graph import Calibration, head_nodes
 
 _WIDE = 2.0**14
-"""Values beyond which a node stays float32: a quarter of float16's largest, as other images may give larger ones."""
+"""A node with larger values stays float32: a quarter of float16's largest value, because other images may give more."""
 _PADDING = 1e38
-"""Values beyond which they are no activations, but what a pooling is padded with, and float16's least does as well."""
+"""Larger values are no activations but a pooling's padding, which float16's smallest value replaces."""
 
 
 def to_float16(model: onnx.ModelProto, batches: Iterable[NDArray[Any]]) -> tuple[onnx.ModelProto, list[str]]:
@@ -34,16 +34,16 @@ def to_float16(model: onnx.ModelProto, batches: Iterable[NDArray[Any]]) -> tuple
     with values near the end of float16's range, as the squares in local response normalization may have.
 
     Args:
-        model: as it was exported.
-        batches: what the graph's input takes, to see how large the values become.
+        model: the float32 graph.
+        batches: input to measure the values' range on.
 
     Returns:
-        the graph; and names of the nodes that stay float32 for their values.
+        the graph; names of the nodes that stay float32 because of their values.
     """
     head = [node.name for node in head_nodes(model)]
     wide = [name for name in _wide_nodes(model, batches) if name not in head]
     source = copy.deepcopy(model)
-    del source.graph.value_info[:]  # it names constants, too, and the converter would cast those that stay float32
+    del source.graph.value_info[:]  # it names constants, too, and the converter would cast constants that stay float32
     converted: onnx.ModelProto = convert_float_to_float16(
         source,
         keep_io_types=True,
@@ -57,13 +57,13 @@ def to_float16(model: onnx.ModelProto, batches: Iterable[NDArray[Any]]) -> tuple
 
 
 def rounding_to_float16(model: onnx.ModelProto) -> onnx.ModelProto:
-    """A float16 graph as a float32 graph that rounds everything the other holds in float16.
+    """A float32 graph that rounds each value which a float16 graph holds in float16.
 
-    ONNX Runtime's CPU computes a float16 graph in float32 and leaves out the rounding between nodes, so that neither
-    lost digits nor overflows of a GPU show. To be run without graph optimizations, which take the rounding out, too.
+    On the CPU, ONNX Runtime computes a float16 graph in float32 without rounding between nodes, which hides the digits
+    that a GPU loses and its overflows. Run the result without graph optimizations, which remove the rounding.
 
     Args:
-        model: by `to_float16`.
+        model: from `to_float16`.
     """
     rounding = copy.deepcopy(model)
     graph = rounding.graph
@@ -107,13 +107,11 @@ def _wide_nodes(model: onnx.ModelProto, batches: Iterable[NDArray[Any]]) -> list
     return [node.name for node in model.graph.node if wide.intersection((*node.input, *node.output))]
 
 
-def _join_float32(graph: Any, own: Collection[str]) -> None:
-    """Remove the casts to float16 and back that the converter puts between any two nodes that stay float32.
-
-    Of casts that it makes once for each reader, by one name, one is left.
+def _join_float32(graph: onnx.GraphProto, own: Collection[str]) -> None:
+    """Remove the converter's casts to float16 and back between nodes that stay float32, and its duplicate casts.
 
     Args:
-        own: names of the nodes that were there before.
+        own: names of the nodes before the conversion.
     """
     outputs = {value.name for value in graph.output}
     added = [node for node in graph.node if node.op_type == "Cast" and node.name not in own]
@@ -138,8 +136,8 @@ def _join_float32(graph: Any, own: Collection[str]) -> None:
             graph.node.remove(node)
 
 
-def _sort(graph: Any) -> None:
-    """Put nodes behind those that they read from, as ONNX asks and the converter does not."""
+def _sort(graph: onnx.GraphProto) -> None:
+    """Sort nodes topologically, which ONNX requires and the converter does not do."""
     nodes = list(graph.node)
     makers = {name: i for i, node in enumerate(nodes) for name in node.output}
     read = {i: [makers[name] for name in node.input if name in makers] for i, node in enumerate(nodes)}
@@ -147,7 +145,7 @@ def _sort(graph: Any) -> None:
     graph.node.extend(nodes[i] for i in TopologicalSorter(read).static_order())
 
 
-def _casts_to(node: Any) -> int | None:
+def _casts_to(node: onnx.NodeProto) -> int | None:
     """The type that a Cast node casts to; None for other nodes."""
     if node.op_type != "Cast":
         return None
@@ -155,7 +153,7 @@ def _casts_to(node: Any) -> int | None:
     return to
 
 
-def _widen(tensor: Any) -> None:
+def _widen(tensor: onnx.TensorProto) -> None:
     """Turn a float16 tensor of a graph into float32."""
     if tensor.data_type == TensorProto.FLOAT16:
         tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor).astype(np.float32), tensor.name))

@@ -1,4 +1,4 @@
-"""What conversions of an exported ONNX graph share: its parts, and images to try it on."""
+"""What conversions of an exported ONNX graph share: finding its first nodes, and feeding calibration."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from onnxruntime.quantization import CalibrationDataReader  # type: ignore[impor
 _HEAD = ("Cast", "Gather", "Mul", "Slice", "Sub", "Transpose")
 
 
-def head_nodes(model: onnx.ModelProto) -> list[Any]:
+def head_nodes(model: onnx.ModelProto) -> list[onnx.NodeProto]:
     """The nodes between the graph's input and the net's first layer: crop, order of the channels, mean and scale."""
-    found: list[Any] = []
+    found: list[onnx.NodeProto] = []
     name = model.graph.input[0].name
     while True:
         readers = [node for node in model.graph.node if name in node.input]
@@ -25,11 +25,11 @@ def head_nodes(model: onnx.ModelProto) -> list[Any]:
 
 
 class Calibration(CalibrationDataReader):  # type: ignore[misc]
-    """Batches as ONNX Runtime's calibration reads them.
+    """Feeds batches to ONNX Runtime's calibration.
 
     Args:
-        model: whose one input they are for.
-        batches: arrays as that input takes them.
+        model: with one input.
+        batches: arrays for this input.
     """
 
     def __init__(self, model: onnx.ModelProto, batches: Iterable[NDArray[Any]]) -> None:

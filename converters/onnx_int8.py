@@ -1,4 +1,4 @@
-"""An exported ONNX graph with weights and values of 8 bits, by static quantization after training."""
+"""Converts an exported ONNX graph to int8 by static quantization after training."""
 
 from __future__ import annotations
 
@@ -25,30 +25,30 @@ _PASSING = (
     "Add", "AveragePool", "Clip", "Concat", "Flatten", "GlobalAveragePool", "MaxPool", "Relu", "Reshape", "Squeeze",
     "Transpose", "Unsqueeze",
 )  # fmt: skip
-"""Operators that are exact, or nearly so, on values of 8 bits. Pad isn't one: ahead of a pooling it pads with -inf."""
+"""Operators that are nearly exact on 8-bit values. Pad isn't: in front of a pooling it pads with -inf."""
 
 
 def to_int8(model: onnx.ModelProto, batches: Iterable[NDArray[Any]]) -> onnx.ModelProto:
     """A float32 graph with QuantizeLinear and DequantizeLinear nodes around its operators, weights in int8.
 
-    Weights are scaled per output channel, and of 7 bits: processors without VNNI sum products of 8-bit numbers in 16
-    bits, which overflow, so that accuracy would depend on the machine. Values between the layers are uint8, scaled by
-    the least and the largest that the batches give. In float32 stay what is done to the images, the logits, and local
-    response normalization, whose squares span more than 8 bits.
+    Weights have 7 bits and one scale per output channel: processors without VNNI sum products of 8-bit numbers in 16
+    bits, which overflow, so accuracy would depend on the machine. Values between layers are uint8, scaled by the range
+    that the batches give. The images' transform, the logits, and local response normalization, whose squares span more
+    than 8 bits, stay float32.
 
     Args:
-        model: as it was exported.
-        batches: what the graph's input takes, to calibrate it on.
+        model: the float32 graph.
+        batches: input to calibrate on.
     """
     excluded = [node.name for node in head_nodes(model)]
     squares = {node.output[0] for node in model.graph.node if node.op_type == "Mul" and len({*node.input}) == 1}
     excluded += [node.name for node in model.graph.node if node.op_type in _WEIGHTED and node.input[0] in squares]
     with tempfile.TemporaryDirectory() as folder:
         shaped, quantized = Path(folder) / "shaped.onnx", Path(folder) / "quantized.onnx"
-        plain = Path(folder) / "plain.onnx"  # ONNX Runtime 1.21 can't take the model itself
+        plain = Path(folder) / "plain.onnx"  # ONNX Runtime 1.21 takes no model in memory
         onnx.save(model, plain)
         quant_pre_process(plain, shaped, skip_optimization=True, skip_symbolic_shape=True)
-        # It works out scales of all values first, also of padding with -inf, which it then has no use for.
+        # It computes scales of all values, even of -inf padding, whose scales it does not use.
         with np.errstate(invalid="ignore"):
             quantize_static(
                 shaped,
@@ -67,8 +67,8 @@ def to_int8(model: onnx.ModelProto, batches: Iterable[NDArray[Any]]) -> onnx.Mod
     return result
 
 
-def _restore_logits(graph: Any) -> None:
-    """Take the last quantization away, which would leave the logits 256 values."""
+def _restore_logits(graph: onnx.GraphProto) -> None:
+    """Remove the last quantization, which would leave only 256 different logits."""
     makers = {name: node for node in graph.node for name in node.output}
     back = makers[LOGITS]
     if back.op_type != "DequantizeLinear" or back.input[0] not in makers:

@@ -1,4 +1,4 @@
-"""Files of lower precision: how they are asked for, made, and held against the float32 file."""
+"""Files of lower precision: how they are planned, made and compared with the float32 file."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ MIN_AGREEMENT = 0.99
 """Share of the images that must keep their class. Accuracy, whatever the labels, then moves by one point at most."""
 
 _CALIBRATION = 128
-"""Images that int8 is calibrated on, at most, and half of them where there are fewer than twice as many."""
+"""Most images that int8 is calibrated on; half of the images where there are fewer than twice as many."""
 _COMPARED = 500
-"""Images that are compared, at most: enough to tell fifths of a percent."""
+"""Most images that are compared: enough to tell fifths of a percent."""
 _ENOUGH = 20
-"""Images that int8 needs at least: of ten that are compared, one that changes its class is a tenth."""
+"""Fewest images that int8 takes: among ten compared images, one changed class is already a tenth."""
 
 _Batches = FileBatches | list[NDArray[Any]]
 
@@ -64,7 +64,7 @@ class Lowering:
     """A precision below float32, and the images that it is tried on.
 
     Attributes:
-        precision: of the file to write.
+        precision: the file's.
         min_agreement: as in Agreement.
         images: what the file takes; None for a raw blob.
         files: images of the file's domain; None where none can be read, which fp16 can do without.
@@ -85,13 +85,12 @@ def plan_lowering(
     training: TrainingImages | None,
     statistics: str | None,
 ) -> Lowering | None:
-    """What an export has to do beyond its float32 file, None for nothing; whatever can be refused is refused here.
+    """Plan the file of lower precision that is asked for; None for float32. What can be refused is refused here.
 
     Args:
-        options: the precision, the calibration images and the least agreement of them.
+        options: `precision`, `calibration` and `min_agreement` are read.
         images: what the file takes; None for a raw blob.
-        training: what it was trained on, of the domain that the file is for; None for the TEST phase's list, which is
-            the target's.
+        training: training images of the file's domain; None: the TEST phase's list, which holds target images.
         statistics: domain of the statistics that the file has.
 
     Raises:
@@ -99,22 +98,22 @@ def plan_lowering(
     """
     precision, calibration, min_agreement = options.precision, options.calibration, options.min_agreement
     if precision not in get_args(Precision):
-        raise InputError(f"precision is one of {', '.join(get_args(Precision))}, not {precision!r}")
+        raise InputError(f"`precision` is one of {', '.join(get_args(Precision))}, not {precision!r}")
     if precision == "float32":
         if calibration is not None or min_agreement is not None:
-            raise InputError("calibration images and a least agreement are for --precision fp16 or int8")
+            raise InputError("`calibration` and `min_agreement` are for a `precision` of fp16 or int8")
         return None
     share = MIN_AGREEMENT if min_agreement is None else min_agreement
     if not 0 <= share <= 1:
-        raise InputError(f"the least agreement is a share of the images, 0 to 1, not {share:g}")
+        raise InputError(f"`min_agreement` is a share of the images, 0 to 1, not {share:g}")
     files, reason = _find(calibration, images, training, statistics)
     if precision == "int8" and files is None:
-        remedy = "leave out --raw-input" if images is None else "--calibration names a folder of them, or a list"
+        remedy = "leave out `raw_input`" if images is None else "name a folder or a list of images in `calibration`"
         raise InputError(f"int8 is calibrated on images, and there are none: {reason}; {remedy}")
     if precision == "int8" and files is not None and len(files.paths) < _ENOUGH:
         raise InputError(
             f"int8 is calibrated on one half of the images and compared on the other, and {files.name} has only "
-            f"{len(files.paths)}: --calibration names {_ENOUGH} or more"
+            f"{len(files.paths)}: name {_ENOUGH} or more in `calibration`"
         )
     return Lowering(precision, share, images, files, reason)
 
@@ -122,7 +121,7 @@ def plan_lowering(
 def lower(
     model: onnx.ModelProto, lowering: Lowering, rows: NDArray[Any], words: str
 ) -> tuple[onnx.ModelProto, Agreement, list[str]]:
-    """Convert an exported graph to a lower precision, and hold it against what it was.
+    """Convert an exported graph to a lower precision, and compare it with the float32 graph.
 
     A float16 graph is run twice: as it is, which ONNX Runtime's CPU does in float32, and with all its values rounded
     as a GPU rounds them. Whichever is farther off counts.
@@ -130,8 +129,8 @@ def lower(
     Args:
         model: the float32 graph.
         lowering: what is asked for.
-        rows: what to compare on where there are no images of its domain, as the graph's input takes it.
-        words: what they are.
+        rows: input to compare on where there are no images of the domain.
+        words: what the rows are, in words.
 
     Returns:
         the graph, its agreement, and notes for the report.
@@ -178,8 +177,8 @@ def lower(
     )
     if agreement.same_class < agreement.min_agreement:
         raise WorkError(
-            f"nothing was written: {precision} gives {agreement.same_class:.2%} of {words} float32's class, and at "
-            f"least {agreement.min_agreement:.2%} was asked for (see --min-agreement)"
+            f"nothing was written: {precision} gives {agreement.same_class:.2%} of {words} float32's class, and "
+            f"`min_agreement` asks for {agreement.min_agreement:.2%}"
         )
     return lowered, agreement, notes
 
@@ -187,7 +186,7 @@ def lower(
 def _find(
     calibration: Path | None, images: ImageInput | None, training: TrainingImages | None, statistics: str | None
 ) -> tuple[TargetFiles | None, str]:
-    """Images of the file's domain, or why there are none; raises InputError if `calibration` holds none."""
+    """Images of the file's domain, or the reason why there are none; InputError if `calibration` holds none."""
     if images is None:
         reason = "the file takes the net's input blob, and nothing says how an image becomes one"
         if calibration is not None:
@@ -227,7 +226,7 @@ def _batches(lowering: Lowering, rows: NDArray[Any]) -> tuple[_Batches, _Batches
 
 
 def _compare(float32: Any, lowered: Sequence[Any], batches: _Batches, precision: Precision) -> tuple[list[bool], float]:
-    """Run sessions side by side: does each image keep its class in all, and the largest difference of a probability."""
+    """Whether each image keeps its class in all lowered sessions, and the largest difference of a probability."""
     same: list[bool] = []
     difference = 0.0
     for batch in batches:
@@ -251,7 +250,7 @@ def _run(session: Any, batch: NDArray[Any]) -> tuple[NDArray[np.float32], NDArra
 
 
 def _note_left_out(files: TargetFiles, *parts: _Batches) -> list[str]:
-    """A note on files that are not there or can't be read, where there are any."""
+    """A note on files that are missing or can't be read, if there are any."""
     unreadable = {path: why for part in parts if isinstance(part, FileBatches) for path, why in part.unreadable.items()}
     if not files.missing and not unreadable:
         return []

@@ -1,4 +1,4 @@
-"""A net that is folded and can be written to any destination."""
+"""A folded net that can be written to any destination."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ LARGEST = 2**31 - 2**20
 
 @dataclass(frozen=True, eq=False)
 class CaffeNet:
-    """What a folded Caffe net is, beyond what every destination needs.
+    """A folded Caffe net, for destinations that write Caffe files.
 
     Attributes:
         folded: from the input blob to the logits.
-        images: what the TEST phase reads; None for an Input layer.
-        window: shape (1, C, h, w) of what the net itself sees of an image.
-        corner: row and column of an image, resized, at which the input blob begins; None for an Input layer.
-        domain: whose statistics were asked for; None for those that the net states.
+        images: what the TEST phase reads; None if nothing describes them.
+        window: shape (1, C, h, w) of the part of an image that reaches the net.
+        corner: row and column of the resized image at which the input blob begins; None without `images`.
+        domain: whose statistics were asked for; None if the net's test_stats decide.
     """
 
     folded: Folded
@@ -43,7 +43,7 @@ class CaffeNet:
 
 @dataclass(frozen=True, eq=False)
 class Prepared:
-    """A net that is folded, beside what it was.
+    """A folded net, and what it is compared with.
 
     Attributes:
         make_predictor: makes the folded net as a torch module, from the input to (logits, probabilities).
@@ -53,9 +53,10 @@ class Prepared:
         classes: their names, in the order of the logits.
         metadata: as `make_metadata` gives it.
         merged, kept, notes: of the report.
-        lowering: the precision to give an ONNX file once it agrees; None for float32.
-        measure: what the metadata keeps of training images, by the file to write, and more notes; None for nothing.
-        caffe: the net in Caffe's terms; None for a torch module.
+        lowering: the precision that an ONNX file gets after the float32 file agreed; None for float32.
+        measure: computes from the ONNX file the training images' statistics that its metadata keeps, and notes; None if
+            there are no training images.
+        caffe: the Caffe net; None for a torch module.
     """
 
     make_predictor: Callable[[], nn.Module]
@@ -87,7 +88,7 @@ class Prepared:
         agreement: Agreement | None = None,
         notes: Sequence[str] = (),
     ) -> ExportReport:
-        """The report of what was written of the net; its notes come behind the net's."""
+        """The report of a written file; its notes follow the net's notes."""
         return ExportReport(
             output=output,
             files=files,
@@ -111,11 +112,11 @@ class Prepared:
 
 
 def check_size(sizes: Mapping[str, int], limit: str) -> None:
-    """Raise InputError for more weights than one file can hold.
+    """Raise InputError if the weights exceed what one file can hold.
 
     Args:
-        sizes: bytes of weights in float32, by the names of what they belong to.
-        limit: what the file can hold, as a sentence's end.
+        sizes: bytes of float32 weights by layer or tensor name.
+        limit: what the file can hold, as the end of a sentence.
     """
     size = sum(sizes.values())
     if size > LARGEST:
@@ -126,7 +127,7 @@ def check_size(sizes: Mapping[str, int], limit: str) -> None:
 
 
 def load(net: Net, weights: Weights) -> None:
-    """Load weights that must hold every layer with parameters; raises InputError."""
+    """Load weights; InputError if they lack a layer with parameters."""
     missing = net.load_weights(weights)
     if missing:
         raise InputError(

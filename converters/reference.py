@@ -1,4 +1,4 @@
-"""What an exported file keeps of the images that a net was trained for, for `autodial predict --drift`."""
+"""Measures training images with an exported file, so that the file can detect a domain shift later."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from autodial.proto import messages as pb
 from autodial.wording import counted
 
 LIMIT = 2000
-"""Images of a list that are measured, evenly spread over it. So many add at most 0.06 to what chance explains of a
-distance, a part of what is tolerated; more would take long on slow nets."""
+"""Most images of a list that are measured, evenly spread over the list. With so many, sampling adds at most 0.06 to a
+distance that chance explains, a fraction of the tolerance; more would take long on slow nets."""
 
 Progress = Callable[[int, int], None]
-"""Called with the number of images done, and of all."""
+"""Called with the number of images done, and the number of all images."""
 
 
 @dataclass(frozen=True)
@@ -36,10 +36,10 @@ class TrainingImages:
 
     Attributes:
         domain: "target" or "source".
-        name: of the list.
-        listed: number of its images.
-        files: at most LIMIT of them.
-        missing: how many were left out as they are not there.
+        name: the list's.
+        listed: number of the list's images.
+        files: the images to measure, at most LIMIT.
+        missing: number of images that were left out because they are not there.
     """
 
     domain: str
@@ -49,14 +49,14 @@ class TrainingImages:
     missing: int = 0
 
     @classmethod
-    def of_caffe(cls, net_param: Any, statistics: str | None, base_dir: Path | None) -> TrainingImages:
-        """Those of a NetParameter's TRAIN phase.
+    def of_caffe(cls, net_param: pb.NetParameter, statistics: str | None, base_dir: Path | None) -> TrainingImages:
+        """The training images of a net's TRAIN phase.
 
         Args:
-            statistics: domain of the statistics that the exported net has; the target for all but "source".
+            statistics: domain of the exported net's statistics; all but "source" means the target.
 
         Raises:
-            InputError: there is no such list, or none of its images is there; it says why.
+            InputError: there is no such list, or none of its images is there.
         """
         domains = data_in_train(net_param)
         if domains is None:
@@ -65,7 +65,7 @@ class TrainingImages:
         layer.CopyFrom(domains[0 if statistics == "source" else 1].layer)
         if layer.type != "ImageData":
             raise InputError(f'layer "{layer.name}" ({layer.type}) reads no list of image files')
-        # The list is all that is wanted of the layer: with a size stated it opens no image.
+        # Only the list is needed: with a stated size, the layer opens no image.
         layer.ClearField("transform_param")
         layer.image_data_param.new_height = layer.image_data_param.new_width = 1
         listed = ImageData(layer, phase=pb.TEST, seed=0, base_dir=base_dir)
@@ -82,12 +82,12 @@ class TrainingImages:
 
     @classmethod
     def of_files(cls, files: Iterable[str | Path]) -> TrainingImages:
-        """Those of the target that these files are; InputError for one path in place of many, or what is no path."""
+        """These files, as target images; InputError for a single path, or for anything but paths."""
         if isinstance(files, str | os.PathLike):
-            raise InputError(f'target_images is a list of image files, not one path, "{files}": list what it holds')
+            raise InputError(f'`target_images` is a list of image files, not one path, "{files}": list what it holds')
         named = [] if is_one_name(files) else list(files)
         if is_one_name(files) or not all(isinstance(file, str | os.PathLike) for file in named):
-            raise InputError("target_images is a list of the names of image files: name files, and no images or bytes")
+            raise InputError("`target_images` is a list of image files' names: give no images or bytes")
         paths = [Path(file) for file in named]
         return cls("target", "target_images", len(paths), tuple(_spread(paths)))
 
@@ -99,10 +99,10 @@ def measure(
 
     Args:
         model: takes such images, uint8 (n, height, width, channels), and gives logits and probabilities.
-        images: the size and channels of what it takes.
+        images: size and channels of the images that the file takes.
 
     Returns:
-        what is to be kept of them, None where none can be read; notes on those that can't.
+        the images' statistics, None if no image can be read; notes on images that can't be read.
     """
     session = cpu_session(model)
     (put,) = session.get_inputs()
@@ -123,7 +123,7 @@ def measure(
         why = f", as {next(iter(batches.unreadable.values()))}" if batches.unreadable else ""
         notes.append(
             f"{lost} of {counted(training.missing + len(training.files), 'image')} of {training.name} could not "
-            f"be measured for `autodial predict --drift`{why}"
+            f"be measured, so no domain shift is detected with them{why}"
         )
     if not sum(map(len, classes)):
         return None, notes
@@ -139,6 +139,6 @@ def measure(
 
 
 def _spread(listed: Sequence[Any]) -> list[Any]:
-    """At most LIMIT of them, in equal steps."""
+    """At most LIMIT items, in equal steps."""
     count = min(len(listed), LIMIT)
     return [listed[i * len(listed) // count] for i in range(count)]

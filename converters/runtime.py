@@ -1,4 +1,4 @@
-"""ONNX Runtime on the CPU, as exports try out what they are about to write."""
+"""ONNX Runtime on the CPU, for exports to check models before they are written."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from autodial.system.cpus import available_cpus
 
 
 def cpu_session(model: bytes, *, optimized: bool = True) -> Any:
-    """An onnxruntime.InferenceSession of a file's bytes, on the CPUs that this process may use.
+    """An onnxruntime.InferenceSession on the CPUs that this process may use.
 
     Args:
         optimized: whether ONNX Runtime may rewrite the graph, as it does by default.

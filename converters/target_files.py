@@ -1,4 +1,4 @@
-"""Images that a file of lower precision is calibrated on, and compared on with the float32 one."""
+"""Finds images to calibrate a file of lower precision on, and to compare it on with the float32 file."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from autodial.data.paths import find
 from autodial.errors import InputError
 
 _LIMIT = 4096
-"""Files that are drawn from a list or a folder at most."""
+"""Most files that are drawn from a list or a folder."""
 
 
 @dataclass(frozen=True)
 class TargetFiles:
-    """Image files of the domain that a file is for, each once, in a random order that is the same every time.
+    """Image files of an exported file's domain, without repeats, in a reproducible random order.
 
     Attributes:
-        name: of the list or folder.
-        paths: of the files; whether they are images is not known yet.
-        missing: how many others the list names that are not there.
+        name: the list's or folder's.
+        paths: the files; whether they are images is not known yet.
+        missing: number of further listed files that are not there.
     """
 
     name: str
@@ -36,27 +36,27 @@ class TargetFiles:
 
     @classmethod
     def of(cls, given: Path) -> TargetFiles:
-        """Those of a folder, with all that is in it, or of a list of paths, with labels or without.
+        """The images in a folder and its subfolders, or in a list of paths with or without labels.
 
         Raises:
-            InputError: it isn't there, can't be read, or none of its images is there.
+            InputError: the folder or list isn't there, can't be read, or holds no image that is there.
         """
         if given.is_dir():
             images = (Path(name) for name in walk(given) if is_image(name) and not is_hidden(name))
             return cls._drawn(str(given), images, lambda path: path)
         if given.is_file():
             return cls._drawn(str(given), read_paths(given), lambda name: find(name, given.parent))
-        raise InputError(f"{given}: no such folder of images, or list of them")
+        raise InputError(f"{given}: there is no such folder or list of images")
 
     @classmethod
     def of_training(cls, training: TrainingImages) -> TargetFiles:
-        """Those that a net was trained on."""
+        """The training images."""
         found = cls._drawn(training.name, training.files, lambda path: path)
         return replace(found, missing=training.missing)
 
     @classmethod
     def of_test(cls, listed: ImageData) -> TargetFiles:
-        """Those of the TEST phase's list; InputError if none of them is there."""
+        """The images of the TEST phase's list; InputError if none of them is there."""
         entries = {entry.path: entry for entry in listed.entries}
         return cls._drawn(str(listed.list_path), entries.values(), listed.path)
 

@@ -13,10 +13,11 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn.modules.instancenorm import _InstanceNorm
 
+from autodial.converters.class_names import note_repeated
 from autodial.converters.destinations import Destination, ExportOptions, as_destination
 from autodial.converters.fold import Domain
 from autodial.converters.image_input import ImageInput
-from autodial.converters.metadata import digest, make_metadata, note_repeated
+from autodial.converters.metadata import digest, make_metadata
 from autodial.converters.onnx_file import Preprocess, TargetPredictor
 from autodial.converters.precision import Precision, plan_lowering
 from autodial.converters.prepared import Prepared, check_size
@@ -64,10 +65,10 @@ def export_module(
 ) -> ExportReport:
     """Fold a torch classifier in eval mode, export it, and compare the file with the module before it is written.
 
-    The file is what `autodial predict` and any ONNX runtime take, as autodial.converters.onnx_export.export writes it
+    The file is what `autodial predict` and any ONNX runtime take, as autodial.converters.net_export.export writes it
     for Caffe nets: input `image`, uint8 `(batch, *size, 3)` in BGR order or `(batch, *size, 1)`; outputs `logits` and
-    `probabilities`, float32 (batch, classes); one metadata key, `autodial`. What torchvision's ToTensor and Normalize
-    do stands in the graph: `(image * scale - mean) / std`. The batch normalizations, converted or not, are folded.
+    `probabilities`, float32 (batch, classes); one metadata key, `autodial`. The graph does
+    what torchvision's ToTensor and Normalize do: `(image * scale - mean) / std`. All batch normalizations are folded.
     `autodial predict` stretches an image to `size`, bilinear without antialiasing; train on images made likewise.
 
     Args:
@@ -75,7 +76,7 @@ def export_module(
         output: the ONNX file to write, or another destination, such as a `TritonModel`.
         size: height and width of the images that the file takes, in pixels.
         crop: side of the square that is cut out of their centre; None for the whole image.
-        mean, std: per channel, in the module's order and in the unit of its input; empty for 0 and 1.
+        mean, std: per channel, in the module's channel order and in the unit of the module's input; empty for 0 and 1.
         scale: factor of the pixels' values, 0 to 255, before mean and std.
         channel_order: of the module's input.
         classes: their names, in the order of the logits; None for "0", "1", ...
@@ -148,19 +149,19 @@ def _image_input(
 ) -> ImageInput:
     """The images in BGR order, and (image * scale - mean) / std as (image - mean / scale) * (scale / std)."""
     if channel_order not in ("RGB", "BGR", "GRAY"):
-        raise InputError(f'channel_order is "RGB", "BGR" or "GRAY", not {channel_order!r}')
+        raise InputError(f'`channel_order` is "RGB", "BGR" or "GRAY", not {channel_order!r}')
     channels = 1 if channel_order == "GRAY" else 3
     if np.shape(size) != (2,) or not all(isinstance(side, (int, np.integer)) and side >= 1 for side in size):
-        raise InputError(f"size is the images' height and width in pixels, not {size!r}")
+        raise InputError(f"`size` is the images' height and width in pixels, not {size!r}")
     if crop is not None and not 1 <= crop <= min(size):
         raise InputError(f"images of {size[0]} x {size[1]} have no crop of {crop} x {crop}")
     for name, values in (("mean", mean), ("std", std)):
         if is_one_name(values) or np.ndim(values) != 1:
-            raise InputError(f"{name} is a list of {counted(channels, 'value')}, one per channel, not {values!r}")
+            raise InputError(f"`{name}` is a list of {counted(channels, 'value')}, one per channel, not {values!r}")
         if len(values) not in (0, channels):
-            raise InputError(f"{name} needs {counted(channels, 'value')}, one per channel, and has {len(values)}")
+            raise InputError(f"`{name}` needs {counted(channels, 'value')}, one per channel, and has {len(values)}")
     if scale <= 0 or not all(value > 0 for value in std):
-        raise InputError("scale and std must be positive")
+        raise InputError("`scale` and `std` must be positive")
     means = np.array([float(value) for value in mean] or [0.0] * channels) / scale
     factors = scale / np.array([float(value) for value in std] or [1.0] * channels)
     if channel_order == "RGB":
@@ -178,18 +179,18 @@ def _image_input(
 def _choose_statistics(module: nn.Module, domain: Domain) -> None:
     """Make all DomainAlignment layers normalize with one domain's statistics; InputError where there are none."""
     if domain not in ("source", "target"):
-        raise InputError(f'domain is "source" or "target", not {domain!r}')
+        raise InputError(f'`domain` is "source" or "target", not {domain!r}')
     layers = [layer for layer in module.modules() if isinstance(layer, DomainAlignment)]
     if not layers:
         raise InputError(
-            f"{type(module).__name__} has no DomainAlignment layer, so no {domain} statistics: leave out domain"
+            f"{type(module).__name__} has no DomainAlignment layer, so no {domain} statistics: leave out `domain`"
         )
     for layer in layers:
         layer.test_stats = domain
 
 
 def _statistics(module: nn.Module) -> str | None:
-    """The domain of the DomainAlignment layers' statistics, as in `Folded`; raises InputError for useless ones."""
+    """The domain of the DomainAlignment layers' statistics, as in `Folded`; InputError if statistics are unusable."""
     domains = set()
     for name, layer in module.named_modules():
         if isinstance(layer, DomainAlignment):
@@ -221,12 +222,12 @@ def _statistics(module: nn.Module) -> str | None:
 
 
 def _class_count(module: nn.Module, blob: Tensor) -> int:
-    """Number of classes of the module's logits for one image."""
+    """The number of classes, which is the number of logits for one image."""
     shape = f"(1, {', '.join(map(str, blob.shape[1:]))})"
     try:
         with torch.no_grad():
             logits = module(blob)
-    except Exception as error:  # whatever a module of the user's may raise
+    except Exception as error:  # a user's module may raise anything
         reason = str(error).strip().splitlines() or [type(error).__name__]
         raise InputError(f"{type(module).__name__} can't run on a batch of shape {shape}: {reason[0]}") from error
     if not isinstance(logits, Tensor):
@@ -245,12 +246,12 @@ def _class_count(module: nn.Module, blob: Tensor) -> int:
 def _class_names(classes: Sequence[str] | None, count: int) -> tuple[list[str], list[str]]:
     """The classes' names, and notes on them."""
     if classes is None:
-        return [str(i) for i in range(count)], ["the classes are named by their numbers: classes=[...] gives names"]
+        return [str(i) for i in range(count)], ["the classes are named by their numbers: name them in `classes`"]
     if is_one_name(classes):
-        raise InputError(f"classes is a list of names, not one name, {classes!r}")
+        raise InputError(f"`classes` is a list of names, not one name, {classes!r}")
     names = [str(name) for name in classes]
     if len(names) != count:
-        raise InputError(f"classes names {counted(len(names), 'class', 'classes')} and the logits have {count}")
+        raise InputError(f"`classes` names {counted(len(names), 'class', 'classes')} and the logits have {count}")
     check_class_names(names, "classes")
     return list(tell_apart(names)), note_repeated(names, "classes")
 
@@ -259,13 +260,13 @@ def _exported(predictor: nn.Module, example: Tensor) -> torch.export.ExportedPro
     """The predictor as a graph for any batch size."""
     try:
         return torch.export.export(predictor, (example,), dynamic_shapes=({0: torch.export.Dim("batch")},))
-    except Exception as error:  # torch.export raises what a module of the user's raises, and much besides
+    except Exception as error:  # torch.export raises what the user's module raises, and much more
         reason = str(error).strip().splitlines() or [type(error).__name__]
         raise WorkError(f"torch.export can't export the module: {reason[0]}") from error
 
 
 def _sizes(program: torch.export.ExportedProgram) -> dict[str, int]:
-    """Bytes of the parameters and buffers that the program reads, by the user's names; of tied ones, once."""
+    """Bytes of the parameters and buffers that the program reads, by the user's names; tied tensors count once."""
     signature = program.graph_signature
     names = {**signature.inputs_to_parameters, **signature.inputs_to_buffers}
     read = [names[node.name] for node in program.graph.nodes if node.name in names and node.users]
@@ -275,6 +276,6 @@ def _sizes(program: torch.export.ExportedProgram) -> dict[str, int]:
 
 
 def _name(node: fx.Node) -> str:
-    """The name of the user's layer that a node comes from; the node's own where it is of no layer."""
+    """The name of the user's layer that a node comes from; the node's own name if there is no such layer."""
     stack = [path for path, _ in node.meta.get("nn_module_stack", {}).values()]
     return stack[-1].removeprefix("net.module").removeprefix(".") if stack else node.name

@@ -1,9 +1,9 @@
-"""Folding of a torch module: autodial.converters.fold's affine functions, in a graph of torch's operators.
+"""Folding of a torch module: the affine functions of autodial.converters.fold, in a graph of torch operators.
 
 In eval mode a batch normalization, or an instance normalization with stored statistics, is y = a * x + b per channel,
-with a = weight / sqrt(variance + eps) and b = bias - a * mean. A convolution or linear layer in front takes a and b
-into its weight and bias; what remains is one product and one sum. All of this is computed in float64 and rounded to
-float32.
+with a = weight / sqrt(variance + eps) and b = bias - a * mean. They are merged into the weight and bias
+of a convolution or linear layer in front; otherwise one product and one sum remain. All of this is computed in float64
+and rounded to float32.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ def fold_graph(
 
     Args:
         program: of a module in eval mode; it stays as it is.
-        name_of: the name for a node in what is returned and in errors.
+        name_of: gives a node's name for results and errors.
 
     Returns:
-        the graph as a module; by name the normalizations that went into another layer, and which; the names of those
-        that remain, as a product and a sum. A normalization with computed statistics is left as it is.
+        the graph as a module; names of the merged normalizations, with the layer that each was merged into; names of
+        those that remain as a product and a sum. A normalization with computed statistics stays unchanged.
 
     Raises:
         InputError: a normalization (named) that uses the batch's own statistics.
@@ -54,7 +54,7 @@ def fold_graph(
         x, weight, bias, mean, variance, by_batch, _, eps, _ = node.args
         name = name_of(node)
         if by_batch:
-            if node.target is _aten.instance_norm.default:  # by each image's own statistics
+            if node.target is _aten.instance_norm.default:  # it uses each image's own statistics
                 continue
             raise batch_statistics_error(name)
         if not all(_is_constant(value) for value in (weight, bias, mean, variance)):
@@ -82,12 +82,12 @@ def fold_graph(
         node.replace_all_uses_with(result)
         graph.erase_node(node)
     graph.eliminate_dead_code()
-    # A plain one: that of an exported program can't be put into eval mode.
+    # The exported program's own module can't be put into eval mode.
     return fx.GraphModule(module, graph), merged, tuple(kept)
 
 
 def _compute_weights(module: fx.GraphModule) -> None:
-    """Put constants in the place of weights that are computed from others, by weight standardization for example."""
+    """Replace weights that are computed from others, by weight standardization for example, by constants."""
     graph = module.graph
     weights = {
         argument: None  # a set in the graph's order
@@ -105,7 +105,7 @@ def _compute_weights(module: fx.GraphModule) -> None:
 
 
 def batch_statistics_error(name: str) -> InputError:
-    """What is wrong with a layer that normalizes with the batch's own statistics in eval mode."""
+    """The error for a layer that uses batch statistics in eval mode."""
     return InputError(
         f'layer "{name}" normalizes with the statistics of the batch in eval mode, too, so its output depends on the '
         "other images and it can't be folded: it needs stored statistics, and to be trained with them"

@@ -40,12 +40,12 @@ _FORWARDS = (_BatchNorm.forward, nn.SyncBatchNorm.forward)
 
 
 class StatisticsOfPairs(_BatchNorm):
-    """What torch.optim.swa_utils.update_bn finds in a net with domain alignment, and is refused by.
+    """Makes torch.optim.swa_utils.update_bn fail on a net with domain alignment.
 
-    It looks for torch's batch normalization, and passes over a net without any in silence; then the averaged weights
-    would keep the statistics of others. This takes no part in a forward pass, and all layers share one. It is none of
-    BatchNorm1d, 2d, 3d and SyncBatchNorm, and has no parameters or buffers: what else looks for batch normalization
-    finds one of 0 channels without statistics, whose weight and bias are empty tensors.
+    update_bn looks for torch's batch normalization, and silently skips a net without it; averaged weights would keep
+    other weights' statistics. This module takes no part in a forward pass, and all layers share one. It is no
+    BatchNorm1d, 2d, 3d or SyncBatchNorm, and has no parameters or buffers: other code that looks for batch
+    normalization finds one of 0 channels without statistics, whose weight and bias are empty tensors.
     """
 
     def __init__(self) -> None:
@@ -70,13 +70,13 @@ class StatisticsOfPairs(_BatchNorm):
 
 _STATISTICS_OF_PAIRS = StatisticsOfPairs()
 _SAME_FOR_BOTH = (type(None), bool, int, float, str)
-"""What a module may return beside tensors: it is no matter of samples, so each domain gets it."""
+"""What a module may return in addition to tensors: it has no samples, so each domain gets it."""
 
 
 class AlignedBatchNorm(DomainAlignment):
     """Batch normalization of two domains: a DomainAlignment layer, times `weight`, plus `bias`, per channel.
 
-    It is what `convert_batchnorm` puts in a BatchNorm's place. In training mode a batch holds the source's samples
+    `convert_batchnorm` replaces BatchNorm by this layer. In training mode a batch holds the source's samples
     first and the target's behind them, and normalizes each with statistics mixed by alpha (paper, section 3.1); in
     eval mode it is a BatchNorm with the stored statistics of one domain, the target's unless `test_stats` is "source".
 
@@ -213,9 +213,9 @@ def convert_batchnorm(module: nn.Module, *, slice_point: int | None = None) -> n
         frozen = next((layer for layer in module.modules() if _is_frozen(layer)), None)
         if frozen is not None:
             raise InputError(
-                f"{type(module).__name__} has no batch normalization but with fixed statistics "
-                f"({type(frozen).__name__}), which no training moves towards the target's: build it with BatchNorm2d "
-                "(in torchvision, norm_layer=torch.nn.BatchNorm2d), and load the same weights"
+                f"{type(module).__name__} has only batch normalization with fixed statistics "
+                f"({type(frozen).__name__}), which training does not move towards the target's: build it with "
+                "BatchNorm2d (in torchvision, norm_layer=torch.nn.BatchNorm2d), and load the same weights"
             )
         raise InputError(
             f"{type(module).__name__} has no batch normalization to convert: put autodial.layers.DomainAlignment "
@@ -251,13 +251,13 @@ def _check_convertible(name: str, norm: _BatchNorm) -> None:
         )
     if not (_is_plain(norm) or _has_parts(norm)):
         raise InputError(
-            f"{where} is a batch normalization with a forward pass of its own, which conversion would lose: put a "
-            "plain BatchNorm and what it does besides in its place"
+            f"{where} is a batch normalization with a forward pass of its own, which conversion would lose: replace "
+            "it by a plain BatchNorm and a module for the rest"
         )
 
 
 def is_batch_norm(layer: nn.Module) -> TypeGuard[_BatchNorm]:
-    """Whether it is one of torch's batch normalizations, which may be a class derived from them."""
+    """Whether a layer is one of torch's batch normalizations, or of a class derived from them."""
     return isinstance(layer, _BatchNorm) and not isinstance(layer, StatisticsOfPairs)
 
 
@@ -266,7 +266,7 @@ def _is_plain(norm: _BatchNorm) -> bool:
 
 
 def _is_frozen(layer: nn.Module) -> bool:
-    """Whether it is a batch normalization with fixed statistics, as those of torchvision, timm and Detectron2."""
+    """Whether a layer is a batch normalization with fixed statistics, as in torchvision, timm and Detectron2."""
     return (
         not isinstance(layer, _NormBase)
         and {"running_mean", "running_var"} <= dict(layer.named_buffers(recurse=False)).keys()
@@ -275,7 +275,7 @@ def _is_frozen(layer: nn.Module) -> bool:
 
 @torch.no_grad()
 def _has_parts(norm: _BatchNorm) -> bool:
-    """Whether it is a batch normalization, then its dropout `drop`, then its activation `act`, tried in both modes."""
+    """Whether a layer computes batch normalization, its dropout `drop`, its activation `act`; tried in both modes."""
     if not all(isinstance(getattr(norm, name, None), nn.Module) for name in ("drop", "act")):
         return False
     trial: Any = copy.deepcopy(norm)
@@ -297,7 +297,7 @@ def _has_parts(norm: _BatchNorm) -> bool:
             torch.manual_seed(1)
             try:
                 result = trial(x.clone())
-            except Exception:  # whatever a class of the user's may raise
+            except Exception:  # a user's class may raise anything
                 return False
             if not isinstance(result, Tensor) or result.shape != expected.shape:
                 return False
@@ -361,7 +361,7 @@ class AutoDIAL(nn.Module):
                 raise InputError("in eval mode the domains go one at a time: net(target), not net(source, target)")
             return self.module(source)
         if target is None:
-            raise InputError("in training mode the source needs the target beside it: net(source, target)")
+            raise InputError("training mode needs both domains: net(source, target)")
         batch, pair = _join(source, target)
         for layer in self.module.modules():
             if isinstance(layer, DomainAlignment):
@@ -374,10 +374,10 @@ class AutoDIAL(nn.Module):
 
 
 def parameter_groups(module: nn.Module) -> list[dict[str, Any]]:
-    """A module's parameters as a torch optimizer takes them, with no weight decay for alphas.
+    """A module's parameters in groups for a torch optimizer, without weight decay for alphas.
 
-    Decay would draw an alpha from 1, a domain's own statistics, to 0.5, where both domains share theirs. Caffe's nets
-    spare it by `decay_mult: 0`.
+    Decay would pull an alpha from 1 (a domain's own statistics) to 0.5 (shared statistics). Caffe's nets prevent this
+    by `decay_mult: 0`.
 
         optimizer = torch.optim.SGD(parameter_groups(net), lr=1e-3, momentum=0.9, weight_decay=5e-4)
 
@@ -397,7 +397,7 @@ def parameter_groups(module: nn.Module) -> list[dict[str, Any]]:
 
 
 def _join(source: Any, target: Any) -> tuple[Any, Pair]:
-    """One tree of the two domains' tensors, the source's samples first, and how many samples each has."""
+    """The two domains' tensors joined in one tree, the source's samples first, and each domain's number of samples."""
     leaves, structure = pytree.tree_flatten(source)
     others, other_structure = pytree.tree_flatten(target)
     if structure != other_structure:
@@ -418,7 +418,7 @@ def _join(source: Any, target: Any) -> tuple[Any, Pair]:
                 )
             joined.append(torch.cat((leaf, other)))
         elif isinstance(leaf, Tensor) or isinstance(other, Tensor) or leaf != other:
-            raise InputError(f"source and target hold different values beside their tensors: {leaf!r} and {other!r}")
+            raise InputError(f"source and target hold different non-tensor values: {leaf!r} and {other!r}")
         else:
             joined.append(leaf)
     return pytree.tree_unflatten(joined, structure), sizes
@@ -429,7 +429,7 @@ def _tensors(tree: Any) -> list[Tensor]:
 
 
 def _batch_size(domain: str, leaves: list[Any]) -> int:
-    """Number of samples of a domain's tensors."""
+    """The number of samples in a domain's tensors."""
     sizes = {len(leaf) if leaf.dim() else None for leaf in leaves if isinstance(leaf, Tensor)}
     size = next(iter(sizes), None)
     if len(sizes) != 1 or not size:
@@ -441,15 +441,15 @@ def _batch_size(domain: str, leaves: list[Any]) -> int:
 
 
 def _part(output: Any, sizes: Pair) -> tuple[Any, Any]:
-    """A tree of tensors with both domains' samples as one tree for each."""
+    """Splits a tree of tensors with both domains' samples into one tree for each domain."""
     leaves, structure = pytree.tree_flatten(output)
     halves: list[tuple[Any, Any]] = []
     for leaf in leaves:
         if isinstance(leaf, Tensor) and leaf.dim():
             if len(leaf) != sum(sizes):
                 raise InputError(
-                    f"the module returns a tensor of {_shape(leaf.shape)} for {sum(sizes)} samples: what belongs to "
-                    "the source and what to the target can't be told; samples must be along the first axis"
+                    f"the module returns a tensor of {_shape(leaf.shape)} for {sum(sizes)} samples: "
+                    "source and target can't be separated; samples must be along the first axis"
                 )
             halves.append((leaf[: sizes[0]], leaf[sizes[0] :]))
         elif isinstance(leaf, (Tensor, *_SAME_FOR_BOTH)):

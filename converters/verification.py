@@ -1,4 +1,4 @@
-"""What an export did, and the comparison without which nothing is written."""
+"""Compares an exported net with the original, before anything is written, and reports on it."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from autodial.converters.precision import Agreement, Precision
 from autodial.errors import WorkError
 
 TOLERANCE = 1e-4
-"""Largest difference between the exported and the unfolded net, as a part of the logits' range."""
+"""Largest difference between the exported and the unfolded net, as a fraction of the logits' range."""
 BATCHES = (1, 2, 7)
-"""Batch sizes at which the two are compared."""
+"""Batch sizes of the comparison."""
 
 Runner = Callable[[NDArray[Any]], Sequence[NDArray[Any]]]
-"""What gives (logits, probabilities), float32 (N, classes) each, for N rows."""
+"""Runs N rows; returns (logits, probabilities), float32 (N, classes) each."""
 
 
 @dataclass(frozen=True)
@@ -29,24 +29,24 @@ class ExportReport:
     """What was exported, what was compared and how far off it was.
 
     Attributes:
-        output: the file, or the folder of a form that has several.
-        files: the size in bytes of each file that was written, by its name; in a Triton model repository by its path in
-            the model's folder, which is the output.
-        opset, ir_version: of the ONNX file; None for plain Caffe.
-        input: name of its input: `image`, or the prototxt's blob with raw_input and for plain Caffe.
-        logits: name of the blob that holds the logits; of a torch module, its class.
+        output: the file, or the folder if there are several files.
+        files: size in bytes of each written file, by name; in a Triton model repository by path within the model's
+            folder, which is the output.
+        opset, ir_version: the ONNX file's; None for plain Caffe.
+        input: name of the input: `image`, or the prototxt's blob with raw_input and for plain Caffe.
+        logits: name of the logits' blob, or a torch module's class.
         metadata: the JSON object under the metadata key `autodial`.
-        merged: names of the layers that folding removed, with the layer that took each in.
-        kept: names of the layers that remain of folding, as Mul and Add nodes; as Scale layers in plain Caffe.
-        compared_on: in words, what the rows are on which the net was compared, in float32, with the unfolded one.
-        batches: the sizes of the batches in which they were compared.
-        runtime: in words, what ran it.
+        merged: names of the layers that folding removed, with the layer that each was merged into.
+        kept: names of the folded layers that remain, as Mul and Add nodes or, in plain Caffe, Scale layers.
+        compared_on: in words, the rows that the exported float32 net was compared on with the unfolded net.
+        batches: batch sizes of the comparison.
+        runtime: in words, what ran the exported net.
         tolerance: the largest `relative_difference` with which a file is written.
-        max_difference: largest absolute difference of a logit between what was exported and the unfolded net.
+        max_difference: largest absolute difference of a logit between the exported and the unfolded net.
         logits_range: largest minus smallest logit of the unfolded net, over all compared rows.
-        precision: of the weights and the computation.
-        agreement: of a file of lower precision with the float32 file; None for float32.
-        notes: what the user should know beside it, a sentence each.
+        precision: of weights and computation.
+        agreement: how far a file of lower precision agrees with the float32 file; None for float32.
+        notes: further sentences for the user.
     """
 
     output: Path
@@ -70,16 +70,16 @@ class ExportReport:
 
     @property
     def file_size(self) -> int:
-        """Bytes of all files together."""
+        """Total size of the files in bytes."""
         return sum(self.files.values())
 
     @property
     def relative_difference(self) -> float:
-        """`max_difference` as a part of `logits_range`."""
+        """`max_difference` as a fraction of `logits_range`."""
         return self.max_difference / self.logits_range if self.max_difference else 0.0
 
     def record(self) -> dict[str, Any]:
-        """All of it as values that JSON knows."""
+        """The report as a JSON object."""
         return {
             **asdict(self),
             "output": str(self.output),
@@ -90,13 +90,13 @@ class ExportReport:
 
 @dataclass(frozen=True, eq=False)
 class Comparison:
-    """What an exported file is held against.
+    """What an exported net is compared with.
 
     Attributes:
-        unfolded: the net as it was trained, from its input blob to its logits, (N, classes).
-        blobs: rows for the unfolded net, enough for every batch size of BATCHES.
-        fed: the same rows as the file takes them.
-        words: what they are.
+        unfolded: the trained net, from its input blob to its logits, (N, classes).
+        blobs: rows of the input blob, enough for every batch size of BATCHES.
+        fed: the same rows as the exported net takes them.
+        words: what the rows are, in words.
     """
 
     unfolded: nn.Module
@@ -106,15 +106,15 @@ class Comparison:
 
 
 def verify(run: Runner, comparison: Comparison, reader: str) -> tuple[float, float]:
-    """Run what was exported and the unfolded net at each batch size.
+    """Run the exported and the unfolded net at each batch size.
 
     Args:
-        run: gives (logits, probabilities), float32 (N, classes) each, for rows of `comparison.fed`.
-        comparison: with the unfolded net.
-        reader: what runs it, in words.
+        run: runs the exported net on rows of `comparison.fed`.
+        comparison: the unfolded net and its rows.
+        reader: what runs the exported net, in words.
 
     Returns:
-        largest absolute difference of a logit, and the range of the unfolded net's.
+        the largest absolute difference of a logit, and the range of the unfolded net's logits.
 
     Raises:
         WorkError: they differ by more than TOLERANCE of that range, a logit of the unfolded net is not finite, or the

@@ -18,8 +18,8 @@ from autodial.model_file import (
     OUTPUTS,
     RESIZE,
     SCHEMA,
-    Head,
     ImageMetadata,
+    Preamble,
     check_shapes,
 )
 from autodial.system.json_files import NotJsonError, check, parse
@@ -124,7 +124,7 @@ class ModelInfo:
             record = parse(metadata[KEY])
         except NotJsonError as error:
             raise _unreadable(path, str(error)) from error
-        head = _checked(record, Head, path)
+        head = _checked(record, Preamble, path)
         if head["schema"] > SCHEMA:
             raise InputError(
                 f"{path} was made by a newer AutoDIAL ({head.get('version', 'unknown version')}, metadata schema "

@@ -1,12 +1,13 @@
-"""Run a deploy net as a pycaffe script does: forward_with_pycaffe.py DEPLOY.prototxt WEIGHTS.caffemodel."""
+"""Run a deploy net on random numbers, as a pycaffe script does."""
 
 from __future__ import annotations
 
-import sys
+import argparse
 
 import numpy as np
 
 import autodial.caffe as caffe
+from autodial.errors import AutodialError
 
 
 def main(prototxt: str, weights: str) -> None:
@@ -18,4 +19,10 @@ def main(prototxt: str, weights: str) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("prototxt", metavar="DEPLOY.prototxt")
+    parser.add_argument("weights", metavar="WEIGHTS.caffemodel")
+    try:
+        main(**vars(parser.parse_args()))
+    except AutodialError as error:
+        parser.error(str(error))

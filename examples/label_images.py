@@ -1,13 +1,14 @@
-"""Label images in a program of your own, without PyTorch: label_images.py MODEL.onnx IMAGE..."""
+"""Label images with a model that AutoDIAL exported, without PyTorch."""
 
 from __future__ import annotations
 
-import sys
+import argparse
 
 from autodial.deploy import Predictor
+from autodial.errors import AutodialError
 
 
-def main(model: str, *images: str) -> None:
+def main(model: str, images: list[str]) -> None:
     predictor = Predictor(model)
     _, probabilities = predictor.predict(images)
     for image, row in zip(images, probabilities, strict=True):
@@ -16,4 +17,10 @@ def main(model: str, *images: str) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("model", metavar="MODEL.onnx")
+    parser.add_argument("images", metavar="IMAGE", nargs="+")
+    try:
+        main(**vars(parser.parse_args()))
+    except AutodialError as error:
+        parser.error(str(error))

@@ -1,11 +1,8 @@
-"""Adapt torchvision's ResNet-18 to a target domain and export it: train_module.py SOURCE TARGET OUT.onnx [EPOCHS].
-
-SOURCE has a folder of images per class. TARGET is a folder whose images, at any depth, are used without their labels.
-"""
+"""Adapt torchvision's ResNet-18 to a target domain and export it."""
 
 from __future__ import annotations
 
-import sys
+import argparse
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,9 +14,10 @@ from torch.utils.data import DataLoader, Dataset
 from torchvision.models import resnet18
 
 from autodial.converters import AutoDIAL, convert_batchnorm, export_module, parameter_groups
+from autodial.errors import AutodialError, InputError
 from autodial.layers import EntropyLoss
 
-SIZE = 224
+SIZE, BATCH = 224, 16
 MEAN = torch.tensor([0.485, 0.456, 0.406]).view(3, 1, 1)
 STD = torch.tensor([0.229, 0.224, 0.225]).view(3, 1, 1)
 
@@ -30,6 +28,8 @@ class Images(Dataset[tuple[Tensor, int]]):
     def __init__(self, folder: Path, classes: list[str]) -> None:
         self.paths = sorted(path for path in folder.rglob("*") if path.suffix.lower() in (".png", ".jpg", ".jpeg"))
         self.classes = classes
+        if len(self.paths) < BATCH:
+            raise InputError(f"{folder} has {len(self.paths)} images, and a batch takes {BATCH}: add some")
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -48,10 +48,10 @@ def forever(loader: DataLoader[tuple[Tensor, int]]) -> Iterator[list[Tensor]]:
         yield from loader
 
 
-def main(source: str, target: str, output: str, epochs: int = 10) -> None:
-    classes = sorted(path.name for path in Path(source).iterdir() if path.is_dir())
-    source_loader = DataLoader(Images(Path(source), classes), batch_size=16, shuffle=True, drop_last=True)
-    target_loader = DataLoader(Images(Path(target), classes), batch_size=16, shuffle=True, drop_last=True)
+def main(source: Path, target: Path, output: str, epochs: int) -> None:
+    classes = sorted(path.name for path in source.glob("*") if path.is_dir())
+    source_loader = DataLoader(Images(source, classes), BATCH, shuffle=True, drop_last=True)
+    target_loader = DataLoader(Images(target, classes), BATCH, shuffle=True, drop_last=True)
 
     model = resnet18()  # weights="DEFAULT" starts from ImageNet, where there is a network
     model.fc = nn.Linear(model.fc.in_features, len(classes))
@@ -80,4 +80,12 @@ def main(source: str, target: str, output: str, epochs: int = 10) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:4], *map(int, sys.argv[4:]))
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("source", type=Path, help="a folder with a folder of images per class")
+    parser.add_argument("target", type=Path, help="a folder of images, at any depth; their labels are not used")
+    parser.add_argument("output", metavar="OUT.onnx")
+    parser.add_argument("--epochs", type=int, default=10)
+    try:
+        main(**vars(parser.parse_args()))
+    except AutodialError as error:
+        parser.error(str(error))

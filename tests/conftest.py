@@ -13,6 +13,17 @@ import pytest
 from originals import RECORDS
 
 from autodial.cli import main
+from autodial.system.cpus import available_cpus
+
+if workers := os.environ.get("PYTEST_XDIST_WORKER_COUNT"):
+    # Before any test loads torch: processes that each keep all CPUs busy slow each other down.
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, available_cpus() // int(workers))))
+
+
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """A process per CPU for folders of tests; single files are quicker in one process."""
+    files = all(Path(argument.partition("::")[0]).is_file() for argument in config.args)
+    return 0 if files else available_cpus()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -445,7 +445,7 @@ def _needed_gradients(module: autodial.net.net.Net) -> list[list[bool] | None]:
     layers: Iterable[Any] = module.layers.values()
     for message, layer in zip(module.param.layer, layers, strict=True):
         bottoms = [
-            j not in layer.no_gradient
+            j not in layer.without_gradient(len(message.bottom))
             and (force or (message.propagate_down[j] if message.propagate_down else needs[name]))
             for j, name in enumerate(message.bottom)
         ]

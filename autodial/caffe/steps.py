@@ -247,6 +247,7 @@ class TorchStep(Step):
         ]
         statistics = [self.params[i].tensor for i in self.layer.statistics]
         before = [tensor.clone() for tensor in statistics]
+        self.layer.rewind()
         self._keep(*self._run(bottoms, grad=True))
         with torch.no_grad():
             for tensor, values in zip(statistics, before, strict=True):

@@ -5,22 +5,36 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from autodial.commands.inputs import split_names
-from autodial.commands.options import LogitsOption
+from autodial.commands.options import LogitsOption, naming_options, with_options
 from autodial.errors import InputError
 
 if TYPE_CHECKING:
     from autodial.converters.dialize import DialReport
+    from autodial.proto import messages as pb
+
+OPTIONS = {
+    "after": "--after",
+    "classes": "--classes",
+    "source_batch": "--slice-point",
+    "target_batch": "--batch-size",
+    "size": "--resize",
+    "transform": "--transform",
+    "logits": "--logits",
+}
+"""Options of the command by the parameters of `autodial.converters.dialize.dialize`."""
 
 
 def dialize(
-    net: Annotated[Path, typer.Argument(metavar="NET.prototxt", help="A classification net: train_val or deploy.")],
+    net: Annotated[
+        Path, typer.Argument(metavar="NET.prototxt", help="A classification net: its train_val or deploy file.")
+    ],
     weights: Annotated[
-        Path | None, typer.Argument(metavar="[W.caffemodel]", help="Its weights.", show_default=False)
+        Path | None, typer.Argument(metavar="[W.caffemodel]", help="The net's weights.", show_default=False)
     ] = None,
     output: Annotated[
         Path | None,
@@ -28,7 +42,7 @@ def dialize(
             "--output",
             "-o",
             metavar="OUT.prototxt",
-            help="The file to write; weights lie beside it as OUT.caffemodel.",
+            help="The file to write; its weights become OUT.caffemodel in the same folder.",
             show_default="NET_autodial.prototxt",
         ),
     ] = None,
@@ -37,33 +51,33 @@ def dialize(
         typer.Option(
             min=2,
             metavar="N",
-            help="Give it a new classifier of N classes, which learns ten times as fast.",
-            show_default="its own, with its weights",
+            help="Give the net a new classifier of N classes, which learns ten times as fast.",
+            show_default="the net's classifier and weights",
         ),
     ] = None,
     after: Annotated[
         list[str] | None,
         typer.Option(
             metavar="conv|ip|NAME,...",
-            help="Put Dial and Scale behind every Convolution, every InnerProduct, or the layer of that name; may be "
+            help="Insert Dial and Scale after every Convolution, every InnerProduct, or the named layer; may be "
             "repeated.",
             show_default="ip in a net without BatchNorm",
         ),
     ] = None,
     batch_size: Annotated[
         int | None,
-        typer.Option(min=2, help="Images in a batch, source and target together.", show_default="the net's own, or 64"),
+        typer.Option(min=2, help="Images in a batch, source and target together.", show_default="the net's, or 64"),
     ] = None,
     slice_point: Annotated[
         int | None,
-        typer.Option(min=1, help="How many of them are the source's.", show_default="half of them"),
+        typer.Option(min=1, help="Source images in a batch.", show_default="half of the batch"),
     ] = None,
     resize: Annotated[
         str | None,
         typer.Option(
             metavar="SIZE|HEIGHTxWIDTH",
-            help="Size that images are resized to.",
-            show_default="the mean image's, or what suits crop or input",
+            help="The size to which images are resized.",
+            show_default="the mean image's, or what suits the crop or the input",
         ),
     ] = None,
     transform: Annotated[
@@ -71,18 +85,19 @@ def dialize(
         typer.Option(
             metavar="FIELDS",
             help='transform_param of the data layers, such as "crop_size: 224 mirror: true mean_value: 104".',
-            show_default="the net's own",
+            show_default="the net's",
         ),
     ] = None,
     no_dropout: Annotated[
-        bool, typer.Option("--no-dropout", help="Leave out Dropout, as the paper does in AlexNet.")
+        bool, typer.Option("--no-dropout", help="Remove Dropout layers, as the paper does for AlexNet.")
     ] = False,
     logits: LogitsOption = None,
 ) -> None:
-    """Turn any Caffe classification net into its AutoDIAL net, and take its weights along.
+    """Turn any Caffe classification net into its AutoDIAL net, with its weights.
 
-    BatchNorm becomes Dial and starts from the stored statistics; a net without it gets Dial and Scale behind its
-    InnerProducts. The net written reads source.txt and target.txt in TRAIN, target_test.txt in TEST, beside itself.
+    BatchNorm becomes Dial and starts from the stored statistics; a net without BatchNorm gets Dial and Scale behind its
+    InnerProducts. The written net reads source.txt and target.txt in TRAIN, and target_test.txt in TEST, from its
+    folder.
     """
     from autodial import proto
     from autodial.converters.dialize import dialize as dialize_net
@@ -93,7 +108,7 @@ def dialize(
     from autodial.system.outputs import check_output
 
     if slice_point is not None and batch_size is None:
-        raise InputError("--slice-point is a part of --batch-size: state that, too")
+        raise InputError("--slice-point is a part of --batch-size: state --batch-size, too")
     source_batch = batch_size and (batch_size // 2 if slice_point is None else slice_point)
     if batch_size and source_batch and source_batch >= batch_size:
         raise InputError(f"--slice-point {source_batch} leaves no target images in a batch of {batch_size}")
@@ -112,19 +127,20 @@ def dialize(
 
     stored = proto.read_weights(weights) if weights else None
     try:
-        made = dialize_net(
-            param,
-            stored,
-            after=[word for words in after for word in split_names(words)] if after else None,
-            classes=classes,
-            source_batch=source_batch,
-            target_batch=batch_size and source_batch and batch_size - source_batch,
-            size=_size(resize),
-            transform=stated,
-            dropout=not no_dropout,
-            logits=logits,
-            base_dir=net.parent,
-        )
+        with naming_options(**OPTIONS):
+            made = dialize_net(
+                param,
+                stored,
+                after=[word for words in after for word in split_names(words)] if after else None,
+                classes=classes,
+                source_batch=source_batch,
+                target_batch=batch_size and source_batch and batch_size - source_batch,
+                size=_size(resize),
+                transform=stated,
+                dropout=not no_dropout,
+                logits=logits,
+                base_dir=net.parent,
+            )
     except InputError as error:
         raise InputError(f"{net}: {error}") from error
     _move_mean_files(made.net, net.parent, output.parent)
@@ -143,26 +159,26 @@ def dialize(
 
 
 def describe(report: DialReport) -> list[str]:
-    """A DialReport as lines of text."""
+    """The report as lines of text."""
     lines = []
     if report.replaced:
-        lines.append(f"BatchNorm layers that are Dial layers now: {len(report.replaced)}")
+        lines.append(f"BatchNorm layers that became Dial layers: {len(report.replaced)}")
     if report.inserted:
-        lines.append(f"Dial and Scale layers are new behind {', '.join(report.inserted)}")
+        lines.append(f"New Dial and Scale layers behind {', '.join(report.inserted)}")
     for name, new in report.renamed.items():
-        lines.append(f"New classifier {new} in the place of {name}, learning at ten times the rate")
+        lines.append(f"New classifier {new} replaces {name}, and learns at ten times the rate")
     if report.removed:
-        lines.append(f"Left out: {', '.join(report.removed)}")
+        lines.append(f"Removed: {', '.join(report.removed)}")
     if report.ignored:
-        lines.append(f"Ignored layers of the weights, which the net lacks: {_counted(report.ignored)}")
+        lines.append(f"Ignored weights of layers that the net lacks: {_counted(report.ignored)}")
     if report.missing:
-        lines.append(f"Not in the weights, and left to their fillers: {', '.join(report.missing)}")
+        lines.append(f"Not in the weights, so fillers start them: {', '.join(report.missing)}")
     if report.max_difference is not None:
         lines.append(
-            f'Largest difference of the logits "{report.logits}" from the original net\'s in TEST: '
-            f"{report.max_difference:.2g}, where the largest is {report.logits_range:.3g} (on random images)"
+            f'Largest difference between these logits ("{report.logits}", in TEST) and the original net\'s: '
+            f"{report.max_difference:.2g}; the largest logit is {report.logits_range:.3g} (random images)"
         )
-    return [*lines, *(f"Note: {note}" for note in report.notes)]
+    return [*lines, *(f"Note: {with_options(note, OPTIONS)}" for note in report.notes)]
 
 
 def _counted(names: tuple[str, ...]) -> str:
@@ -174,12 +190,12 @@ def _size(text: str | None) -> tuple[int, int] | None:
         return None
     match = re.fullmatch(r"([1-9]\d*)(?:x([1-9]\d*))?", text)
     if match is None:
-        raise InputError(f"--resize {text}: state a number of pixels, or HEIGHTxWIDTH, such as 256 or 240x320")
+        raise InputError(f"--resize {text}: write a number of pixels or HEIGHTxWIDTH, such as 256 or 240x320")
     return int(match[1]), int(match[2] or match[1])
 
 
-def _move_mean_files(net: Any, source: Path, destination: Path) -> None:
-    """Let relative paths that are found beside the original be found beside the result."""
+def _move_mean_files(net: pb.NetParameter, source: Path, destination: Path) -> None:
+    """Rewrite relative paths that are found from the original's folder for the result's folder."""
     for layer in net.layer:
         name = layer.transform_param.mean_file
         if name and not Path(name).exists() and (source / name).exists():

@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 def doctor(
     as_json: JsonOption = False,
 ) -> None:
-    """Say what this machine can do: versions, GPUs, missing libraries, wheels that clash, and what to install.
+    """Check this machine: versions, GPUs, and what is missing or clashes.
 
-    The exit status is 1 if something that is installed doesn't work, else 0.
+    Each problem comes with what to install. The exit status is 1 if something that is installed doesn't work, else 0.
     """
     from autodial.deploy.doctor import Status, examine
 
@@ -34,7 +34,7 @@ def doctor(
 
 
 def describe(checks: Iterable[Check]) -> str:
-    """Checks as lines of text, each with what to do below it."""
+    """Checks as lines of text; a check's remedy follows on the next line."""
     checks = list(checks)
     width = max(len(check.name) for check in checks)
     lines = []
@@ -46,7 +46,7 @@ def describe(checks: Iterable[Check]) -> str:
 
 
 def _training() -> Check:
-    """What training needs: torch, and a torch that sees the GPU."""
+    """Whether torch is installed, works, and sees the GPU."""
     from autodial.deploy.doctor import Check, Status, version
     from autodial.deploy.providers import cuda_device_count
 
@@ -63,6 +63,6 @@ def _training() -> Check:
         return Check("torch", Status.OK, f"{number}, trains on {names}")
     if cuda_device_count() > 0:
         built = f"built for CUDA {torch.version.cuda}" if torch.version.cuda else "built for the CPU alone"
-        remedy = "install the torch for this machine's driver, as pytorch.org/get-started says"
+        remedy = "install the torch that suits this machine's driver: see pytorch.org/get-started"
         return Check("torch", Status.WARNING, f"{number}, {built}, doesn't use the GPU that the driver shows", remedy)
     return Check("torch", Status.OK, f"{number}, trains on the CPU")

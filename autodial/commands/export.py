@@ -17,6 +17,8 @@ from autodial.commands.options import (
     StageOption,
     VariantOption,
     WeightsOption,
+    naming_options,
+    with_options,
 )
 from autodial.commands.progress import progress_bar
 from autodial.errors import InputError
@@ -25,9 +27,20 @@ from autodial.wording import counted
 if TYPE_CHECKING:
     from autodial.converters.verification import ExportReport
 
+OPTIONS = {
+    "logits": "--logits",
+    "labels": "--labels",
+    "domain": "--domain",
+    "raw_input": "--raw-input",
+    "precision": "--precision",
+    "calibration": "--calibration",
+    "min_agreement": "--min-agreement",
+}
+"""Options of the command by the parameters of `autodial.converters.net_export.export`."""
+
 
 class PrecisionChoice(str, Enum):
-    """Of weights and computation."""
+    """The precision of weights and computation."""
 
     float32 = "float32"
     fp16 = "fp16"
@@ -35,14 +48,14 @@ class PrecisionChoice(str, Enum):
 
 
 class StatisticsDomain(str, Enum):
-    """Whose statistics the predictor normalizes with."""
+    """The domain with whose statistics the predictor normalizes."""
 
     source = "source"
     target = "target"
 
 
 def export(
-    net: Annotated[Path, typer.Option(metavar="NET.prototxt", help="The net; its TEST phase is exported.")],
+    net: Annotated[Path, typer.Option(metavar="NET.prototxt", help="The net. Its TEST phase is exported.")],
     weights: WeightsOption,
     output: Annotated[
         Path | None,
@@ -58,28 +71,27 @@ def export(
         Path | None,
         typer.Option(
             metavar="DIR",
-            help="Write plain Caffe instead, without the AutoDIAL fork's layers: deploy.prototxt, "
-            "target_predictor.caffemodel, labels.txt.",
+            help="Write plain Caffe files instead, for readers without Dial layers: deploy.prototxt, "
+            "target_predictor.caffemodel and labels.txt.",
         ),
     ] = None,
     triton: Annotated[
         Path | None,
         typer.Option(
             metavar="DIR",
-            help="Add the net to this Triton model repository instead, with config.pbtxt and labels.txt, as the next "
-            "version of the model of its name.",
+            help="Add the net to this Triton model repository instead, as a model's next version, with config.pbtxt "
+            "and labels.txt.",
         ),
     ] = None,
     name: Annotated[
         str | None,
-        typer.Option(help="Of the model in Triton's repository.", show_default="the net's"),
+        typer.Option(help="The model's name in Triton's repository.", show_default="the net's name"),
     ] = None,
     domain: Annotated[
         StatisticsDomain | None,
         typer.Option(
-            help="Whose statistics the Dial layers normalize with: target for target images, source for a predictor of "
-            "source images.",
-            show_default="what their test_stats say, which is target unless the net states another",
+            help="Whose statistics the Dial layers normalize with: target for target images, source for source images.",
+            show_default="each layer's test_stats, which is target unless the net says otherwise",
         ),
     ] = None,
     labels: Annotated[
@@ -87,29 +99,27 @@ def export(
         typer.Option(
             metavar="LABELS.txt",
             help="Names of the classes, one per line.",
-            show_default="labels.txt beside the net, where it fits",
+            show_default="labels.txt in the net's folder, if it fits",
         ),
     ] = None,
     logits: LogitsOption = None,
     keep_affine: Annotated[
         bool,
-        typer.Option(
-            "--keep-affine", help="Leave the folded statistics in the graph, as Mul and Add, or Scale layers."
-        ),
+        typer.Option("--keep-affine", help="Keep the folded statistics as Mul and Add nodes, or Scale layers."),
     ] = False,
     raw_input: Annotated[
-        bool, typer.Option("--raw-input", help="Take the net's input blob, float32, instead of uint8 images.")
+        bool, typer.Option("--raw-input", help="The model takes the net's float32 input blob instead of uint8 images.")
     ] = False,
     precision: Annotated[
         PrecisionChoice,
-        typer.Option(help="Of weights and computation; images, logits and probabilities are of the same types in all."),
+        typer.Option(help="Precision of weights and computation; inputs and outputs keep their types."),
     ] = PrecisionChoice.float32,
     calibration: Annotated[
         Path | None,
         typer.Option(
             metavar="FOLDER|LIST",
-            help="Images of the target, to calibrate int8 on and to compare fp16 and int8 with float32 on.",
-            show_default="the target's list in TRAIN, or TEST's list",
+            help="Target images on which int8 is calibrated, and on which fp16 and int8 are compared with float32.",
+            show_default="the target's list in TRAIN, or the list in TEST",
         ),
     ] = None,
     min_agreement: Annotated[
@@ -117,7 +127,7 @@ def export(
         typer.Option(
             min=0,
             max=1,
-            help="Write fp16 or int8 only if this share of the images keeps float32's class.",
+            help="Write fp16 or int8 only if at least this share of the images keeps its float32 class.",
             show_default="0.99",
         ),
     ] = None,
@@ -127,32 +137,30 @@ def export(
     stage: StageOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Write a trained net as an ONNX file that labels images, for `autodial predict` and any ONNX runtime.
+    """Write a trained net as an ONNX file that labels images.
 
-    The target domain's statistics are folded into the weights; crop, mean and scale are part of the graph. The file is
-    compared with the net as it was, on images of its list where they are there, before it is written.
+    The target domain's statistics are folded into the weights; crop, mean and scale are part of the graph. Before the
+    file is written, it is compared with the original net on images of the net's list, if they are there.
 
-    fp16 and int8 are compared with float32 on up to 500 images of the target, int8 on others than those that it is
-    calibrated on, and refused where too many change their class.
+    fp16 and int8 are compared with float32 on up to 500 target images, and refused if too many change their class. int8
+    is calibrated on other images than it is compared on.
 
-    With --caffe the net becomes a deploy.prototxt and a caffemodel for readers of Caffe files, with the crop's size as
-    its input; comments in deploy.prototxt say how an image is to be prepared.
+    With --caffe the net becomes a deploy.prototxt and a caffemodel for readers of Caffe files. Their input has the
+    crop's size; comments in deploy.prototxt say how to prepare an image.
     """
     import json
 
     from autodial.converters.destinations import ExportOptions, find_destination
-    from autodial.converters.onnx_export import export_checked
+    from autodial.converters.net_export import export_checked
     from autodial.netparam.data_files import files_of
 
     places = {"onnx": output, "caffe": caffe, "triton": triton}
     given = {form: place for form, place in places.items() if place is not None}
     if len(given) > 1:
         first, second = ("-o" if form == "onnx" else f"--{form}" for form in list(given)[:2])
-        raise InputError(
-            f"{first} and {second} are two forms of the net, and one run writes one: leave out one of them"
-        )
+        raise InputError(f"{first} and {second} are two formats, and one run writes one format: leave out one of them")
     if name is not None and triton is None:
-        raise InputError("--name is that of a model in Triton's repository: give --triton too, or leave it out")
+        raise InputError("--name names a model in Triton's repository: give --triton, too, or leave out --name")
     param = read_net(net, variants, settings, level, stage)
     options = ExportOptions(
         logits=logits,
@@ -166,19 +174,20 @@ def export(
         base_dir=net.parent,
     )
     form, place = next(iter(given.items()), ("onnx", Path(f"{options.domain or 'target'}_predictor.onnx")))
-    destination = find_destination(form).at(place, param.name, options, name)
     inputs: list[str | Path] = [net, labels or net.parent / "labels.txt", *split_names(weights)]
     inputs += files_of(param, net.parent)
     inputs += [calibration] if calibration else []
-    destination.check(options, param, inputs)
-    trained = read_weights(weights)
-    with progress_bar("training images", transient=True) as progress:
-        report = export_checked(param, trained, destination, options, progress)
+    with naming_options(**OPTIONS):
+        destination = find_destination(form).at(place, param.name, options, name)
+        destination.check(options, param, inputs)
+        trained = read_weights(weights)
+        with progress_bar("training images", transient=True) as progress:
+            report = export_checked(param, trained, destination, options, progress)
     typer.echo(json.dumps(report.record(), indent=2) if as_json else describe(report))
 
 
 def describe(report: ExportReport) -> str:
-    """An ExportReport as a few lines of text."""
+    """The report as a few lines of text."""
     metadata = report.metadata
     taken = f'blob "{report.input}"'
     if not metadata["raw_input"]:
@@ -195,7 +204,7 @@ def describe(report: ExportReport) -> str:
             *_describe_agreement(report),
             *_describe_reference(metadata.get("reference")),
             _describe_files(report),
-            *report.notes,
+            *(with_options(note, OPTIONS) for note in report.notes),
         ]
     )
 
@@ -204,7 +213,7 @@ def _describe_reference(reference: dict[str, Any] | None) -> list[str]:
     if reference is None:
         return []
     kept = f"{reference['images']} of {counted(reference['listed'], 'image')} of {reference['list']}"
-    return [f"Kept for `autodial predict --drift`: figures of {kept}"]
+    return [f"Kept for `autodial predict --drift`: statistics of {kept}"]
 
 
 def _describe_files(report: ExportReport) -> str:
@@ -220,9 +229,9 @@ def _describe_agreement(report: ExportReport) -> list[str]:
         return []
     calibrated = ""
     if agreement.calibration_images:
-        calibrated = f"; calibrated on {agreement.calibration_images} others"
+        calibrated = f"; calibrated on {agreement.calibration_images} other images"
     return [
-        f"{report.precision} beside float32 ({agreement.float32_file_size / 2**20:.1f} MiB): the same class for "
+        f"{report.precision} compared with float32 ({agreement.float32_file_size / 2**20:.1f} MiB): the same class for "
         f"{agreement.same_class:.2%}, probabilities within {agreement.max_probability_difference:.2g} (on "
         f"{agreement.compared_on}{calibrated})"
     ]

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import os
-import re
 import shlex
 from collections.abc import Sequence
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
+from autodial.commands.dialize import OPTIONS as DIALIZE_OPTIONS
 from autodial.commands.inputs import read_weights, split_names
+from autodial.commands.options import naming_options, with_options
 from autodial.commands.progress import progress_bar
 from autodial.errors import InputError
 
@@ -20,66 +21,68 @@ if TYPE_CHECKING:
     from autodial.project.data import Data
     from autodial.project.net_template import NetTemplate
     from autodial.project.plan import Plan
-    from autodial.project.scan import Domain
+    from autodial.project.scan import DomainImages
     from autodial.proto import Weights
+    from autodial.proto import messages as pb
 
 _CLASSES_SHOWN = 50
-"""Rows of the table."""
+"""The most rows of the table."""
 _MOST_EPOCHS = 100_000
-_OPTION_OF_DIALIZE = re.compile(r"(?<![\w-])--(after|batch-size|logits|resize|slice-point|transform)\b")
 _DEFAULT_SCHEDULE = "alexnet"
-"""The shipped net whose solver nets without one of their own get."""
+"""The shipped net whose solver is used for nets that have none."""
+_OPTIONS = {"epochs": "--epochs", "skip": "--skip-bad", "test": "--test", "weights": "--weights"}
+"""The options of parameters that messages and notes name."""
 
 
 def init(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder to make, or an empty one.")],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder to make. It may exist if it is empty.")],
     arch: Annotated[
         str,
         typer.Option(
             metavar="NAME|NET.prototxt",
             # the names are those of autodial.netparam.shipped; a help text must not look at the disk for them
-            help="A net that ships (alexnet, digits, inception_bn, svhn_mnist), or a train_val of your own, with its "
-            "solver.prototxt beside it.",
+            help="A net that comes with AutoDIAL (alexnet, digits, inception_bn, svhn_mnist), or your own train_val "
+            "file; a solver.prototxt beside it is used, too.",
         ),
     ],
     source: Annotated[
-        Path, typer.Option(metavar="S", help="Labelled images: a folder with a folder per class, or a list.")
+        Path, typer.Option(metavar="S", help="The labelled images: a folder with a folder per class, or a list.")
     ],
     target: Annotated[
-        Path, typer.Option(metavar="T", help="Images of the target domain: a folder of any kind, or a list.")
+        Path, typer.Option(metavar="T", help="The unlabelled images of the target domain: any folder, or a list.")
     ],
     test: Annotated[
         Path | None,
         typer.Option(
             metavar="L",
-            help="Labelled target images to measure accuracy on: class folders, or a list.",
+            help="Labelled target images that measure accuracy: a folder with class folders, or a list.",
             show_default="T, if it has the source's class folders",
         ),
     ] = None,
     weights: Annotated[
         str | None,
-        typer.Option(metavar="W1,W2", help="The .caffemodel files to start from.", show_default="random weights"),
+        typer.Option(metavar="W1,W2", help="Start from these .caffemodel files.", show_default="random weights"),
     ] = None,
     epochs: Annotated[
         float | None,
-        typer.Option(help="Passes over the source.", show_default="as the net's own schedule has it"),
+        typer.Option(help="Passes over the source.", show_default="the net's own schedule"),
     ] = None,
     batch_size: Annotated[
         int | None,
         typer.Option(min=4, help="Images in a batch, source and target together.", show_default="the net's"),
     ] = None,
     skip_bad: Annotated[
-        bool, typer.Option("--skip-bad", help="Leave out images that can't be decoded, instead of refusing them.")
+        bool, typer.Option("--skip-bad", help="Leave out images that can't be decoded. Otherwise they are an error.")
     ] = False,
 ) -> None:
-    """Write a project for your own images, which `autodial train` takes as it is.
+    """Make a project that trains on folders of your own images.
 
-    DIR gets source.txt, target.txt and, where labels are known, test.txt (lists of absolute paths), labels.txt, and
-    train_val.prototxt and solver.prototxt filled in for these images: classes, a batch split in proportion to the
-    domains, slice points, resizing, iterations, learning rate steps, tests, snapshots. Labels of the target never get
-    into target.txt. DIR may be moved, and trained from anywhere: snapshots and logs lie beside the solver.
+    DIR gets the image lists source.txt and target.txt, test.txt if target labels are known, labels.txt, and a
+    train_val.prototxt and solver.prototxt that suit these images: number of classes, batch sizes in proportion to the
+    domains, image size, iterations, learning rate steps, tests and snapshots. target.txt never contains labels. DIR
+    can be moved, and trained from any working directory: snapshots and logs go beside the solver.
 
-    Every image is decoded first; nothing is written if anything is wrong.
+    Every image is decoded first. If anything is wrong, nothing is written.
     """
     from autodial.project.checks import check_apart, notes_on_copies
     from autodial.project.files import check_folder, write_files
@@ -87,29 +90,30 @@ def init(
     from autodial.project.scan import read_source, read_target, read_test
 
     if epochs is not None and not 0 < epochs <= _MOST_EPOCHS:
-        raise InputError(f"--epochs {epochs:g}: state a number above 0, up to {_MOST_EPOCHS:,}")
+        raise InputError(f"--epochs {epochs:g}: choose a number above 0, up to {_MOST_EPOCHS:,}")
     check_folder(folder, [origin for origin in (source, target, test) if origin is not None])
     recipe = _read_arch(arch)
     start = read_weights(weights) if weights else None
-    classes, source_domain = read_source(source)
-    others = [read_target(target, classes, measured=test is not None)]
-    if test is not None:
-        others.append(read_test(test, classes))
-    check_apart(source_domain, others)
-    template, dialized = _template(recipe, len(classes), start)
+    with naming_options(**_OPTIONS):
+        classes, source_images = read_source(source)
+        others = [read_target(target, classes, measured=test is not None)]
+        if test is not None:
+            others.append(read_test(test, classes))
+        check_apart(source_images, others)
+        template, dialized = _template(recipe, len(classes), start)
 
-    data = _look_at(classes, source_domain, others, skip_bad=skip_bad)
-    planned = plan(
-        template,
-        recipe.solver,
-        data,
-        epochs=recipe.epochs if epochs is None else epochs,
-        batch_size=batch_size,
-        weights=start if dialized is None else dialized,
-    )
-    notes = [note for domain in (source_domain, *others) for note in domain.notes]
+        data = _inspect(classes, source_images, others, skip_bad=skip_bad)
+        planned = plan(
+            template,
+            recipe.solver,
+            data,
+            epochs=recipe.epochs if epochs is None else epochs,
+            batch_size=batch_size,
+            weights=start if dialized is None else dialized,
+        )
+    notes = [note for domain in (source_images, *others) for note in domain.notes]
     notes += [*recipe.notes, *notes_on_copies(data), *planned.notes]
-    _print_summary(arch, data, planned, notes)
+    _print_summary(arch, data, planned, [with_options(note, _OPTIONS) for note in notes])
     if dialized is not None:
         weights = str(folder / START)
     command = _train_command(folder, weights)
@@ -118,21 +122,21 @@ def init(
 
 
 class _Recipe(NamedTuple):
-    """What --arch names.
+    """The net that --arch names, and its solver.
 
     Attributes:
-        path: of the net.
-        net: NetParameter.
-        template: of the net; None where it is a plain Caffe net.
-        solver: SolverParameter with a schedule.
-        epochs: passes over the source that it is made for; None where it is made for a number of iterations.
-        notes: on where it is from.
+        path: the file of the net.
+        net: the net.
+        template: the net as a template; None if it is a plain Caffe net.
+        solver: a solver with a schedule.
+        epochs: passes over the source in that schedule; None if it is made for a number of iterations.
+        notes: sentences that the user should read.
     """
 
     path: Path
-    net: Any
+    net: pb.NetParameter
     template: NetTemplate | None
-    solver: Any
+    solver: pb.SolverParameter
     epochs: float | None
     notes: list[str]
 
@@ -150,14 +154,15 @@ def _read_arch(arch: str) -> _Recipe:
         path = Path(arch)
         if not path.is_file():
             names = ", ".join(shipped_names())
-            raise InputError(f"--arch {arch}: no file of this name, and no net that ships ({names})")
+            raise InputError(f"--arch {arch}: no such file, and no net that comes with AutoDIAL ({names})")
         solver, epochs = path.with_name("solver.prototxt"), None
         if solver.is_file():
-            notes.append(f"Learning rate and steps are those of {solver}.")
+            notes.append(f"The learning rate and its steps come from {solver}")
         else:
             solver, epochs = shipped_solver(_DEFAULT_SCHEDULE), EPOCHS[_DEFAULT_SCHEDULE]
             notes.append(
-                f"There is no solver.prototxt beside {arch}: learning rate and steps are those of the paper's AlexNet."
+                f"There is no solver.prototxt beside {arch}: the learning rate and its steps are those of the paper's "
+                "AlexNet"
             )
     net = proto.read_net(path)
     is_plain = not any(layer.type == "Dial" for layer in net.layer)
@@ -166,7 +171,7 @@ def _read_arch(arch: str) -> _Recipe:
 
 
 def _template(recipe: _Recipe, classes: int, start: Weights | None) -> tuple[NetTemplate, Weights | None]:
-    """The net as a template, and, where it is a plain net that has to be dialized, its weights, dialized too."""
+    """The net as a template; if it is a plain net, both it and its weights, which also come back, are dialized."""
     from autodial.project.net_template import NetTemplate
 
     if recipe.template is not None:
@@ -177,12 +182,12 @@ def _template(recipe: _Recipe, classes: int, start: Weights | None) -> tuple[Net
         made = dialize(recipe.net, start, classes=classes, base_dir=recipe.path.parent)
     except InputError as error:
         raise InputError(
-            f"{recipe.path}: {_naming_dialize(str(error))} (`autodial dialize` has options for such nets, and --arch "
-            "takes the net that it writes)"
+            f"{recipe.path}: {_naming_dialize(str(error))} (run `autodial dialize`, which has options for such nets, "
+            "and give its result to --arch)"
         ) from error
     recipe.notes.append(
-        f"{recipe.path} is a plain net: {len(made.report.replaced)} BatchNorm layers became Dial layers, and "
-        f"{len(made.report.inserted)} layers got one behind them (`autodial dialize` has choices)."
+        f"{recipe.path} is a plain net: {len(made.report.replaced)} BatchNorm layers became Dial layers, and Dial "
+        f"layers were inserted after {len(made.report.inserted)} layers (`autodial dialize` offers choices)"
     )
     recipe.notes.extend(f"{recipe.path}: {_naming_dialize(note)}" for note in made.report.notes)
     return NetTemplate(made.net, str(recipe.path), recipe.path.parent), made.weights
@@ -190,28 +195,30 @@ def _template(recipe: _Recipe, classes: int, start: Weights | None) -> tuple[Net
 
 def _naming_dialize(advice: str) -> str:
     """Advice of `autodial dialize` for those who run `init`, which lacks its options."""
-    return _OPTION_OF_DIALIZE.sub(r"`autodial dialize`'s \g<0>", advice, count=1)
+    return with_options(advice, {name: f"`autodial dialize`'s {option}" for name, option in DIALIZE_OPTIONS.items()})
 
 
-def _look_at(classes: Sequence[str], source: Domain, others: Sequence[Domain], *, skip_bad: bool) -> Data:
-    """Decode all images, those of the target and of a test set being `others`; with a progress bar on a terminal."""
+def _inspect(classes: Sequence[str], source: DomainImages, others: Sequence[DomainImages], *, skip_bad: bool) -> Data:
+    """Decode all images, with a progress bar on a terminal; `others` are the target and a test set."""
     from autodial.project.checks import check_enough, without_bad
     from autodial.project.data import Data
-    from autodial.project.look import look_at
+    from autodial.project.inspection import inspect_images
 
     paths = [image.path for domain in (source, *others) for image in domain.images]
     number, total = count(1), len(set(paths))
-    with progress_bar("looking at the images", transient=True) as show:
-        looks = look_at(paths, lambda: show(next(number), total))
-    source, target, *rest = (without_bad(domain, looks, skip=skip_bad) for domain in (source, *others))
-    for look in looks.values():
-        if look.problem:
-            typer.echo(f"Left out: {look.problem}", err=True)
-    for path, look in looks.items():
-        if look.damage:
-            typer.echo(f"Warning: {path} is damaged, and used as far as it could be decoded: {look.damage}", err=True)
+    with progress_bar("decoding the images", transient=True) as show:
+        inspections = inspect_images(paths, lambda: show(next(number), total))
+    source, target, *rest = (without_bad(domain, inspections, skip=skip_bad) for domain in (source, *others))
+    for inspection in inspections.values():
+        if inspection.problem:
+            typer.echo(f"Left out: {inspection.problem}", err=True)
+    for path, inspection in inspections.items():
+        if inspection.damage:
+            typer.echo(
+                f"Warning: {path} is damaged; the part that could be decoded is used: {inspection.damage}", err=True
+            )
     tested = rest[0] if rest else target
-    usable = {path: look for path, look in looks.items() if not look.problem}
+    usable = {path: inspection for path, inspection in inspections.items() if not inspection.problem}
     data = Data(classes, source, target, tested if tested.labelled else None, usable)
     check_enough(data)
     return data
@@ -244,16 +251,18 @@ def _print_summary(arch: str, data: Data, planned: Plan, notes: Sequence[str]) -
     height, width = planned.size
     steps = f", learning rate down at {', '.join(map(str, drops(solver)))}" if drops(solver) else ""
     tests = (
-        f"every {solver.test_interval} iterations" if data.test else "none, as no labels are known: --test names some"
+        f"every {solver.test_interval} iterations"
+        if data.test
+        else "not measured, as no target labels are known: --test adds labelled images"
     )
     console.print(f"net          {arch}, {len(data.classes)} classes, images resized to {height} x {width}")
-    console.print(f"batch        {split.total}: {split.source} source and then {split.target} target images")
+    console.print(f"batch        {split.total}: {split.source} source images, then {split.target} target images")
     console.print(f"iterations   {solver.max_iter} ({planned.epochs:.4g} epochs over the source){steps}")
     console.print(f"accuracy     {tests}")
     console.print(f"snapshots    every {solver.snapshot} iterations")
     for domain in data.domains:
         if domain.ignored:
-            console.print(f"ignored      {domain.ignored} files in {domain.origin} that are hidden or no images")
+            console.print(f"ignored      {domain.ignored} files in {domain.origin} that are hidden or not images")
     for note in notes:
         console.print(f"Note: {note}")
 
@@ -264,7 +273,7 @@ def _train_command(folder: Path, weights: str | None) -> str:
 
     words = ["autodial", "train", "--solver", str(folder / SOLVER)]
     before = ""
-    # relative paths in prototxts mean the working directory first, where another project's files may lie
+    # relative paths in prototxts start from the working directory, where files of another project may lie
     if any(Path(name).exists() for name in NAMES):
         words[-1] = SOLVER
         before = f"cd {shlex.quote(str(folder))} && "
@@ -284,7 +293,7 @@ def _resolved(weights: str) -> str:
 def _contents(
     arch: str, data: Data, planned: Plan, weights: str | None, dialized: Weights | None
 ) -> dict[str, str | Weights]:
-    """The project's files, the solver last, as nothing trains without it."""
+    """The project's files. The solver comes last, as nothing trains without it."""
     from autodial.converters.net_text import net_to_text
     from autodial.project.files import list_text
     from autodial.project.net_template import SOURCE_LIST, TARGET_LIST, TEST_LIST
@@ -293,13 +302,13 @@ def _contents(
 
     split = planned.split
     about_net = [
-        f"{arch} for {len(data.classes)} classes, filled in by `autodial init`. A batch holds {split.source} source",
-        f"images, then {split.target} target images. The lists lie beside this file; in target.txt each label is -1.",
+        f"{arch} for {len(data.classes)} classes, made by `autodial init`. A batch holds {split.source} source images,",
+        f"then {split.target} target images. The lists lie beside this file; each label in target.txt is -1.",
     ]
     about_solver = [
-        f"{planned.epochs:.4g} epochs over {len(data.source.images)} source images, filled in by `autodial init`.",
+        f"{planned.epochs:.4g} epochs over {len(data.source.images)} source images, made by `autodial init`.",
         "Without a snapshot_prefix, snapshots (solver_iter_N) and logs (solver_run) lie beside this file.",
-        *([f"It starts from {_resolved(weights)}"] if weights else []),
+        *([f"Training starts from {_resolved(weights)}"] if weights else []),
     ]
     return {
         SOURCE_LIST: list_text(data.source, labels=True),

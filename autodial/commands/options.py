@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Annotated
 
@@ -17,8 +17,8 @@ VariantOption = Annotated[
         "--variant",
         metavar="NAME",
         # the names are those of autodial.netparam.variants, which takes too long to import for a help text
-        help="Another method, from the same net: source-only, entropy-only, adabn, fixed-alpha, or X for X.settings "
-        "beside the net. --set applies after it; may be repeated.",
+        help="Turn the net into another method: source-only, entropy-only, adabn or fixed-alpha, or NAME for "
+        "NAME.settings beside the net. --set applies afterwards; may be repeated.",
         show_default="the net as it is",
     ),
 ]
@@ -33,14 +33,16 @@ LevelOption = Annotated[int, typer.Option(metavar="N", help="The level for inclu
 StageOption = Annotated[
     list[str] | None,
     typer.Option(
-        metavar="NAME", help="A stage for include and exclude rules, beside those of the net's state; may be repeated."
+        metavar="NAME",
+        help="A stage for include and exclude rules, in addition to those of the net's state; may be repeated.",
     ),
 ]
-"""Stages for the same, any of which may be several with commas between, as Caffe's -stage."""
+"""Stages for the same; each may be a comma-separated list, as in Caffe's -stage."""
 WeightsOption = Annotated[
     str,
     typer.Option(
-        metavar="W1,W2", help="The trained .caffemodel, or several: a later one's layers replace an earlier one's."
+        metavar="W1,W2",
+        help="The trained .caffemodel files; layers in later files replace those in earlier ones.",
     ),
 ]
 """Files for `autodial.proto.read_weights`, separated by commas."""
@@ -48,33 +50,34 @@ LogitsOption = Annotated[
     str | None,
     typer.Option(
         metavar="BLOB",
-        help="The blob of class scores.",
-        show_default="what the loss, Accuracy or Softmax layer reads",
+        help="The blob with the class scores.",
+        show_default="the blob that the loss, Accuracy or Softmax layer reads",
     ),
 ]
 """A name for `autodial.netparam.graph.Graph.logits`."""
-DeviceOption = Annotated[str, typer.Option(help="auto (a GPU where there is one), cpu, cuda, or cuda:N.")]
+DeviceOption = Annotated[str, typer.Option(help="auto (a GPU if there is one), cpu, cuda or cuda:N.")]
 """A name for `autodial.system.devices.choose_device`."""
 SolverDeviceOption = Annotated[
-    str, typer.Option(help="auto (what solver_mode says, the CPU where there is no GPU), cpu, cuda, or cuda:N.")
+    str, typer.Option(help="auto (as solver_mode says, but the CPU if there is no GPU), cpu, cuda or cuda:N.")
 ]
-"""The same, where a solver has a say."""
+"""The same for commands that have a solver, whose solver_mode counts."""
 WorkersOption = Annotated[
     int | None,
     typer.Option(min=0, help="Processes that read images ahead.", show_default="one less than the CPUs, 1 to 8"),
 ]
-"""Number for `autodial.net.feed.Feed`; None for `default_workers`."""
+"""A number for `autodial.net.feed.Feed`; None stands for `default_workers`."""
 SeedOption = Annotated[
-    int | None, typer.Option(min=0, help="Replaces the solver's random_seed.", show_default="random_seed, or 0")
+    int | None,
+    typer.Option(min=0, help="The seed, instead of the solver's random_seed.", show_default="random_seed, or 0"),
 ]
-"""Seed for `autodial.training.solver.Solver`."""
-JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object, for programs.")]
+"""A seed for `autodial.training.solver.Solver`."""
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 """Whether to print JSON instead of text."""
 
 
 @contextmanager
 def naming_options(**options: str) -> Iterator[None]:
-    """Let an error's message name options where the library, between backticks, names its parameters.
+    """Replace the library's parameter names, which errors have in backticks, by the command's options.
 
     Args:
         options: the option of each parameter, such as `folder="-o"`.
@@ -82,5 +85,10 @@ def naming_options(**options: str) -> Iterator[None]:
     try:
         yield
     except (AutodialError, KeyboardInterrupt) as error:
-        error.args = (re.sub(r"`(\w+)`", lambda match: options.get(match[1], match[0]), str(error)),)
+        error.args = (with_options(str(error), options),)
         raise
+
+
+def with_options(text: str, options: Mapping[str, str]) -> str:
+    """Replace parameter names in backticks by the options that `options` has for them."""
+    return re.sub(r"`(\w+)`", lambda match: options.get(match[1], match[0]), text)

@@ -48,14 +48,14 @@ class OnDamage(str, Enum):
 
 
 def predict(
-    model: Annotated[Path, typer.Argument(metavar="MODEL", help="The .onnx file that `autodial export` wrote.")],
+    model: Annotated[Path, typer.Argument(metavar="MODEL", help="An .onnx file written by `autodial export`.")],
     inputs: Annotated[
         list[str],
         typer.Argument(
             metavar="INPUT",
             help="Images, folders (searched recursively), .txt lists (a path per line, with or without a label), "
-            "quoted glob patterns ('photos/**/*.jpg'), and - for a list on standard input, whose relative paths mean "
-            "the working directory.",
+            "quoted glob patterns ('photos/**/*.jpg'), or - for a list on standard input. Relative paths in that list "
+            "start from the working directory.",
             show_default=False,
         ),
     ],
@@ -69,50 +69,57 @@ def predict(
         ),
     ],
     top_k: Annotated[int, typer.Option(min=1, help="Labels per image, the most probable first.")] = 1,
-    logits: Annotated[bool, typer.Option("--logits", help="Write all classes' logits, too.")] = False,
-    entropy: Annotated[bool, typer.Option("--entropy", help="Write the probabilities' entropy, too, in nats.")] = False,
+    logits: Annotated[bool, typer.Option("--logits", help="Also write the logits of all classes.")] = False,
+    entropy: Annotated[
+        bool, typer.Option("--entropy", help="Also write the entropy of the probabilities, in nats.")
+    ] = False,
     spreadsheet_safe: Annotated[
         bool,
         typer.Option(
             "--spreadsheet-safe",
-            help="Put ' in front of the paths, labels and errors in CSV that a spreadsheet would run as formulas.",
+            help="In CSV, put ' in front of paths, labels and errors that a spreadsheet would run as formulas.",
         ),
     ] = False,
     sort_into: Annotated[
         Path | None,
         typer.Option(
-            metavar="DIR", help="Make a folder per label in DIR, with links to its images.", show_default=False
+            metavar="DIR", help="Make a folder per label in DIR, with links to the images.", show_default=False
         ),
     ] = None,
-    copy: Annotated[bool, typer.Option("--copy", help="With --sort-into: copies instead of links.")] = False,
+    copy: Annotated[bool, typer.Option("--copy", help="Let --sort-into make copies instead of links.")] = False,
     on_error: Annotated[
-        OnError, typer.Option(help="What an image that can't be read does: skip leaves it a row, fail ends the run.")
+        OnError,
+        typer.Option(help="What to do about an unreadable image: skip writes a row without labels, fail ends the run."),
     ] = OnError.skip,
     max_failures: Annotated[
         int | None,
         typer.Option(
-            min=0, metavar="N", help="End the run at more than N images without labels.", show_default="any number"
+            min=0,
+            metavar="N",
+            help="End the run when more than N images have got no label.",
+            show_default="any number",
         ),
     ] = None,
     on_damage: Annotated[
         OnDamage,
         typer.Option(
-            help="What becomes of a damaged image that can be decoded: label gives it labels, skip leaves it a row "
-            "without labels, which is a failure. Its status is damaged either way."
+            help="What to do about a damaged image that can still be decoded: label writes its labels, skip writes a "
+            "row without labels, which counts as a failure. The row's status is damaged either way."
         ),
     ] = OnDamage.label,
     resume: Annotated[
         bool,
         typer.Option(
             "--resume",
-            help="Go on with what an interrupted run left, if it left something. Images that have changed since their "
-            "rows were written are refused.",
+            help="Continue an interrupted run, if there is one. Images that have changed since their rows were written "
+            "are refused.",
         ),
     ] = False,
     shard: Annotated[
         str,
         typer.Option(
-            metavar="I/N", help="Label every N-th image only, from the I-th on (1/N to N/N), into OUT-I-of-N.csv."
+            metavar="I/N",
+            help="Label only every N-th image, starting with the I-th (1/N to N/N), into OUT-I-of-N.csv.",
         ),
     ] = "1/1",
     drift: Annotated[
@@ -120,11 +127,11 @@ def predict(
         typer.Option(
             metavar="SUMMARY.json",
             help="Compare the images, and the entropy, confidence and balance of their labels, with the model's "
-            "training list; warn if they are others, and write the figures here.",
+            "training list; warn if they differ, and write the comparison to this file.",
             show_default=False,
         ),
     ] = None,
-    batch_size: Annotated[int, typer.Option(min=1, help="Images that the model sees at once.")] = 32,
+    batch_size: Annotated[int, typer.Option(min=1, help="Images per batch.")] = 32,
     device: Annotated[
         str, typer.Option(help="auto (a GPU where one works, else the CPU), cpu, cuda, or cuda:N.")
     ] = "auto",
@@ -136,27 +143,24 @@ def predict(
         int | None,
         typer.Option(
             min=1,
-            help="CPUs that the model keeps busy where it runs on the CPU (ONNX Runtime's intra-op threads).",
+            help="CPUs that the model uses if it runs on the CPU (ONNX Runtime's intra-op threads).",
             show_default="all",
         ),
     ] = None,
     quiet: Annotated[
-        bool, typer.Option("--quiet", "-q", help="Say nothing but warnings and errors: no progress, no summary.")
+        bool, typer.Option("--quiet", "-q", help="Print only warnings and errors: no progress and no summary.")
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Label images with an exported model and write a table: one row per image, in a fixed order.
+    """Label images with an exported model and write a table.
 
-    The columns are path, status, label_1, probability_1, ..., label_K,
-    probability_K, error. An image that can't be read is a row with status
-    "error", and the rest goes on. One with status "damaged" has its labels,
-    and the column error says what the decoder complained of.
+    The table has one row per image, in a fixed order. Its columns are path, status, label_1, probability_1, ...,
+    label_K, probability_K, error. An image that can't be read gets a row with status "error", and the run continues.
+    A damaged image gets labels and the status "damaged"; the column error has the decoder's complaint.
 
-    The exit status is 0 if an image got its labels, or a shard has none to
-    label; 1 if no image did or the work failed, 2 if something given can't
-    be used, and 130 after Ctrl-C. The rows of a run that was cut short, even
-    killed, stay in OUT.partial for --resume, and an existing OUT stays as it
-    was.
+    The exit status is 0 if at least one image was labelled or the shard is empty, 1 if no image was labelled or the
+    work failed, 2 if the input can't be used, and 130 after Ctrl-C. The rows of an interrupted run, even one that was
+    killed, stay in OUT.partial for --resume; an existing OUT stays unchanged.
 
     --json prints the summary as one JSON object on standard output: the table, rows, counts by status and by class,
     seconds, and the device.

@@ -1,4 +1,4 @@
-"""How far a command's work is, on a terminal's standard error; elsewhere nothing is shown."""
+"""Progress bars on standard error; nothing is shown where that is not a terminal."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ T = TypeVar("T")
 
 
 class Show(Protocol):
-    """Shows what is done of a total; `what` replaces the description."""
+    """Show how much of a total is done; `what` replaces the description."""
 
     def __call__(self, done: float, total: float, what: str | None = None) -> None: ...
 
 
 @contextmanager
 def progress_bar(what: str, *, transient: bool = False) -> Iterator[Show]:
-    """Yield a function that moves a bar, which is there from its first call on.
+    """Yield a function that moves a bar; the bar appears with its first call.
 
     Args:
         what: the bar's description.
-        transient: whether the bar goes away at the end.
+        transient: whether the bar disappears at the end.
     """
     from rich.progress import Progress
 
@@ -38,7 +38,7 @@ def progress_bar(what: str, *, transient: bool = False) -> Iterator[Show]:
 
 
 def tracked(items: Iterable[T], what: str, total: int) -> Iterable[T]:
-    """The items, `total` in number, with a bar that moves as they are taken."""
+    """The items, with a bar that moves as they are taken; `total` is their number."""
     from rich.progress import track
 
     from autodial.system.terminal import Console

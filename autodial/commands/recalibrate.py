@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -26,30 +26,38 @@ from autodial.errors import INTERRUPTED, InputError
 
 if TYPE_CHECKING:
     from autodial.evaluation.recalibrate import Distance, Domain, Progress, Recalibration
+    from autodial.proto import messages as pb
 
 
 def recalibrate(
-    net: Annotated[Path, typer.Option(metavar="NET.prototxt", help="The net; its TEST phase is run.")],
+    net: Annotated[Path, typer.Option(metavar="NET.prototxt", help="The net. Its TEST phase is run.")],
     weights: WeightsOption,
     output: Annotated[
-        Path, typer.Option("--output", "-o", metavar="OUT.caffemodel", help="The weights with the new statistics.")
+        Path,
+        typer.Option(
+            "--output", "-o", metavar="OUT.caffemodel", help="The file to write: the weights with new statistics."
+        ),
     ],
     source: Annotated[
         Path | None,
         typer.Option(
             metavar="FOLDER|LIST",
-            help="The source's images: a folder, a list, or the LMDB or HDF5 list that the net reads instead.",
-            show_default="those of the TRAIN phase",
+            help="The source images: a folder or a list; an LMDB or HDF5 list if the net reads one.",
+            show_default="the source images of the TRAIN phase",
         ),
     ] = None,
     target: Annotated[
         Path | None,
-        typer.Option(metavar="FOLDER|LIST", help="The target's, likewise.", show_default="those of the TRAIN phase"),
+        typer.Option(
+            metavar="FOLDER|LIST",
+            help="The target images, likewise.",
+            show_default="the target images of the TRAIN phase",
+        ),
     ] = None,
     device: DeviceOption = "auto",
     batch_size: Annotated[
         int | None,
-        typer.Option(min=1, help="Images per batch, which changes nothing but the speed.", show_default="TEST phase's"),
+        typer.Option(min=1, help="Images per batch; only the speed depends on it.", show_default="TEST phase's"),
     ] = None,
     workers: WorkersOption = None,
     settings: SettingsOption = None,
@@ -58,17 +66,18 @@ def recalibrate(
     stage: StageOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Compute the Dial layers' statistics anew, over all source and target images, with everything else fixed.
+    """Recompute the Dial layers' statistics over all source and target images.
 
-    Training stores moving averages over small batches of augmented images and of a net that was changing. Here each
-    image counts once, prepared as in the TEST phase. OUT.caffemodel differs in the statistics alone.
+    Training stores moving averages over small batches of augmented images, while the net is still changing. Here each
+    image counts once, prepared as in the TEST phase, and the net is fixed. OUT.caffemodel differs from the weights
+    only in the statistics.
 
-    --target by itself adapts a net to a new target without training it, as AdaBN does. If every alpha is 1, the
-    source's images are not needed for that, and the source's statistics stay as they are.
+    --target alone adapts a net to a new target without training, as AdaBN does. If every alpha is 1, this needs no
+    source images, and the source's statistics stay as they are.
 
-    Lists need no labels. The table shows for each Dial layer how far the target's statistics moved, and how far the
-    domains are apart as they enter the layer and, aligned, as they leave it: differences of means and deviations, in
-    deviations, averaged over the channels.
+    Lists need no labels. For each Dial layer, the table shows how far the target's statistics moved, and how far apart
+    the domains are at the layer's input and, aligned, at its output. Distances are differences of means and of
+    standard deviations, in standard deviations, averaged over the channels.
     """
     import json
     import time
@@ -112,8 +121,8 @@ def recalibrate(
             raise InputError(f"{net}, TEST phase: {error}") from error
         if missing := built.load_weights(saved, weights):
             raise InputError(
-                f"{weights} holds nothing for {', '.join(missing)}, which the statistics depend on: name the weights "
-                "that this net was trained to"
+                f"{weights} has nothing for {', '.join(missing)}, on which the statistics depend: name the weights "
+                "from this net's training"
             )
         source_images = None
         if source is not None or target is None or min(built.alphas().values()) < 1:
@@ -122,7 +131,7 @@ def recalibrate(
             check_same_size(source_images, target_images)
         target_images.check()
         if unstored := built.without_statistics():
-            typer.echo(f"No statistics were ever stored in {', '.join(unstored)}: nothing to compare with.", err=True)
+            typer.echo(f"{', '.join(unstored)} had no statistics stored: there is nothing to compare with.", err=True)
         try:
             with _shown_progress() as report, full_memory_errors():
                 result = run(built, source_images, target_images, logits=logits, report=report)
@@ -148,8 +157,8 @@ def recalibrate(
     typer.echo(json.dumps(record, indent=2))
 
 
-def _image_size(param: Any, layer: Any, base_dir: Path) -> tuple[int, int] | None:
-    """Height and width of the net's own images, to which `autodial predict` resizes others, too."""
+def _image_size(param: pb.NetParameter, layer: pb.LayerParameter, base_dir: Path) -> tuple[int, int] | None:
+    """Height and width of the net's own images, to which `autodial predict` also resizes."""
     from autodial.converters.image_input import ImageInput
 
     if layer.type != "ImageData":
@@ -192,9 +201,9 @@ def _describe(result: Recalibration, output: Path, names: Mapping[Domain, str], 
         "",
     ]
     if "source" not in names:
-        lines.append("Every alpha is 1, so the source's images were not needed; its statistics stay as they were.")
+        lines.append("Every alpha is 1: the source images were not needed, and the source's statistics are unchanged.")
     if result.changed is not None:
-        lines.append(f"{result.changed:.1%} of the target images have another most probable class now.")
+        lines.append(f"The most probable class changed for {result.changed:.1%} of the target images.")
     return [*lines, f"Wrote {output}"]
 
 

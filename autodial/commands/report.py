@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 
 
 def report(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="The run folder that `autodial train` wrote.")],
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder written by `autodial train`.")],
     output: Annotated[
         Path | None,
         typer.Option(
             "--output",
             "-o",
             metavar="REPORT.html",
-            help="The page to write; its figures are written beside it, as REPORT-*.png.",
+            help="The page to write. Its figures go beside it, as REPORT-*.png.",
             show_default="RUN/report.html",
         ),
     ] = None,
@@ -36,39 +36,39 @@ def report(
         str | None,
         typer.Option(
             metavar="NAME,NAME",
-            help="Dial layers to show features of.",
+            help="The Dial layers whose features are shown.",
             show_default="the first, a middle and the last one",
         ),
     ] = None,
     images: Annotated[
-        int, typer.Option(min=2, help="Images of each domain to run the net on, evenly spaced over its list.")
+        int, typer.Option(min=2, help="Images of each domain to run the net on, evenly spaced over the list.")
     ] = 1000,
     allow_python: Annotated[
         bool,
         typer.Option(
             "--allow-python",
-            help="Run the code of Python layers, if you trust whoever wrote it; a net that needs them is not evaluated "
-            "otherwise.",
+            help="Run the code of Python layers. Use it only if you trust the author; without it, a net with Python "
+            "layers is not evaluated.",
         ),
     ] = False,
     device: DeviceOption = "auto",
     workers: WorkersOption = None,
 ) -> None:
-    """Show a training run on one page: what was run, every alpha, the losses, and what the net makes of the target.
+    """Show a training run on one HTML page.
 
-    The page needs no other file and no network. Curves are those of RUN's log; a run that is still going, or was
-    interrupted, is shown as far as it got. Features, predictions and the confusion matrix come from running its newest
-    snapshot on images of the lists that it was trained and tested with. Where a part can't be had, its place says why.
+    The page shows what was run, every alpha, the losses, and the net's predictions for the target. It needs no other
+    file and no network. The curves come from RUN's log; a run that has not finished is shown as far as it got.
+    Features, predictions and the confusion matrix come from running the newest snapshot on images of the training and
+    test lists. Missing parts explain why they are missing.
 
-    Nothing that a run folder holds is run, and nothing but the page and its figures is written. What its net names is
-    read, wherever it lies, and images of it are shown: look at the page before you pass it on.
+    No code from the run folder is run, and only the page and its figures are written. The page shows images from any
+    place that the net's lists name: look at it before you pass it on.
     """
     from autodial.net.feed import default_workers
     from autodial.report.contents import write_report
     from autodial.report.evaluation import evaluate
     from autodial.report.run import Run
     from autodial.system.devices import choose_device
-    from autodial.system.files import replacing
 
     read = Run.read(run)
     chosen_layers = _choose_layers(read, layers)
@@ -90,21 +90,17 @@ def report(
     except KeyboardInterrupt:
         typer.echo("Interrupted: nothing was written.", err=True)
         raise typer.Exit(INTERRUPTED) from None
-    for name, figure in written.figures.items():
-        with replacing(page.with_name(f"{page.stem}-{name}.png")) as file:
-            file.write(figure.png)
-    with replacing(page) as file:
-        file.write(written.html)
+    written.save(page)
     # a terminal takes no bytes that are not UTF-8
     shown = os.fsencode(output or run / "report.html").decode("utf-8", "backslashreplace")
     typer.echo(
-        f"Wrote {shown} ({len(written.html) / 1e6:.1f} MB) and beside it "
+        f"Wrote {shown} ({len(written.html) / 1e6:.1f} MB) and, in its folder, "
         f"{counted(len(written.figures), 'figure')}, {Path(shown).stem}-*.png"
     )
 
 
 def _choose_layers(run: Run, names: str | None) -> Sequence[str]:
-    """The Dial layers that are asked for, or the first, a middle and the last one."""
+    """The Dial layers that `names` lists, or the first, a middle and the last one."""
     dials = run.dials
     if names is None:
         return list(dict.fromkeys([*dials[:1], *dials[len(dials) // 2 :][:1], *dials[-1:]]))
@@ -117,7 +113,7 @@ def _choose_layers(run: Run, names: str | None) -> Sequence[str]:
 
 
 def _check_output(output: Path, run: Run) -> Path:
-    """Where the page goes, checked before the work."""
+    """The page's path, checked before the work."""
     from autodial.netparam.data_files import files_of
     from autodial.system.outputs import check_output
 
@@ -134,4 +130,4 @@ def _refuse_links(page: Path) -> None:
     """Refuse to write the page or a figure through a link: a run folder that somebody sent may have any."""
     for path in (page, *page.parent.glob(f"{glob.escape(page.stem)}-*.png")):
         if path.is_symlink():
-            raise InputError(f"{path} is a link, and a report does not write to where it leads: remove it")
+            raise InputError(f"{path} is a link, and a report does not follow links: remove it")

@@ -27,71 +27,83 @@ _WIDTH = 120
 
 
 def select(
-    solver: Annotated[Path, typer.Option(metavar="SOLVER.prototxt", help="The solver, which names the net.")],
+    solver: Annotated[Path, typer.Option(metavar="SOLVER.prototxt", help="The solver; it names the net.")],
     tries: Annotated[
         list[str],
         typer.Option(
             "--try",
             metavar="LAYER.FIELD=V1,V2",
-            help="Values to choose from, of whatever `autodial train --set` can set; repeated, every combination is "
-            "tried. A value that is a list stands in brackets.",
+            help="A field that `autodial train --set` can set, and the values to choose from. May be repeated: every "
+            "combination is tried. Write a value that is a list in brackets.",
         ),
     ],
     output: Annotated[
         Path,
-        typer.Option("--output", "-o", metavar="DIR", help="Folder for everything; the same one goes on from there."),
+        typer.Option(
+            "--output", "-o", metavar="DIR", help="The folder for all results. Naming it again continues the selection."
+        ),
     ],
     weights: Annotated[
         str | None,
-        typer.Option(metavar="W1,W2", help="Start from these .caffemodel files; layers find theirs by name."),
+        typer.Option(metavar="W1,W2", help="Start from these .caffemodel files; layers are matched by name."),
     ] = None,
     criterion: Annotated[
         str,
-        typer.Option(help="What decides: source, weighted, alignment, entropy or density."),
+        typer.Option(help="The criterion that decides: source, weighted, alignment, entropy or density."),
     ] = "alignment",
     folds: Annotated[
         int,
-        typer.Option(min=1, max=5, help="How many fifths of the source are held out, each in trainings of its own."),
+        typer.Option(
+            min=1, max=5, help="The number of source fifths that are held out in turn, each in its own training."
+        ),
     ] = 1,
     target_labels: Annotated[
         bool,
         typer.Option(
             "--target-labels",
-            help="The TEST phase's list has the target's labels: show what each choice would have cost.",
+            help="Show how much target accuracy each choice loses; the TEST phase's list must have the labels.",
         ),
     ] = False,
     device: SolverDeviceOption = "auto",
     jobs: Annotated[
         int | None,
         typer.Option(
-            min=1, help="Trainings side by side.", show_default="one per CPU, or two CPUs with a GPU, that fit"
+            min=1,
+            help="Trainings that run at the same time.",
+            show_default="one per CPU, or one per two CPUs with a GPU, as memory allows",
         ),
     ] = None,
     settings: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="LAYER.FIELD=VALUE", help="As for train, in every candidate; may be repeated."),
+        typer.Option(
+            "--set",
+            metavar="LAYER.FIELD=VALUE",
+            help="Change a field in every candidate, as in train; may be repeated.",
+        ),
     ] = None,
     variants: VariantOption = None,
     workers: Annotated[
         int | None,
-        typer.Option(min=0, help="Processes that read images ahead, per training.", show_default="what CPUs are left"),
+        typer.Option(
+            min=0, help="Processes that read images ahead, per training.", show_default="the CPUs that are left"
+        ),
     ] = None,
     seed: SeedOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Choose lambda, or any setting, without labels of the target.
+    """Choose settings, such as lambda, without target labels.
 
-    Each candidate is trained with a stratified fifth of the source held out and the target unlabelled as in training.
-    The table has, for each: the accuracy on the held-out source (`source`, the paper's cross-validation); the loss on
-    it, weighted by how much its images resemble the target's (`weighted`); the error on it plus how far source and
-    target are apart, as a classifier of the domains tells (`alignment`, which decides unless --criterion says
-    otherwise); entropy and soft-neighbourhood density of the target's predictions, which prefer collapsed models. All
-    but the first come behind a guard: a candidate that gives the target far fewer classes than others do is out.
+    Each candidate is trained on the source without a stratified fifth, which is held out, and on the unlabelled
+    target. The table shows five criteria: `source`, the accuracy on the held-out images (the paper's
+    cross-validation); `weighted`, the loss on them, weighted by how much each resembles the target; `alignment`, the
+    error on them plus how well a classifier tells the domains apart (the default); `entropy` and soft-neighbourhood
+    `density` of the target's predictions, both of which prefer collapsed models. All but `source` are guarded: they
+    pass over a candidate that assigns the target far fewer classes than the others do.
 
-    DIR gets select.json, the lists that are held out, and for each candidate its logs; its snapshots are deleted when
-    it has been measured. What is finished is not run again, and further values can be added; --target-labels, given
-    later, needs all trainings again. Ctrl-C leaves snapshots to go on from. A training that fails is a row of the
-    table.
+    DIR gets select.json, the held-out lists, and the logs of each candidate; its snapshots are deleted once it has
+    been measured. Finished trainings are not repeated, and more values can be added later. Adding --target-labels
+    later repeats all trainings. Ctrl-C keeps snapshots from which the same command continues. A failed training is a
+    row of the table.
     """
     import json
 

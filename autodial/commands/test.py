@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -17,23 +17,28 @@ from autodial.commands.options import (
     VariantOption,
     WeightsOption,
     WorkersOption,
+    naming_options,
 )
 from autodial.commands.progress import tracked
 from autodial.errors import InputError, WorkError
 from autodial.wording import counted
 
+if TYPE_CHECKING:
+    from autodial.proto import messages as pb
+
 
 def test(
-    net: Annotated[Path, typer.Option(metavar="NET.prototxt", help="The net; its TEST phase is run.")],
+    net: Annotated[Path, typer.Option(metavar="NET.prototxt", help="The net. Its TEST phase is run.")],
     weights: WeightsOption,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="SCORES.csv", help="Write a row per image of the list.")
+        Path | None,
+        typer.Option("--output", "-o", metavar="SCORES.csv", help="Also write a table with a row per image."),
     ] = None,
     iterations: Annotated[
         int | None,
         typer.Option(
             min=1,
-            help="Run this many whole batches, as `caffe test` does, instead of every image once.",
+            help="Run this number of whole batches, as `caffe test` does.",
             show_default="every image once",
         ),
     ] = None,
@@ -45,11 +50,11 @@ def test(
     stage: StageOption = None,
     workers: WorkersOption = None,
 ) -> None:
-    """Score a trained net: its TEST phase over every image of its list, once.
+    """Score a trained net on every image of its test list.
 
-    Prints each output blob - accuracies, losses - averaged over the images. SCORES.csv has the columns path, label,
-    predicted, loss (-log of the label's probability), and probability_0, probability_1, ... by class. Scores that are
-    NaN or infinite are told of, with exit status 1; the rest is printed and written all the same.
+    Prints each output of the TEST phase (accuracies, losses), averaged over the images. SCORES.csv has the columns
+    path, label, predicted, loss (-log of the label's probability), and probability_0, probability_1, ... for the
+    classes. NaN or infinite scores are reported, with exit status 1; everything else is printed and written anyway.
     """
     import time
 
@@ -75,24 +80,23 @@ def test(
     except InputError as error:
         raise InputError(f"{net}, TEST phase: {error}") from error
     if missing := load_weights(built, split_names(weights), whole=param):
-        raise InputError(
-            f"{weights} holds nothing for {', '.join(missing)}: name the weights that this net was trained to"
-        )
+        raise InputError(f"{weights} has nothing for {', '.join(missing)}: name the weights from this net's training")
     if unstored := built.without_statistics():
-        typer.echo(f"No statistics were ever stored in {', '.join(unstored)}: train the net first.", err=True)
+        typer.echo(f"{', '.join(unstored)} have no statistics stored: train the net first.", err=True)
     check_data(built)
 
     if scores is not None and output is None and logits is None and why_no_rows(built, scores):
-        scores = None  # as the rows are not asked for
+        scores = None  # nobody asked for the rows
     started = time.perf_counter()
     try:
-        scorer = Scorer(
-            built,
-            device=chosen,
-            workers=default_workers() if workers is None else workers,
-            iterations=iterations,
-            logits=scores,
-        )
+        with naming_options(iterations="--iterations", output="-o", logits="--logits"):
+            scorer = Scorer(
+                built,
+                device=chosen,
+                workers=default_workers() if workers is None else workers,
+                iterations=iterations,
+                logits=scores,
+            )
     except InputError as error:
         raise InputError(f"{net}: {error}") from error
     for _ in tracked(scorer.run(), "testing", scorer.batches):
@@ -110,8 +114,8 @@ def test(
         raise WorkError(f"{weights}: {describe(scorer.not_finite)}: the training diverged, or the file is damaged")
 
 
-def _find_logits(param: Any, blob: str | None, *, required: bool) -> str | None:
-    """The blob that the TEST phase reads as class scores; None, unless `required`, where there is not just one."""
+def _find_logits(param: pb.NetParameter, blob: str | None, *, required: bool) -> str | None:
+    """The blob that the TEST phase reads as class scores; None if there is not just one, unless `required`."""
     from autodial.netparam.graph import Graph
     from autodial.netparam.net_state import filter_net
     from autodial.proto import messages as pb
@@ -129,8 +133,8 @@ def _find_logits(param: Any, blob: str | None, *, required: bool) -> str | None:
     return name
 
 
-def _accuracies(param: Any, scores: str) -> set[str]:
-    """The tops of the TEST phase's Accuracy layers that say how often the highest of these scores is the label's."""
+def _accuracies(param: pb.NetParameter, scores: str) -> set[str]:
+    """The tops of the TEST phase's Accuracy layers that measure the top-1 accuracy of these scores."""
     from autodial.netparam.graph import Graph
     from autodial.netparam.net_state import filter_net
     from autodial.proto import messages as pb

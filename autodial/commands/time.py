@@ -16,6 +16,8 @@ from autodial.errors import InputError
 from autodial.wording import counted
 
 if TYPE_CHECKING:
+    import torch
+
     from autodial.evaluation.timing import LayerTime
 
 
@@ -27,7 +29,7 @@ class Phase(str, Enum):
 def time(
     net: Annotated[Path, typer.Option(metavar="NET.prototxt", help="The net.")],
     weights: Annotated[
-        str | None, typer.Option(metavar="W1,W2", help="A .caffemodel, or several; the times hardly depend on it.")
+        str | None, typer.Option(metavar="W1,W2", help="The .caffemodel files; times hardly depend on them.")
     ] = None,
     phase: Annotated[Phase, typer.Option(case_sensitive=False, help="The phase to run.")] = Phase.TRAIN,
     iterations: Annotated[int, typer.Option(min=1, help="Passes to average over.")] = 50,
@@ -38,11 +40,11 @@ def time(
     stage: StageOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Time a net layer by layer, forward and backward, as `caffe time` does.
+    """Time a net layer by layer, forward and backward.
 
-    A layer that no gradient goes through has no backward time; it shows as frozen where its parameters have lr_mult 0.
-    A data layer's time is that of reading a batch in this process, without workers. Where its files are missing, random
-    images of the size that the prototxt states take their place.
+    The command corresponds to `caffe time`. A layer that passes no gradient has no backward time; the table calls it
+    frozen if its parameters have lr_mult 0. The time of a data layer is that of reading a batch in this process,
+    without workers. If its files are missing, random images of the size in the prototxt replace them.
     """
     import json
     from dataclasses import asdict
@@ -97,8 +99,8 @@ def time(
     typer.echo(json.dumps(record, indent=2))
 
 
-def _machine(device: Any) -> dict[str, Any]:
-    """What the times are of."""
+def _machine(device: torch.device) -> dict[str, Any]:
+    """The machine and the versions that the times belong to."""
     import platform
 
     import torch
@@ -119,7 +121,7 @@ def _machine(device: Any) -> dict[str, Any]:
 
 
 def _table(times: Sequence[LayerTime], forward: float, backward: float) -> list[str]:
-    """A line per layer, and the sums."""
+    """A line per layer, then the sums."""
     rows = [
         (
             row.name,

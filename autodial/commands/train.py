@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -19,12 +19,13 @@ from autodial.errors import INTERRUPTED, TERMINATED, AutodialError, InputError
 from autodial.wording import command_line, counted
 
 if TYPE_CHECKING:
+    from autodial.proto import messages as pb
     from autodial.system.ranks import Ranks
     from autodial.training.run import Training, TrainingResult
 
 
-class Precision(str, Enum):
-    """What training passes compute in."""
+class TrainingPrecision(str, Enum):
+    """The type in which training passes compute."""
 
     FLOAT32 = "float32"
     BF16 = "bf16"
@@ -32,7 +33,7 @@ class Precision(str, Enum):
 
 @contextmanager
 def _as_rank() -> Iterator[None]:
-    """End a process of torchrun's in order: of an error that all ranks have one tells, with the same exit status."""
+    """Let a process of torchrun leave its group; one rank alone reports an error that all ranks have."""
     if "TORCHELASTIC_RUN_ID" not in os.environ:
         yield
         return
@@ -54,10 +55,10 @@ def _as_rank() -> Iterator[None]:
 
 @_as_rank()
 def train(
-    solver: Annotated[Path, typer.Option(metavar="SOLVER.prototxt", help="The solver, which names the net.")],
+    solver: Annotated[Path, typer.Option(metavar="SOLVER.prototxt", help="The solver; it names the net.")],
     weights: Annotated[
         str | None,
-        typer.Option(metavar="W1,W2", help="Start from these .caffemodel files; layers find theirs by name."),
+        typer.Option(metavar="W1,W2", help="Start from these .caffemodel files; layers are matched by name."),
     ] = None,
     snapshot: Annotated[Path | None, typer.Option(metavar="X.solverstate", help="Resume from this snapshot.")] = None,
     device: SolverDeviceOption = "auto",
@@ -72,40 +73,41 @@ def train(
     variants: VariantOption = None,
     workers: WorkersOption = None,
     precision: Annotated[
-        Precision,
+        TrainingPrecision,
         typer.Option(
-            help="float32 as Caffe, or bf16: passes in bfloat16, faster where the machine has instructions for it; "
-            "parameters, statistics, losses, updates and tests stay float32."
+            help="float32, as in Caffe, or bf16: passes in bfloat16, which is faster if the machine supports it. "
+            "Parameters, statistics, losses, updates and tests stay in float32."
         ),
-    ] = Precision.FLOAT32,
+    ] = TrainingPrecision.FLOAT32,
     seed: SeedOption = None,
     keep: Annotated[
         int | None,
         typer.Option(
             min=1,
             metavar="N",
-            help="Delete snapshots of this snapshot_prefix but for the newest N and the one resumed from, each time "
-            "that a new one is written.",
-            show_default="all stay",
+            help="Keep only the newest N snapshots with this snapshot_prefix, and the one that the run resumed from.",
+            show_default="all are kept",
         ),
     ] = None,
     output: Annotated[
         Path | None,
         typer.Option(
-            "--output", "-o", metavar="RUN_DIR", help="Folder for the run's logs.", show_default="SNAPSHOT_PREFIX_run"
+            "--output", "-o", metavar="RUN_DIR", help="The folder for logs.", show_default="SNAPSHOT_PREFIX_run"
         ),
     ] = None,
 ) -> None:
-    """Train a net, as `caffe train` does.
+    """Train a net.
 
-    Snapshots go where the solver's snapshot_prefix says. RUN_DIR gets run.json (what was run, with all settings
-    applied), log.jsonl (losses, accuracies and every alpha, a JSON object per displayed iteration and test), and the
-    same for TensorBoard. Ctrl-C finishes the iteration, writes a snapshot, prints the command that goes on from there,
-    and exits with status 130; a second Ctrl-C stops at once. SIGTERM, as from `kill` or a cluster's scheduler, does the
-    same, with status 143. When the terminal is closed (SIGHUP), it writes a snapshot and goes on.
+    The command corresponds to `caffe train`. Snapshots go to the solver's snapshot_prefix. RUN_DIR gets run.json (what
+    was run, with all settings applied), log.jsonl (losses, accuracies and every alpha: a JSON object per displayed
+    iteration and test), and the same for TensorBoard.
 
-    `torchrun --nproc-per-node N -m autodial train ...` trains in N processes, each on a GPU of its own or on the CPU,
-    to the numbers of one: they share out every batch.
+    Ctrl-C finishes the iteration, writes a snapshot, prints the command that continues from it, and exits with status
+    130; a second Ctrl-C stops at once. SIGTERM, as from `kill` or a cluster's scheduler, does the same with status 143.
+    If the terminal is closed (SIGHUP), training writes a snapshot and continues.
+
+    `torchrun --nproc-per-node N -m autodial train ...` trains in N processes, each with its own GPU or on the CPU. The
+    processes share every batch, and give the same numbers as one process.
     """
     from autodial.system.ranks import Ranks
     from autodial.system.terminal import Console
@@ -124,7 +126,7 @@ def train(
         "--variant": variants,
         "--set": settings,
         "--workers": workers,
-        "--precision": None if precision is Precision.FLOAT32 else precision.value,
+        "--precision": None if precision is TrainingPrecision.FLOAT32 else precision.value,
         "--seed": seed,
         "--keep": keep,
     }
@@ -154,11 +156,11 @@ def train(
         )
         run, folder = training.solver, training.folder
         if training.missing:
-            say(f"Not in {weights}, and left as their fillers made them: {', '.join(training.missing)}")
+            say(f"Not in {weights}, so initialized by their fillers: {', '.join(training.missing)}")
         if training.done:
             say(
-                f"Nothing is left to do: {snapshot} is of iteration {run.iter}, and max_iter is {run.param.max_iter}. "
-                "A larger one trains on: --set solver.max_iter=N"
+                f"Nothing is left to do: {snapshot} is from iteration {run.iter}, and max_iter is "
+                f"{run.param.max_iter}. To train longer, add --set solver.max_iter=N"
             )
             return
         start = run.iter
@@ -176,7 +178,7 @@ def train(
 
         def say_how_to_go_on() -> None:
             if run.iter > start and training.snapshot is not None and training.snapshot.iteration == run.iter:
-                say(f"To go on from iteration {run.iter} once that is mended:\n{again()}")
+                say(f"Once the cause is fixed, continue from iteration {run.iter} with:\n{again()}")
 
         lines = Lines(console.print if console.is_terminal else write_line)
         heeded = stack.enter_context(heeding_signals(run))
@@ -193,7 +195,7 @@ def train(
             say_how_to_go_on()
             raise result.error
     if result.outcome is Outcome.STOPPED:
-        say(f"Interrupted after {counted(result.iteration, 'iteration')}. To go on:\n{again()}")
+        say(f"Interrupted after {counted(result.iteration, 'iteration')}. To continue:\n{again()}")
         raise typer.Exit(TERMINATED if signal.SIGTERM in heeded else INTERRUPTED)
     say("Training done.")
     if result.collapsed_at is not None:
@@ -206,7 +208,7 @@ def train(
 def _command(ranks: Ranks | None, options: dict[str, object]) -> str:
     """The command line of a run.
 
-    How torchrun's processes on several machines find each other is left to whoever starts them.
+    It leaves out how torchrun's processes find each other on several machines.
     """
     words = "autodial train"
     if ranks is not None:
@@ -221,8 +223,8 @@ def _export_command(
 ) -> str | None:
     """The command line that exports what was trained.
 
-    None where it is not that simple: without a snapshot of the last iteration or a file of the net, or with a TEST
-    phase that leaves open which blob holds the logits.
+    None without a snapshot of the last iteration or a file with the net, or if the TEST phase does not say which blob
+    holds the logits.
     """
     from autodial.netparam.graph import Graph
     from autodial.netparam.net_state import filter_net
@@ -247,8 +249,8 @@ def _export_command(
     return command_line("autodial export", options)
 
 
-def _fits(setting: str, net: Any) -> bool:
-    """Whether a setting is one of a net's, and not only of another net that the solver names."""
+def _fits(setting: str, net: pb.NetParameter) -> bool:
+    """Whether a setting applies to this net, rather than to another one that the solver names."""
     from autodial.netparam.overrides import apply_to_nets
 
     copy = type(net)()

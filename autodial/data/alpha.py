@@ -1,4 +1,8 @@
-"""Images with an alpha channel, laid over white."""
+"""Images with an alpha channel, laid over white.
+
+The parsing of tRNS chunks and EXIF orientations is our own: OpenCV, the only image library of the plain install,
+applies neither to images that it decodes with their alpha channel.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +22,7 @@ _TURNS = {2: (False, 1), 3: (False, -1), 4: (False, 0), 5: (True, None), 6: (Tru
 
 
 def may_have_alpha(data: NDArray[np.uint8]) -> bool:
-    """Whether the image file `data`, uint8 (bytes,), may hold transparent pixels, as far as its first bytes tell."""
+    """Whether the image file `data`, uint8 (bytes,), may hold transparent pixels, judging by its first bytes."""
     head = data[:32].tobytes()
     if head.startswith((b"\xff\xd8", b"BM")) or (head[:1] == b"P" and head[1:2].isdigit()):
         return False  # JPEG, BMP, Netpbm
@@ -34,8 +38,8 @@ def over_white(data: NDArray[np.uint8], color: bool) -> NDArray[np.uint8] | None
     """The image file `data`, uint8 (bytes,), laid over white, and turned as `autodial.data.transforms.read_image` says.
 
     Returns:
-        uint8 (height, width, 3) in the order BGR or, if not `color`, (height, width, 1); None if it can be decoded as
-        files without alpha are, or not at all.
+        uint8 (height, width, 3) in the order BGR or, if not `color`, (height, width, 1); None if the file can be
+        decoded like one without alpha, or not at all.
     """
     try:
         image: NDArray[Any] | None = cv2.imdecode(data, cv2.IMREAD_UNCHANGED)
@@ -55,7 +59,7 @@ def over_white(data: NDArray[np.uint8], color: bool) -> NDArray[np.uint8] | None
         result = result if multiplied else cv2.multiply(result, alpha, scale=1 / 255)
         result = cv2.add(result, 255 - alpha)
     elif not color:
-        return None  # some decoders have their own way to grey, a level off
+        return None  # some decoders convert to grey in their own way, one level off
     if is_avif(data):
         result = turned(np.asarray(result, np.uint8), data)
     else:
@@ -69,7 +73,7 @@ def over_white(data: NDArray[np.uint8], color: bool) -> NDArray[np.uint8] | None
 
 
 def _png_key(data: NDArray[np.uint8]) -> bytes:
-    """What a PNG file's tRNS chunk holds, which stands before the pixels; nothing if there is none."""
+    """The content of a PNG file's tRNS chunk, which comes before the pixels; empty if there is none."""
     start = 8
     while start + 8 <= len(data):
         size, kind = struct.unpack_from(">I4s", data.data, start)
@@ -82,7 +86,7 @@ def _png_key(data: NDArray[np.uint8]) -> bytes:
 
 
 def _with_grey_key(image: NDArray[Any], data: NDArray[np.uint8]) -> NDArray[Any]:
-    """A grey PNG, (height, width), as (height, width, 4) if it has a transparent level, which OpenCV leaves out."""
+    """A grey PNG, (height, width), as (height, width, 4) if it has a transparent level, which OpenCV ignores."""
     key = _png_key(data)
     if len(key) != 2:
         return image
@@ -93,7 +97,7 @@ def _with_grey_key(image: NDArray[Any], data: NDArray[np.uint8]) -> NDArray[Any]
 
 
 def _orientation(file: bytes) -> int:
-    """The EXIF orientation that a PNG or WebP file states; 1, upright, where it states none."""
+    """The EXIF orientation of a PNG or WebP file; 1, upright, if it states none."""
     chunk = max(file.find(b"eXIf"), file.find(b"EXIF"))
     if chunk < 0:
         return 1

@@ -1,4 +1,7 @@
-"""How an AVIF image is turned: by properties of its file, which OpenCV leaves out."""
+"""The orientation of an AVIF image, from properties of its file.
+
+OpenCV ignores them, and the plain install has no library that reads them.
+"""
 
 from __future__ import annotations
 
@@ -29,13 +32,13 @@ def is_avif(data: NDArray[np.uint8]) -> bool:
 
 
 def turned(image: NDArray[np.uint8], data: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """An AVIF's pixels as they are meant to be seen.
+    """An AVIF's pixels as they should be seen.
 
     The primary item's properties irot and imir turn and mirror it, in this order (ISO/IEC 23000-22, 7.3.6.7). Its EXIF
-    orientation has no say, there or without them.
+    orientation never counts.
 
     Args:
-        image: uint8 (height, width, channels), as they are coded.
+        image: uint8 (height, width, channels), as coded in the file.
         data: the file, uint8 (bytes,).
 
     Returns:
@@ -51,7 +54,7 @@ def turned(image: NDArray[np.uint8], data: NDArray[np.uint8]) -> NDArray[np.uint
 
 
 def _properties(file: bytes) -> dict[bytes, int]:
-    """The first byte of each of the primary item's properties; what is damaged is left out."""
+    """The first byte of each of the primary item's properties; empty if the file is damaged."""
     try:
         meta = _first(file, b"meta")[4:]
         version, *_ = _first(meta, b"pitm")

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from autodial.data.decoder_messages import note_damage
 from autodial.data.epochs import Epochs, Purpose, Streams
+from autodial.data.leveldb import LevelDb
 from autodial.data.lmdb import Lmdb
 from autodial.data.paths import find
 from autodial.data.source import ALL
@@ -20,33 +21,33 @@ from autodial.errors import InputError
 from autodial.proto import messages as pb
 
 _SCANNED = 2**30
-"""Bytes of a database up to which every datum is looked at before training starts; that takes seconds."""
+"""The largest size in bytes of a database whose datums are all checked before training starts, within seconds."""
 _CHUNK = 256
-"""Datums that are then in memory at once."""
+"""The number of datums in memory at once during that check."""
 
 
 class DatumData:
     """The batches of a Data layer.
 
-    A datum holds bytes or floats in the order channel, row, column, or an encoded image. The latter is decoded as it
-    is, or with force_color or force_gray to three channels or one. Caffe's `prefetch` is left to whoever asks for the
-    batches.
+    A datum holds bytes or floats in the order channel, row, column, or an encoded image. An encoded image is decoded
+    with its own channels, or with force_color or force_gray to three channels or one. Caffe's `prefetch` is ignored
+    here: the caller decides how to read ahead.
 
     Attributes:
         name: the layer's name.
         database: keys and serialized datums, by position.
         batch_size: datums per batch.
-        image_shape: (height, width, channels) of the first batch's first datum, which all must have; with a crop,
+        image_shape: (height, width, channels) of the first batch's first datum, and so of all datums; with a crop,
             height and width may differ.
-        transform: what follows decoding.
+        transform: applied after decoding.
         top_shapes: shapes of the data top, (N, C, H, W), and of the label top, (N,), if the layer has one.
     """
 
-    def __init__(self, param: Any, *, phase: pb.Phase, seed: int, base_dir: Path | None = None) -> None:
+    def __init__(self, param: pb.LayerParameter, *, phase: pb.Phase, seed: int, base_dir: Path | None = None) -> None:
         """Read the options and the first datum.
 
         Args:
-            param: the LayerParameter message; it has one or two tops.
+            param: the layer, with one or two tops.
             phase: caffe.Phase, which decides where crops are taken.
             seed: key of everything random, any integer.
             base_dir: folder of the prototxt, tried second for the relative paths in it.
@@ -79,13 +80,13 @@ class DatumData:
         return len(self.database)
 
     def batch(self, index: int, rows: slice = ALL) -> tuple[NDArray[np.float32], ...]:
-        """Images and, if the layer has two tops, labels of batch `index`, a function of seed, name and `index` alone.
+        """Images and, if the layer has two tops, labels of batch `index`; depends only on seed, name and `index`.
 
         Args:
-            rows: those of the batch to read.
+            rows: the rows of the batch to read.
 
         Returns:
-            float32 (N, C, H, W) and float32 (N,), as `top_shapes` says, but with as many rows as were asked for.
+            float32 (N, C, H, W) and float32 (N,) as in `top_shapes`, but only the rows asked for.
 
         Raises:
             InputError: a datum is damaged or of a size that doesn't fit; it names the database and the key.
@@ -113,7 +114,7 @@ class DatumData:
         return [_text(key) for key, _ in self.database.read(self._epochs.rows(index, self.batch_size))]
 
     def labels(self, top: int) -> Iterator[tuple[str, float]]:
-        """Key and label of every datum, for top 1, if the database is not too large to read it up front."""
+        """Key and label of every datum, for top 1, unless the database is too large to read it up front."""
         if top == 1 and self.database.size <= _SCANNED:
             rows = range(len(self.database))
             for start in rows[::_CHUNK]:
@@ -121,7 +122,7 @@ class DatumData:
                     yield f'{self.database.path}, key "{_text(key)}"', datum.label
 
     def check(self) -> None:
-        """Parse every datum, without decoding, if the database is not too large to read it up front.
+        """Parse every datum, without decoding, unless the database is too large to read it up front.
 
         Raises:
             InputError: a datum is damaged; it names the layer, the database and the key.
@@ -132,7 +133,7 @@ class DatumData:
         except InputError as error:
             raise InputError(f'layer "{self.name}" (Data): {error}') from None
 
-    def _datums(self, rows: Sequence[int]) -> Iterator[tuple[bytes, Any]]:
+    def _datums(self, rows: Sequence[int]) -> Iterator[tuple[bytes, pb.Datum]]:
         """Keys and Datum messages of rows."""
         for key, value in self.database.read(rows):
             try:
@@ -140,7 +141,7 @@ class DatumData:
             except DecodeError:
                 raise self._at(key, "the value is not a Datum message, or it is damaged") from None
 
-    def _image(self, key: bytes, datum: Any) -> NDArray[np.uint8] | NDArray[np.float32]:
+    def _image(self, key: bytes, datum: pb.Datum) -> NDArray[np.uint8] | NDArray[np.float32]:
         """A datum's pixels, (height, width, channels)."""
         shape: tuple[int, int, int] = (datum.channels, datum.height, datum.width)
         data: NDArray[np.uint8] = np.frombuffer(datum.data, dtype=np.uint8)
@@ -168,7 +169,7 @@ def _text(key: bytes) -> str:
     return key.decode("utf-8", "backslashreplace")
 
 
-def _open(options: Any, base_dir: Path | None) -> Lmdb:
+def _open(options: pb.DataParameter, base_dir: Path | None) -> Lmdb | LevelDb:
     """The database of a DataParameter; raises InputError, also for options that can't be honoured."""
     for field in ("scale", "mean_file", "crop_size", "mirror"):
         if options.HasField(field):
@@ -178,15 +179,15 @@ def _open(options: Any, base_dir: Path | None) -> Lmdb:
     if not options.batch_size:
         raise DataError("data_param.batch_size is missing or 0; it must be at least 1")
     folder = find(options.source, base_dir)
-    if options.backend != pb.DataParameter.LMDB:
+    database: Lmdb | LevelDb
+    if options.backend == pb.DataParameter.LMDB:
+        if (folder / "CURRENT").exists():
+            raise DataError(f"{folder} is a LevelDB and data_param.backend is LMDB: write backend: LEVELDB")
+        database = Lmdb(folder)
+    else:
         if (folder / "data.mdb").exists():
             raise DataError(f"{folder} is an LMDB and data_param.backend is LEVELDB, the default: write backend: LMDB")
-        raise DataError(
-            "data_param.backend is LEVELDB, the default, which can't be read: write the data anew with Caffe's "
-            "convert_imageset -backend lmdb, or copy keys and values with the Python packages plyvel and lmdb, and say "
-            "backend: LMDB"
-        )
-    database = Lmdb(folder)
+        database = LevelDb(folder)
     if not len(database):
-        raise DataError(f"{database.path} is an LMDB without entries")
+        raise DataError(f"{database.path} is a database without entries")
     return database

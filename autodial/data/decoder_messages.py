@@ -1,10 +1,10 @@
-"""What OpenCV's decoders say about damage, tied to the image that they say it about.
+"""Assigns the messages of OpenCV's decoders about damage to the images that they are about.
 
-libjpeg, libtiff, libpng and OpenJPEG go on behind most damage, and OpenCV hands over what they make of it; that there
-was damage they tell the process's standard error alone, without the image's name. While a process is watched,
-file descriptor 2 is a temporary file. Where it grows while an image is decoded, the image is decoded once more while
-no other is, and what is written both times is its own. All else that comes to the file, from any library, goes on to
-the real standard error. Python's sys.stderr writes there directly.
+libjpeg, libtiff, libpng and OpenJPEG decode past most damage, and OpenCV returns the result. They report the damage
+only on the process's standard error, without the image's name. While a process is watched, file descriptor 2 is a
+temporary file. If it grows while an image is decoded, the image is decoded again while no other is, and lines written
+both times belong to this image. Everything else that reaches the file, from any library, is passed on to the real
+standard error. Python's sys.stderr writes there directly.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ _log = logging.getLogger(__name__)
 
 _STDERR = 2
 _POLL = 0.2
-"""Seconds after which what no decoder wrote is passed on."""
+"""Seconds until other libraries' lines are passed on."""
 _PATIENCE = 10.0
-"""Seconds after which a thread that decodes is waited for no longer: it was interrupted, or its image is enormous."""
+"""Seconds to wait for a thread that decodes: it may have been interrupted, or its image may be enormous."""
 _KEPT = 2**20
-"""Bytes of the temporary file from which on it is emptied."""
+"""The size in bytes at which the temporary file is emptied."""
 _WORDS = 3
-"""Lines about an image that are repeated."""
+"""The number of lines about an image that a message repeats."""
 _NAMED = 20
-"""Damaged images that a command warns of by their names."""
+"""The number of damaged images that a command warns of by name."""
 
 _OPENCV = re.compile(r"\[ *[A-Z]+:\d+@[\d.]+\] global \S+ \S+ (.*)")
 """A line of OpenCV's log: level, thread and time, place, function, text."""
@@ -54,7 +54,7 @@ while text := os.read(2, 65536):
     os.write(1, text)
 os._exit(0)
 """
-"""Waits for the end of the process that started it, and then writes what that one did not come to pass on."""
+"""Waits for the end of the process that started it, and then writes what that process had not passed on yet."""
 
 
 # --- for commands
@@ -62,12 +62,12 @@ os._exit(0)
 
 @contextmanager
 def watch_decoders() -> Iterator[None]:
-    """Watch this process's decoders, as `listen` needs it: a command does so while it runs.
+    """Watch this process's decoders, as `listen` requires; a command does so while it runs.
 
-    File descriptor 2 is the whole process's: a library or a service enters this only if it may decide about that. The
-    redirection begins with the first image; what other code writes to the descriptor is then up to 0.2 s late, and is
-    not lost if the process is killed. Sub-processes started meanwhile inherit it, and write to their parent's standard
-    error only as long as their parent lives. Windows is left as it is.
+    File descriptor 2 belongs to the whole process: a library or a service should enter this only if it may decide about
+    that. The redirection begins with the first image. From then on, other code's writes to the descriptor are up to
+    0.2 s late, but not lost if the process is killed. Subprocesses started meanwhile inherit the redirection, and reach
+    their parent's standard error only while the parent lives. On Windows nothing is redirected.
     """
     if _watch is not None:
         yield
@@ -80,13 +80,13 @@ def watch_decoders() -> Iterator[None]:
 
 
 def watch_worker() -> None:
-    """The same until this process ends: for one that does nothing but decode images for another."""
+    """Watch this process's decoders until it ends, for a process that only decodes images for another one."""
     if _watch is None:
         _begin()
 
 
 def real_stderr() -> int:
-    """The file descriptor of what the process was given as standard error."""
+    """The file descriptor of the process's original standard error."""
     return _STDERR if _watch is None else _watch.real
 
 
@@ -109,26 +109,26 @@ def _end() -> None:
 
 
 def listen(decode: Callable[[], _T]) -> tuple[_T, str]:
-    """What `decode` returns, and what decoders said about damage meanwhile: "" if nothing, or if no one watches.
+    """The result of `decode`, and what decoders reported about damage meanwhile: "" if nothing, or without a watch.
 
-    Any number of threads may do so at a time. `decode` may be called twice, and is to give the same both times.
+    Any number of threads may call it at a time. `decode` may be called twice, and must return the same both times.
     """
     watch = _watch
     return (decode(), "") if watch is None else watch.listener().listen(decode)
 
 
 def note_damage(text: str) -> None:
-    """Warn of a damaged image, once in a command; `text` names it. After some, one warning stands for all others."""
+    """Warn once per command of a damaged image, which `text` names; after many, one warning stands for all others."""
     if _notes.collected is not None:
         _notes.collected.append(text)
     elif text not in _noted and len(_noted) <= _NAMED:
         _noted.add(text)
-        _log.warning("%s", text if len(_noted) <= _NAMED else "More images are damaged, which are not named.")
+        _log.warning("%s", text if len(_noted) <= _NAMED else "More images are damaged; further names are left out")
 
 
 @contextmanager
 def collecting_damage() -> Iterator[list[str]]:
-    """Collect in a list what this thread's `note_damage` would warn of: for another process, which calls it again."""
+    """Collect this thread's `note_damage` texts in a list instead, so that another process can call it with them."""
     outer, _notes.collected = _notes.collected, []
     try:
         yield _notes.collected
@@ -148,12 +148,12 @@ _noted: set[str] = set()
 
 
 class _Watch:
-    """A process whose standard error may be redirected, and is from the first image on."""
+    """A process whose standard error is redirected from its first image on."""
 
     def __init__(self) -> None:
         try:
             os.fstat(_STDERR)
-        except OSError:  # closed: the next file to be opened would get the number, and the decoders' lines
+        except OSError:  # closed: the next opened file would get this number, and the decoders' lines
             null = os.open(os.devnull, os.O_WRONLY)
             os.dup2(null, _STDERR)
             if null != _STDERR:
@@ -196,7 +196,7 @@ class _Watch:
         os.close(self.real)
 
     def after_fork(self) -> None:
-        """In a forked process, which begins afresh: the locks and the file are its parent's."""
+        """Start again in a forked process: the locks and the file belong to its parent."""
         self._starting = threading.Lock()
         if self._redirection is not None:
             self._redirection.abandon()
@@ -216,7 +216,7 @@ if hasattr(os, "register_at_fork"):
 
 
 def _on(file: int, stream: Any) -> Any:
-    """A text stream on a file descriptor in the place of one on descriptor 2; any other stream stays."""
+    """A text stream on a file descriptor, to replace one on descriptor 2; any other stream is returned as it is."""
     try:
         if stream is None or stream.fileno() != _STDERR:
             return stream
@@ -231,7 +231,7 @@ class _Redirection:
 
     Args:
         real: the descriptor of the real standard error.
-        silent: OpenCV's log is to go nowhere, but for what is said about an image.
+        silent: discard OpenCV's log, except for messages about an image.
     """
 
     def __init__(self, real: int, *, silent: bool) -> None:
@@ -239,15 +239,15 @@ class _Redirection:
         self._file = _temporary_file()
         self._turn = threading.Condition()
         self._decoding = 0
-        """Threads that decode now."""
+        """The number of threads that decode now."""
         self._alone = False
-        """Whether one wants to have the file for itself, or has it."""
+        """Whether a thread waits for exclusive use of the file, or has it."""
         self._suspects = 0
-        """Images during which something was written that isn't known yet to be theirs."""
+        """The number of images during whose decoding something was written that is not assigned yet."""
         self._theirs: Counter[str] = Counter()
-        """Lines in the file that were found to be about images."""
+        """Lines in the file that are about images."""
         self._passed = 0
-        """Bytes of the file that were read and passed on."""
+        """The number of bytes of the file that were passed on."""
         self._passing = threading.Lock()
         self._keeper = _start_keeper(self._file, real)
         os.dup2(self._file, _STDERR)
@@ -277,7 +277,7 @@ class _Redirection:
         return result, self._words(decode, before, after) if written else ""
 
     def _words(self, decode: Callable[[], object], before: int, after: int) -> str:
-        """Which of the lines in a part of the file are about the image that `decode` decodes."""
+        """The lines in a part of the file that are about the image that `decode` decodes."""
         words: list[str] = []
         try:
             first = {line for line in map(_text, self._read(before, after).splitlines()) if _is_about_damage(line)}
@@ -299,7 +299,7 @@ class _Redirection:
         return "; ".join(words[:_WORDS]) + more
 
     def _end(self) -> int:
-        """The size of the file: where the next bytes will be written."""
+        """The size of the file, where the next bytes will be written."""
         return os.lseek(self._file, 0, os.SEEK_END)
 
     def _read(self, start: int, end: int) -> bytes:
@@ -307,7 +307,7 @@ class _Redirection:
 
     @contextmanager
     def _having_it_alone(self) -> Iterator[bool]:
-        """Keep other threads from decoding; False if, for a long time, one has not ended that does."""
+        """Keep other threads from decoding; False if one of them has not finished for a long time."""
         with self._turn:
             while self._alone:
                 self._turn.wait()
@@ -326,7 +326,7 @@ class _Redirection:
                 self._pass_on()
 
     def _pass_on(self) -> None:
-        """Write what came from others than decoders to the real standard error, once it is known which that is."""
+        """Write other libraries' lines to the real standard error, once all lines are assigned."""
         if not self._passing.acquire(blocking=self._closed.is_set()):
             return
         try:
@@ -348,9 +348,9 @@ class _Redirection:
             self._passing.release()
 
     def _without(self, theirs: Counter[str], written: bytes) -> bytes:
-        """What others than decoders have `written`."""
+        """The part of `written` that does not come from decoders."""
         others = []
-        in_message = False  # of OpenCV's log, which goes on with lines that begin with ">" or are empty
+        in_message = False  # a message in OpenCV's log continues with lines that begin with ">" or are empty
         for line in written.splitlines(keepends=True):
             text = _text(line)
             begins = _OPENCV.match(line.decode("utf-8", "replace")) is not None
@@ -363,7 +363,7 @@ class _Redirection:
         return b"".join(others)
 
     def close(self) -> None:
-        """Give the descriptor back, and pass on what is left."""
+        """Restore the descriptor, and pass on what is left."""
         with self._having_it_alone() as alone:
             self._closed.set()
             os.dup2(self._real, _STDERR)
@@ -372,16 +372,16 @@ class _Redirection:
         if self._keeper is not None:
             self._keeper.kill()
             self._keeper.communicate()
-        if alone:  # else a thread would look at a file of another's
+        if alone:  # otherwise a thread may still use the number, which could be another file's by then
             os.close(self._file)
 
     def abandon(self) -> None:
-        """Give the descriptor back in a process that was forked."""
+        """Restore the descriptor in a forked process."""
         os.dup2(self._real, _STDERR)
         os.close(self._file)
         if self._keeper is not None and self._keeper.stdin is not None:
             self._keeper.stdin.close()
-            self._keeper.returncode = 0  # it is no child of this process
+            self._keeper.returncode = 0  # not a child of this process
 
 
 def _temporary_file() -> int:
@@ -390,13 +390,13 @@ def _temporary_file() -> int:
     else:
         with tempfile.TemporaryFile() as opened:
             file = os.dup(opened.fileno())
-    # Without it, threads that write at a time may write over each other's lines.
+    # Without O_APPEND, threads may overwrite each other's lines.
     fcntl.fcntl(file, fcntl.F_SETFL, fcntl.fcntl(file, fcntl.F_GETFL) | os.O_APPEND)
     return file
 
 
 def _start_keeper(file: int, real: int) -> subprocess.Popen[bytes] | None:
-    """A process that outlives this one for a moment, if this one is killed, and writes what the file has left."""
+    """A process that writes the rest of the file if this process is killed."""
     keeper = None
     with suppress(OSError):
         keeper = subprocess.Popen(
@@ -405,23 +405,23 @@ def _start_keeper(file: int, real: int) -> subprocess.Popen[bytes] | None:
             stdin=subprocess.PIPE,
             stdout=real,
             stderr=file,
-            start_new_session=True,  # Ctrl-C isn't meant for it
+            start_new_session=True,  # so that Ctrl-C does not reach it
         )
     return keeper
 
 
 def _write(file: int, text: bytes) -> None:
-    with suppress(OSError):  # nobody reads it any more
+    with suppress(OSError):  # nobody reads it anymore
         while text:
             text = text[os.write(file, text) :]
 
 
 def _text(line: bytes) -> str:
-    """A line without what changes each time: place and time of OpenCV's log."""
+    """A line without the parts that change each time: place and time in OpenCV's log."""
     text = line.decode("utf-8", "replace").strip()
     return match[1] if (match := _OPENCV.match(text)) else text
 
 
 def _is_about_damage(line: str) -> bool:
-    """libpng warns of unusual metadata, too; damage that it goes on behind shows as a checksum of some other chunk."""
+    """Whether a line reports damage; libpng also warns of unusual metadata, and shows damage as a wrong checksum."""
     return bool(line) and (not line.startswith(_LIBPNG) or "CRC error" in line)

@@ -1,11 +1,11 @@
-"""Which rows of a data source make up batch k: a function of the seed, the layer's name and k alone.
+"""Which rows of a data source make up batch k; this depends only on the seed, the layer's name and k.
 
-A source is read as one endless sequence of epochs, each in the source's order or, with `shuffle`, in an order of its
-own. Batch k starts k * batch_size rows (plus rand_skip's draw) into that sequence and may span epochs.
+A source is read as an endless sequence of epochs, each in the source's order or, with `shuffle`, in a random order of
+its own. Batch k starts k * batch_size rows (plus rand_skip's draw) into that sequence and may span epochs.
 
-All that is random comes from streams keyed by the seed, the layer's name, a purpose, and the number of an epoch (its
-order) or of a batch (its crops and flips). So batch k is the same whichever process computes it, in whatever order,
-before or after an interruption.
+Everything random comes from streams with a key of the seed, the layer's name, a purpose, and the number of an epoch
+(for its order) or of a batch (for its crops and flips). So batch k is the same in every process, in any order, and
+after an interruption.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np
 
 
 class Purpose(IntEnum):
-    """What a random stream is for."""
+    """The purpose of a random stream."""
 
     ORDER = 0
     SKIP = 1
@@ -29,8 +29,8 @@ class Streams:
     """The random streams of a data layer.
 
     Args:
-        seed: the net's, any integer.
-        name: the layer's.
+        seed: the net's seed, any integer.
+        name: the layer's name.
     """
 
     def __init__(self, seed: int, name: str) -> None:
@@ -49,7 +49,7 @@ class Epochs:
     Args:
         blocks: the number of rows in each part (file) of the source. A shuffled epoch has the parts in random order and
             the rows in random order within each, as Caffe has it, so that one part is read at a time.
-        streams: the layer's.
+        streams: the layer's random streams.
         shuffle: whether each epoch has its own order.
         rand_skip: the first epoch starts at a row drawn from [0, rand_skip); 0 starts at the first.
     """

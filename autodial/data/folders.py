@@ -1,4 +1,4 @@
-"""The image files in a folder and below it, in an order that never changes."""
+"""The image files in a folder and below it, in a fixed order."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import IO, TypeAlias
 from autodial.errors import InputError
 
 _Folders: TypeAlias = frozenset[tuple[int, int]]
-"""Folders, as `identity` has them."""
+"""Folders by their `identity`."""
 
 # fmt: off
 IMAGE_SUFFIXES = (
@@ -22,16 +22,16 @@ IMAGE_SUFFIXES = (
     ".pgm", ".png", ".pnm", ".ppm", ".ras", ".sr", ".tif", ".tiff", ".webp",
 )
 # fmt: on
-"""Suffixes (lower case) of the files in a folder that count as images: the 8-bit formats that OpenCV reads."""
+"""Lower-case suffixes of files that count as images in a folder: the 8-bit formats that OpenCV reads."""
 
 
 def is_image(path: str) -> bool:
-    """Whether a file in a folder counts as an image: it has an image's suffix, in any case."""
+    """Whether a file in a folder counts as an image: it has an image's suffix, in upper or lower case."""
     return path.lower().endswith(IMAGE_SUFFIXES)
 
 
 def is_hidden(path: str) -> bool:
-    """Whether a file or folder is hidden, as Unix has it."""
+    """Whether a file or folder is hidden by the rules of Unix."""
     return Path(path).name.startswith(".")
 
 
@@ -42,18 +42,18 @@ def walk(
     skipped: Callable[[str], None] | None = None,
     unlisted: Callable[[str, str], None] | None = None,
 ) -> Iterator[str]:
-    """Every file in a folder and below it, hidden ones and those that are no images too.
+    """Every file in a folder and below it, including hidden files and files that are no images.
 
-    Hidden folders are left out. Links to folders are followed, each real folder once, but not to a folder that holds
-    the link: one to `/` would bring in the whole machine. What is in memory is a bounded part of one folder's names for
-    each level, however many files there are.
+    Hidden folders are left out. Links to folders are followed, and each real folder is visited once, but links to a
+    folder that holds the link are not followed: one to `/` would bring in the whole machine. Memory holds a bounded
+    part of one folder's names per level, however many files there are.
 
     Args:
         top: the folder.
-        without: folders to leave out, as `identity` has them.
-        skipped: is told of every folder that is left out because it was there before, holds the link to it, or is one
-            of `without`.
-        unlisted: is told of every folder that can't be listed, and why, before any file that comes after it.
+        without: folders to leave out, by their `identity`.
+        skipped: called with every folder that is left out because it was visited before, holds the link to itself, or
+            is in `without`.
+        unlisted: called with every folder that can't be listed and the reason, before any file that comes after it.
 
     Yields:
         paths that start with `top`, sorted.
@@ -64,7 +64,7 @@ def walk(
     visits = _Visits(without)
 
     def entries(folder: str, holders: _Folders | None) -> tuple[str, _Folders | None, Iterator[str]]:
-        """Names in a folder, those of folders with a separator behind them: their files' place in the order."""
+        """Names in a folder; those of folders end in a separator, so that their files are sorted correctly."""
         names: Iterator[str] = iter(())
         try:
             holders = visits.enter(folder, holders)
@@ -75,7 +75,7 @@ def walk(
                 skipped(folder)
         except OSError as error:
             if unlisted is None:
-                raise InputError(f"{folder}: can't list this folder: {error.strerror}.") from error
+                raise InputError(f"{folder}: can't list this folder: {error.strerror}") from error
             unlisted(folder, error.strerror or str(error))
         return folder, holders, names
 
@@ -95,9 +95,9 @@ def walk(
 
 
 def folders(top: str) -> Iterator[str]:
-    """A folder ("" is the working directory) and those below it that `walk` would look into, in a fixed order.
+    """A folder ("" is the working directory) and the folders below it that `walk` would visit, in a fixed order.
 
-    Folders that can't be listed are passed over.
+    Folders that can't be listed are left out.
     """
     visits = _Visits()
     left: list[tuple[str, _Folders | None]] = [(top, None)]
@@ -114,24 +114,24 @@ def folders(top: str) -> Iterator[str]:
 
 
 class _Visits:
-    """Lets a walk into each real folder once, and along no link to a folder that holds the link.
+    """Lets a walk visit each real folder once, and follow no link to a folder that holds the link.
 
     Args:
-        without: folders to stay out of, as `identity` has them.
+        without: folders to leave out, by their `identity`.
     """
 
     def __init__(self, without: Iterable[tuple[int, int]] = ()) -> None:
         self._seen = set(without)
 
     def enter(self, folder: str, holders: _Folders | None) -> _Folders | None:
-        """Go into a folder, unless it is not to be gone into.
+        """Enter a folder, unless it should be left out.
 
         Args:
             folder: its path.
-            holders: what this method gave for the folder that `folder` was found in; None where a walk begins.
+            holders: what this method returned for the folder that holds `folder`; None at the start of a walk.
 
         Returns:
-            folders that hold this one, those aside that the walk came through; None if it is not to be gone into.
+            folders that hold this one, without those that the walk came through; None if it should be left out.
 
         Raises:
             OSError: there is no such folder.
@@ -144,7 +144,7 @@ class _Visits:
             return holders
         found = set(holders or ())
         for holder in Path(os.path.realpath(folder)).parents:
-            with suppress(OSError):  # no leave to look at it
+            with suppress(OSError):  # no permission to look at it
                 found.add(identity(holder))
         return frozenset(found)
 
@@ -157,7 +157,7 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
 
 
 def in_order(texts: Iterable[str], held: int = 2**17) -> Iterator[str]:
-    """`texts` (file names: no NUL in them) sorted, with no more than `held` of them in memory at a time."""
+    """`texts` (file names, which have no NUL) sorted, with at most `held` of them in memory at a time."""
     texts = iter(texts)
     runs: list[IO[bytes]] = []
     while True:
@@ -166,7 +166,7 @@ def in_order(texts: Iterable[str], held: int = 2**17) -> Iterator[str]:
             return iter(part)
         if not part:
             return merge(*map(_read_run, runs))
-        # The one file that needs no name: it is gone when it is closed, or the process killed.
+        # A file without a name: it is gone when it is closed, or the process killed.
         runs.append(TemporaryFile())  # noqa: SIM115 - read to its end later
         runs[-1].writelines(os.fsencode(text) + b"\0" for text in part)
 
@@ -181,6 +181,6 @@ def _read_run(run: IO[bytes]) -> Iterator[str]:
 
 
 def identity(path: str | os.PathLike[str]) -> tuple[int, int]:
-    """What is the same for all names of one file or folder, links followed; OSError if there is none."""
+    """Device and inode, equal for all names of a file or folder, links followed; OSError if there is none."""
     status = os.stat(path)  # noqa: PTH116 - a str
     return status.st_dev, status.st_ino

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from autodial.data.epochs import Epochs, Streams
 from autodial.data.paths import find
 from autodial.data.source import ALL
-from autodial.data.text import read_text
+from autodial.data.text import check_regular, read_text
 from autodial.errors import InputError
 from autodial.proto.hdf5_file import Hdf5File, import_h5py, reading
 from autodial.wording import counted
@@ -24,29 +24,29 @@ if TYPE_CHECKING:
     from autodial.proto import messages as pb
 
 _SEARCHED = 2**16
-"""Bytes of a file in which heaps are checked whenever it is opened: the root group's, and what lies near it."""
+"""The first bytes of a file, in which heaps are checked whenever it is opened: the root group's and those near it."""
 
 
 class HDF5Data:
-    """The batches of an HDF5Data layer: for each top, rows of the dataset of its name, file after file.
+    """The batches of an HDF5Data layer: for each top, rows of the dataset with its name, file after file.
 
-    With `shuffle` each epoch has the files in random order and the rows in random order within their file, so that one
-    file at a time is held in memory, as in Caffe. Otherwise only the batch's rows are read.
+    With `shuffle`, each epoch has the files in random order, and the rows within each file, so that one file at a time
+    is in memory, as in Caffe. Otherwise only the batch's rows are read.
 
     Attributes:
         name: the layer's name.
         list_path: the text file that lists the HDF5 files.
-        files: these, in its order.
+        files: the HDF5 files, in the list's order.
         batch_size: rows per batch.
         top_shapes: shapes of the tops, (N, ...) with the axes of the datasets after the first.
     """
 
-    def __init__(self, param: Any, *, phase: pb.Phase, seed: int, base_dir: Path | None = None) -> None:
-        """Read the options and list, and look at the datasets of all files.
+    def __init__(self, param: pb.LayerParameter, *, phase: pb.Phase, seed: int, base_dir: Path | None = None) -> None:
+        """Read the options and the list, and check the datasets of all files.
 
         Args:
-            param: the LayerParameter message, whose tops name the datasets.
-            phase: not used, as nothing differs.
+            param: the layer; its tops name the datasets.
+            phase: not used: both phases are the same.
             seed: key of everything random, any integer.
             base_dir: folder of the prototxt, tried second for a relative source.
 
@@ -90,13 +90,13 @@ class HDF5Data:
         return self._ends[-1]
 
     def batch(self, index: int, rows: slice = ALL) -> tuple[NDArray[np.float32], ...]:
-        """The tops of batch `index` (from 0), a function of the seed, the layer's name and `index` alone.
+        """The tops of batch `index` (from 0); they depend only on the seed, the layer's name and `index`.
 
         Args:
-            rows: those of the batch to read.
+            rows: the rows of the batch to read.
 
         Returns:
-            float32 arrays of `top_shapes`, but with as many rows as were asked for.
+            float32 arrays of `top_shapes`, but only the rows asked for.
 
         Raises:
             InputError: a file can't be read; it names the file.
@@ -125,10 +125,10 @@ class HDF5Data:
                     yield f'{path}: dataset "{self._datasets[top]}", row {row}', label
 
     def check(self) -> None:
-        """Nothing is left to look at."""
+        """Do nothing: the constructor has checked all files."""
 
     def _shapes(self, path: Path) -> list[tuple[int, ...]]:
-        """The shapes of a file's datasets; an InputError if one is missing or can't be a top."""
+        """The shapes of a file's datasets; InputError if one is missing or can't be a top."""
         shapes: list[tuple[int, ...]] = []
         with _opened(path) as file:
             for name in self._datasets:
@@ -149,7 +149,7 @@ class HDF5Data:
         return shapes
 
     def _locate(self, row: int) -> tuple[int, int]:
-        """A row of the epoch as a file and a row in it."""
+        """The file of a row of the epoch, and the row in that file."""
         file = bisect_right(self._ends, row)
         return file, row - (self._ends[file - 1] if file else 0)
 
@@ -169,13 +169,14 @@ class HDF5Data:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[Hdf5File]:
-    """An HDF5 file, for reading, for a moment: open ones must not be carried into another process."""
+    """An HDF5 file, open for reading for a moment: open files must not be carried into another process."""
     with reading(path, "HDF5", searched=_SEARCHED) as file:
         yield file
 
 
 def _listed(path: Path) -> list[Path]:
-    """The files that a list names, one a line; relative ones are looked for beside the list second."""
+    """The files that a list names, one per line; relative paths are looked up in the list's folder second."""
+    check_regular(path, "a list of HDF5 files")
     if import_h5py(path).is_hdf5(path):
         raise InputError(f"{path} is itself an HDF5 file; hdf5_data_param.source is a text file that lists HDF5 files")
     text = read_text(path, "a list of HDF5 files")

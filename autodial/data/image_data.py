@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import cv2
 import numpy as np
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
     from autodial.proto import messages as pb
 
 _CHECK_CHUNK = 256
-"""Images per task of `check`: enough that handing out the tasks costs nothing."""
+"""Images per task of `check`: enough that handing out tasks costs nothing."""
 _CHECK_THREADS = 32
-"""Many, since on a network drive they wait most of the time."""
+"""Threads of `check`: many, because they mostly wait on a network drive."""
 _MOST_PIXELS = 2**30
-"""OpenCV decodes no larger images."""
+"""The largest images that OpenCV decodes."""
 _NAMED = 3
-"""Bad images that an error of `check` names."""
+"""The number of bad images that an error of `check` names."""
 
 
 class ImageData:
@@ -44,16 +44,16 @@ class ImageData:
         entries: the list's images, in its order.
         batch_size: images per batch.
         image_shape: (height, width, channels) of decoded and resized images; without new_height and new_width, height
-            and width are those of the first image of the first batch.
-        transform: what follows decoding and resizing.
+            and width are those of the first batch's first image.
+        transform: applied after decoding and resizing.
         top_shapes: shapes of the data top, (N, C, H, W), and of the label top, (N,).
     """
 
-    def __init__(self, param: Any, *, phase: pb.Phase, seed: int, base_dir: Path | None = None) -> None:
-        """Read the options and the list, and the first image where the prototxt does not state a size.
+    def __init__(self, param: pb.LayerParameter, *, phase: pb.Phase, seed: int, base_dir: Path | None = None) -> None:
+        """Read the options and the list, and the first image if the prototxt states no size.
 
         Args:
-            param: the LayerParameter message.
+            param: the layer.
             phase: caffe.Phase, which decides where crops are taken.
             seed: key of everything random, any integer.
             base_dir: folder of the prototxt, tried second for the relative paths in it.
@@ -109,7 +109,7 @@ class ImageData:
         return [self.entries[row] for row in self._epochs.rows(index, self.batch_size)]
 
     def names(self, index: int) -> list[str]:
-        """The paths of the images of batch `index`, as the list states them."""
+        """The paths of the images in batch `index`, as the list states them."""
         return [entry.path for entry in self.rows(index)]
 
     def labels(self, top: int) -> Iterator[tuple[str, int]]:
@@ -117,13 +117,13 @@ class ImageData:
         return ((f"{self.list_path}:{entry.line}", entry.label) for entry in self.entries if top == 1)
 
     def batch(self, index: int, rows: slice = ALL) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """Images and labels of batch `index` (from 0), a function of the seed, the layer's name and `index` alone.
+        """Images and labels of batch `index` (from 0); they depend only on the seed, the layer's name and `index`.
 
         Args:
-            rows: those of the batch to read.
+            rows: the rows of the batch to read.
 
         Returns:
-            float32 (N, C, H, W) and float32 (N,), as `top_shapes` says, but with as many rows as were asked for.
+            float32 (N, C, H, W) and float32 (N,) as in `top_shapes`, but only the rows asked for.
 
         Raises:
             InputError: an image is missing, damaged or of a size that doesn't fit; it names the list and the line.
@@ -147,7 +147,7 @@ class ImageData:
     def image(self, entry: Entry) -> NDArray[np.uint8]:
         """An image of the list, decoded and resized: uint8 (height, width, channels), BGR or grey.
 
-        A damaged one that can be decoded is warned of once.
+        A warning names a damaged image that can be decoded, once.
 
         Raises:
             InputError: the image is missing or damaged; it names the list and the line.
@@ -158,17 +158,17 @@ class ImageData:
         except InputError as error:
             raise self._at(entry, error) from None
         if damage:
-            where = self._at(entry, f"{path} is damaged, and used as far as it could be decoded: {damage}")
+            where = self._at(entry, f"{path} is damaged and used as far as it could be decoded: {damage}")
             note_damage(f'layer "{self.name}" (ImageData): {where}')
         return resize(image, *self._new_size) if any(self._new_size) else image
 
     def check(self) -> None:
-        """Look at every file of the list, without decoding it: is it there, and does it begin like an image?
+        """Check every file of the list without decoding it: it must exist, and begin like an image.
 
-        What can only be seen by decoding - a file cut short, a size that doesn't fit - is left to `batch`.
+        What only decoding shows - a file cut short, a size that doesn't fit - is found by `batch`.
 
         Raises:
-            InputError: how many images can't be used, the first of them with line and reason.
+            InputError: some images can't be used; it states their number, and names the first with line and reason.
         """
         once = list({entry.path: entry for entry in self.entries}.values())
         chunks = [once[i : i + _CHECK_CHUNK] for i in range(0, len(once), _CHECK_CHUNK)]
@@ -184,11 +184,11 @@ class ImageData:
             )
 
     def _problems(self, entries: Sequence[Entry]) -> list[tuple[str, InputError]]:
-        """What `check` finds wrong: path and reason of each bad image."""
+        """The bad images that `check` finds, with path and reason."""
         problems = []
         for entry in entries:
-            # As `find` has it, in half the time. Where OpenCV sees no image, decoding says why - or succeeds after all,
-            # on Windows, where haveImageReader opens no path outside the system's code page.
+            # If OpenCV sees no image, decoding says why - or succeeds after all, on Windows, where haveImageReader
+            # opens no path outside the system's code page.
             path = self._root + entry.path
             path = path if os.path.exists(path) else os.path.join(self._image_dir, path)  # noqa: PTH110, PTH118
             if not cv2.haveImageReader(path):
@@ -200,7 +200,7 @@ class ImageData:
 
     def path(self, entry: Entry) -> Path:
         """The file of an image of the list; InputError, without the line, if it is not there."""
-        # Caffe puts root_folder before the path as it stands, without a separator.
+        # Caffe puts root_folder in front of the path without a separator.
         return find(self._root + entry.path, self._image_dir)
 
     def _at(self, entry: Entry, error: InputError | str) -> InputError:
@@ -208,12 +208,12 @@ class ImageData:
 
 
 def init_worker(worker_id: int = 0) -> None:
-    """Set up a process that computes batches beside others (a DataLoader's worker_init_fn): one OpenCV thread each."""
+    """Set up a process that computes batches as one of several (a DataLoader's worker_init_fn): one OpenCV thread."""
     cv2.setNumThreads(0)
     watch_worker()
 
 
-def _refuse(options: Any) -> None:
+def _refuse(options: pb.ImageDataParameter) -> None:
     """Raise DataError for an ImageDataParameter that can't be honoured."""
     for field in ("scale", "mean_file", "crop_size", "mirror"):
         if options.HasField(field):

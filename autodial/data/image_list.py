@@ -20,7 +20,7 @@ _FORM = "a line is a path, one space and an integer label"
 
 
 class Entry(NamedTuple):
-    """One image of a list: its path as the list states it, its label, and its line, counted from 1."""
+    """One image of a list: its path as the list states it, its label, and its line number, from 1."""
 
     path: str
     label: int
@@ -45,7 +45,7 @@ class ImageList:
         """Read a list in UTF-8, with or without a byte order mark, with Unix or Windows line ends.
 
         As in Caffe, a line is split at its last space, so that paths may contain spaces. Blank lines and white space
-        at the end of a line are skipped. Where Caffe takes what is not an integer for label 0, this is an error.
+        at the end of a line are skipped. A label that is no integer is an error; Caffe reads it as 0.
 
         Raises:
             InputError: the file can't be read, is not text in UTF-8 or lists no image, or a line has no path, no
@@ -53,7 +53,7 @@ class ImageList:
         """
         path = Path(path)
         entries = []
-        labels: dict[str, int] = {}  # those seen so far: a list has few, and each need be looked at once
+        labels: dict[str, int] = {}  # those seen so far: a list has few, and each is parsed once
         for number, line in enumerate(read_text(path, "an image list").split("\n"), start=1):
             line = line.rstrip(" \t\r")
             if not line:
@@ -74,10 +74,10 @@ class ImageList:
 
 
 def read_paths(path: Path) -> Iterator[str]:
-    """The paths that a list states, whether its lines have labels or not, in its order, a line at a time.
+    """The paths in a list, with or without labels, in its order, read line by line.
 
-    What follows a line's last space is a label, and dropped, if it is an integer. Names in another encoding than UTF-8
-    are carried through to the file system byte by byte. Blank lines are skipped.
+    An integer behind a line's last space is a label, and dropped. The bytes of names in other encodings than UTF-8
+    reach the file system unchanged. Blank lines are skipped.
 
     Raises:
         InputError: while iterating: the file can't be read, or is not text.
@@ -86,19 +86,19 @@ def read_paths(path: Path) -> Iterator[str]:
         with path.open("rb") as file:
             yield from paths_of(file, str(path))
     except OSError as error:
-        raise InputError(f"{path}: can't read this list: {error.strerror}.") from error
+        raise InputError(f"{path}: can't read this list: {error.strerror}") from error
 
 
 def paths_of(file: Iterable[bytes], name: str) -> Iterator[str]:
-    """The paths that a list's lines state, as in `read_paths`.
+    """The paths in a list's lines, as in `read_paths`.
 
     Args:
-        file: its lines.
-        name: of the list, for errors.
+        file: the lines.
+        name: the list's name, for errors.
     """
     for number, line in enumerate(file):
         if b"\0" in line:
-            raise InputError(f"{name}: this is not a list: it is binary, or text in UTF-16; save it as text in UTF-8.")
+            raise InputError(f"{name}: this is not a list: it is binary, or text in UTF-16; save it as text in UTF-8")
         text = line.decode("utf-8" if number else "utf-8-sig", "surrogateescape").rstrip(" \t\r\n")
         if text:
             yield _without_label(text)

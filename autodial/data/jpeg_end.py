@@ -1,4 +1,7 @@
-"""JPEGs that lack their end marker."""
+"""JPEGs that lack their end marker.
+
+No library in the plain install tells a missing end marker from missing pixels.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +19,10 @@ _NOISE = np.random.default_rng(0).integers(1, 255, (3, 9, 128), np.uint8)
 
 
 def _filling(number: int) -> bytes:
-    """Bytes of a scan, and of eight more behind restart markers (RST), for one of which a decoder may wait.
+    """Bytes of a scan, and eight more behind restart markers (RST), one of which a decoder may wait for.
 
-    Their first differs from filling to filling: libjpeg takes one that is one or two ahead for a sign that others were
-    lost, and waits no more (`jpeg_resync_to_restart`).
+    The first marker differs between fillings: libjpeg takes a marker that is one or two ahead as a sign that others
+    were lost, and stops waiting (`jpeg_resync_to_restart`).
     """
     parts: list[bytes] = [part.tobytes() for part in _NOISE[number]]
     markers = [bytes([0xFF, 0xD0 + (3 * number + i) % 8]) for i in range(8)]
@@ -27,26 +30,26 @@ def _filling(number: int) -> bytes:
 
 
 def with_end(data: NDArray[np.uint8]) -> list[NDArray[np.uint8]]:
-    """A JPEG that may lack its end marker alone, with that marker, in several ways.
+    """Several completions of a JPEG that may lack only its end marker.
 
-    If a decoder makes the same of all, every pixel is in the file: in front of all markers but the first stand bytes
-    that are pixels to a decoder that has not had all, different ones each time.
+    If a decoder makes the same image of all, every pixel is in the file: all completions but the first have bytes
+    before the end marker, different ones each, which a decoder that misses pixels would take for pixels.
 
     Args:
         data: an image file, uint8 (bytes,).
 
     Returns:
-        uint8 (bytes,) each; none if the file is no JPEG, has an end marker, or lacks a whole scan.
+        uint8 (bytes,) each; an empty list if the file is no JPEG, has an end marker, or lacks a whole scan.
     """
     file = data.tobytes()
     if not file.startswith(_START) or file.endswith(_END) or not _has_every_scan(file):
         return []
-    file = file.rstrip(b"\xff")  # half of the end marker, or bytes that may stand in front of it
+    file = file.rstrip(b"\xff")  # half of the end marker, or bytes allowed in front of it
     return [np.frombuffer(file + filling + _END, np.uint8) for filling in (b"", *map(_filling, range(len(_NOISE))))]
 
 
 def _has_every_scan(file: bytes) -> bool:
-    """Whether all scans have begun that a JPEG's coefficients take, each to its last bit (ITU T.81, G.1.1.1)."""
+    """Whether all scans that a JPEG's coefficients need have begun, down to the last bit (ITU T.81, G.1.1.1)."""
     missing: dict[int, frozenset[int]] = {}
     place = 2
     try:

@@ -29,11 +29,10 @@ def read_labels(path: Path) -> list[str]:
 
 
 def check_class_names(names: Sequence[str], where: str) -> None:
-    """Raise InputError, which says `where` they are, for a name with control characters, but for tabs, or half of a
-    surrogate pair.
+    """Raise InputError, which begins with `where`, for a name with a control character other than tabs, or with half of
+    a surrogate pair.
 
-    They are no part of any name: what they do to a terminal, or to a program that takes NUL for the end of a text, is
-    not what a name should do.
+    No name needs them: they could control a terminal, or end a text in programs that end texts at NUL.
     """
     for number, name in enumerate(names):
         if has_control_character(name):
@@ -43,15 +42,15 @@ def check_class_names(names: Sequence[str], where: str) -> None:
 
 
 def has_control_character(name: str) -> bool:
-    """Whether a name has a control character, but for tabs."""
+    """Whether a name has a control character other than tabs."""
     return any(unicodedata.category(letter) == "Cc" and letter != "\t" for letter in name)
 
 
 def tell_apart(names: Sequence[str]) -> tuple[str, ...]:
-    """Class names, all different: of several classes of one name, each gets its number, counted from 0, behind it.
+    """Class names made unique: several classes with one name get their numbers, from 0, appended.
 
-    ImageNet's two cranes, classes 134 and 517, are crane_134 and crane_517. A name that only one class has stays as it
-    is; where it is what another would become, the number is put behind that once more. Done again, nothing changes.
+    ImageNet's two cranes, classes 134 and 517, become crane_134 and crane_517. A name that only one class has stays. If
+    a new name is already taken, the number is appended again. Repeating the call changes nothing.
     """
     counts = Counter(names)
     taken = set(counts)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from autodial.data.lmdb_pages import check_tree
+from autodial.data.text import check_regular
 from autodial.errors import InputError
 
 if TYPE_CHECKING:
@@ -22,20 +23,20 @@ _META = struct.Struct("<II16x I H42x 4xH2x24xQQ QQ")
 """MDB_meta of mdb.c, on 64-bit little-endian machines: the fields that `_Meta` names."""
 
 _FIXED_MAP = 1
-"""The flag of a file that wants to be mapped at an address that it states."""
+"""The flag of a file that must be mapped at a given address."""
 
 _STRIDE = 64
-"""Entries from one key that is kept to the next, at most as many as are passed to find one again."""
+"""The number of entries between remembered keys; finding an entry again passes at most so many."""
 
 
 class _Meta(NamedTuple):
-    """What a meta page says, in the order of `_META`."""
+    """The content of a meta page, in the order of `_META`."""
 
     magic: int
     version: int
     page_size: int
     flags: int
-    """Of the database of free pages, and of the file."""
+    """The flags of the database of free pages, and of the file."""
     main_flags: int
     entries: int
     root: int
@@ -46,20 +47,20 @@ class _Meta(NamedTuple):
 class Lmdb:
     """A database's entries by position, in the order of the keys.
 
-    It is open only while something is read: a process may open an LMDB once at a time, and must not carry it into a
+    The database is open only during reads: a process may open an LMDB once at a time, and must not carry it into a
     fork. There is no lock and no lock file, so that the folder may be read-only; nobody may write to the database
-    meanwhile. An LMDB has no positions: reading on from where the last read ended costs one step per entry, what was
-    passed before is found at once, and to go far ahead for the first time takes a pass over what lies between.
+    meanwhile. An LMDB has no positions: continuing behind the last read costs one step per entry, entries passed before
+    are found at once, and the first jump ahead passes over all entries in between.
 
-    The file's size is compared with its meta pages before the library maps it, and the pages of its tree are looked at
-    once (see lmdb_pages), as the library trusts them. Damage to keys and values is read as other bytes.
+    The file's size is compared with its meta pages before the library maps it, and the pages of its tree are checked
+    once (see lmdb_pages), because the library trusts them. Damaged keys and values are read as they are.
 
     Args:
-        folder: the one that holds data.mdb.
+        folder: the folder that holds data.mdb.
 
     Attributes:
-        path: data.mdb.
-        size: its bytes.
+        path: the path of data.mdb.
+        size: the size of data.mdb in bytes.
 
     Raises:
         InputError: the folder holds no LMDB, or one that is cut short or damaged.
@@ -85,7 +86,7 @@ class Lmdb:
         """Keys and values of the entries at `positions`, each in [0, len).
 
         Raises:
-            InputError: the file is damaged, or it has been cut short since.
+            InputError: the file is damaged, or was cut short in the meantime.
         """
         entries = []
         at = -1
@@ -107,7 +108,7 @@ class Lmdb:
         return entries
 
     def _passed(self, position: int) -> tuple[int, bytes]:
-        """Position and key of the nearest known entry up to `position`; -1 and no key where none is."""
+        """Position and key of the last known entry up to `position`; -1 and no key if there is none."""
         mark = min(position // _STRIDE, len(self._keys) - 1)
         if mark * _STRIDE <= self._last[0] <= position:
             return self._last
@@ -118,7 +119,7 @@ class Lmdb:
 
     @contextmanager
     def _opened(self) -> Iterator[lmdb.Transaction]:
-        """The database, for a moment."""
+        """The database, open for a moment."""
         import lmdb
 
         _check(self.path)
@@ -135,7 +136,8 @@ class Lmdb:
 
 
 def _check(path: Path) -> _Meta:
-    """The latest meta page of a database, held against its size; InputError if it is no LMDB, or not a whole one."""
+    """The latest meta page of a database; InputError if it is no LMDB, or its size does not fit the page."""
+    check_regular(path, "an LMDB")
     try:
         with path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
@@ -156,7 +158,7 @@ def _check(path: Path) -> _Meta:
 
 
 def _read_meta(path: Path, page: bytes, size: int) -> _Meta:
-    """What a meta page says, from its first bytes."""
+    """The content of a meta page, from its first bytes."""
     if len(page) < _PAGE_HEADER + _META.size:
         raise InputError(f"{path} is empty" if not size else f"{path} is cut short: it has only {size} bytes")
     meta = _Meta(*_META.unpack_from(page, _PAGE_HEADER))

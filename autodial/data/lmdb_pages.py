@@ -1,7 +1,7 @@
-"""What the LMDB library takes on trust in a file: the pages of its tree.
+"""Checks the pages of an LMDB's tree, which the library trusts.
 
-The library follows page numbers and offsets as they stand in the file; a flipped bit in them reads beyond the map or
-fails an assertion, and either ends the process. The layout is that of mdb.c (MDB_page, MDB_node), data version 1.
+The library follows the file's page numbers and offsets unchecked; a flipped bit in them makes it read beyond the map or
+fail an assertion, and either ends the process. The layout is that of mdb.c (MDB_page, MDB_node), data version 1.
 """
 
 from __future__ import annotations
@@ -14,29 +14,29 @@ from numpy.typing import NDArray
 from autodial.errors import InputError
 
 CHECKED = 2**30
-"""Bytes of pages that are looked at, which takes a second or two; in a larger tree, the rest is taken on trust."""
+"""The number of bytes of pages to check, in a second or two; the rest of a larger tree is trusted."""
 
 _CHUNK = 2**22
-"""Bytes of pages that are looked at together."""
+"""The number of bytes of pages to check together."""
 _HEADER = 16
 _NODE = 8
 _NO_PAGE = 2**64 - 1
 _DEPTH = 32
-"""Levels of a tree at most: CURSOR_STACK."""
+"""The largest number of levels of a tree: CURSOR_STACK."""
 _BRANCH, _LEAF = 1, 2
 _OF_MEMORY = 0xC010
-"""Flags of a page that say something of it in memory only."""
+"""Flags of a page that have a meaning in memory only."""
 _BIG, _SUB = 1, 2
 """Flags of a leaf's node: the value lies on pages of its own; the value is another database's root."""
 
 
 def check_tree(path: Path, page_size: int, last_page: int, root: int, entries: int) -> None:
-    """Look at every page of a database's tree, but not at values on pages of their own, and at most at `CHECKED` bytes.
+    """Check the pages of a database's tree, except for values on pages of their own, up to `CHECKED` bytes.
 
     Args:
         path: data.mdb, at least (last_page + 1) * page_size bytes.
-        root: the page where the tree begins; 2^64 - 1 for an empty one.
-        entries: how many keys it should have.
+        root: the page where the tree begins; 2^64 - 1 for an empty tree.
+        entries: the number of keys that the tree should have.
 
     Raises:
         InputError: a page can't be one of the tree's; it names the file and the page.
@@ -54,7 +54,7 @@ def check_tree(path: Path, page_size: int, last_page: int, root: int, entries: i
                 return
             if (numbers >= count).any():
                 raise _damaged(path, f"its tree leads to page {numbers.max()}, and it has {count}")
-            # The same page twice would be read as often as a ring leads back to it.
+            # A ring of pages would be read without end.
             if seen[numbers].any() or len(np.unique(numbers)) < len(numbers):
                 raise _damaged(path, f"its tree leads to a page twice, such as page {numbers[0]}")
             seen[numbers] = True
@@ -74,9 +74,9 @@ def _nodes(
     """The pages below some pages, all of one kind, and how many entries they hold; InputError if one is damaged.
 
     Args:
-        numbers: of the pages.
-        block: their bytes, (pages, page size).
-        count: pages in the file.
+        numbers: the pages' numbers.
+        block: the pages' bytes, (pages, page size).
+        count: number of pages in the file.
     """
     page_size = block.shape[1]
     words = block.view("<u2")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -10,11 +10,14 @@ from numpy.typing import ArrayLike, NDArray
 from autodial.errors import InputError
 from autodial.wording import counted
 
+if TYPE_CHECKING:
+    from autodial.proto import messages as pb
+
 _FIELDS = ("batch_size", "channels", "height", "width")
 
 
 class MemoryData:
-    """The batches of a MemoryData layer. `set` gives it arrays, which it reads round and round.
+    """The batches of a MemoryData layer; `set` gives it arrays, which it reads in a cycle.
 
     Attributes:
         name: the layer's name.
@@ -22,7 +25,7 @@ class MemoryData:
         top_shapes: shapes of the data top, (N, C, H, W), and of the label top, (N,).
     """
 
-    def __init__(self, param: Any) -> None:
+    def __init__(self, param: pb.LayerParameter) -> None:
         """Read the options of a LayerParameter message.
 
         Raises:
@@ -63,16 +66,16 @@ class MemoryData:
         self._first = None
 
     def batch(self, index: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """Data and labels of batch `index`, counted on from the first that is asked for after `set`.
+        """Data and labels of batch `index`, counted from the first batch requested after `set`.
 
         Returns:
-            float32 arrays of `top_shapes`, views of those that were set.
+            float32 arrays of `top_shapes`, views of the arrays that were set.
 
         Raises:
-            InputError: none were.
+            InputError: no arrays were set.
         """
         if self._arrays is None:
-            raise self._error("it has no data yet; call set_input_arrays first")
+            raise self._error("it has no data yet: call set_input_arrays first")
         if self._first is None:
             self._first = index
         data, labels = self._arrays

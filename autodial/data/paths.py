@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from os import PathLike
 from pathlib import Path
 
 from autodial.errors import InputError
 from autodial.wording import shortened
+
+_NOT_THERE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EINVAL})
+"""Errors for a path under which nothing can be found; EINVAL is Windows' error for names with forbidden characters."""
 
 
 def find(path: str | PathLike[str], base_dir: Path | None) -> Path:
@@ -14,18 +19,24 @@ def find(path: str | PathLike[str], base_dir: Path | None) -> Path:
 
     Args:
         path: as the prototxt or list states it; an absolute path is taken as it stands.
-        base_dir: folder of the file that names the path; None looks in the working directory alone.
+        base_dir: folder of the file that names the path; None looks in the working directory only.
 
     Raises:
-        InputError: nothing is there; it lists every place that was looked at.
+        InputError: nothing is there; it lists every place that was tried.
     """
-    candidates = [Path(path)] if base_dir is None else [Path(path), base_dir / path]
-    for candidate in candidates:
+    # strings, because pathlib takes several times as long, and lists have millions of paths
+    name = os.fspath(path)
+    places = [name] if base_dir is None else [name, os.path.join(base_dir, name)]  # noqa: PTH118
+    for place in places:
         try:
-            if candidate.exists():
-                return candidate
-        except OSError as error:  # a name too long, a folder without access
-            raise InputError(f'"{shortened(str(path))}" can\'t be looked up: {error.strerror}') from None
-    places = list(dict.fromkeys(str(candidate.absolute()) for candidate in candidates))
-    looked = "" if places == [str(path)] else f" (looked for {' and '.join(places)})"
+            os.stat(place)  # noqa: PTH116
+            return Path(place)
+        except OSError as error:
+            if error.errno not in _NOT_THERE:  # a name too long, a folder without access
+                raise InputError(f'"{shortened(name)}" can\'t be looked up: {error.strerror}') from None
+        except ValueError:  # NUL
+            pass
+    here = os.getcwd()  # noqa: PTH109
+    tried = list(dict.fromkeys(os.path.normpath(os.path.join(here, place)) for place in places))  # noqa: PTH118
+    looked = "" if tried == [name] else f" (looked for {' and '.join(tried)})"
     raise InputError(f'"{path}" does not exist{looked}')

@@ -1,4 +1,4 @@
-"""What a caller gives where a sequence is wanted: one image, or one name, is not taken for a sequence of its parts."""
+"""Checks of arguments that must be sequences: one image, or one name, must not count as a sequence of its parts."""
 
 from __future__ import annotations
 
@@ -9,16 +9,17 @@ import numpy as np
 
 
 def is_one_name(value: Any) -> bool:
-    """Whether this is one name, of a file say, or the bytes of one file: iterating over it gives characters."""
+    """Whether this is one name, of a file for example, or the bytes of one file, and not a sequence of them."""
     return isinstance(value, (str, bytes, bytearray, memoryview, os.PathLike))
 
 
 def check_images(images: Any, function: str) -> None:
-    """Raise TypeError for one image in the place of many; a batch is an array of four axes, the images along the first.
+    """Raise TypeError for one image instead of several; an array of four axes is a batch, with the images along the
+    first.
 
     Args:
-        images: what `function` was given.
-        function: its name, for the message.
+        images: the argument of `function`.
+        function: the function's name, for the message.
     """
     if is_one_name(images):
         what = repr(os.fspath(images)) if isinstance(images, (str, os.PathLike)) else "the image"

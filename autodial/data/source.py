@@ -1,4 +1,4 @@
-"""What all readers of data have in common."""
+"""The interface of all readers of data."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 FILE_OPTIONS = {"ImageData": "image_data_param", "Data": "data_param", "HDF5Data": "hdf5_data_param"}
-"""By type of the layers that read files: the message whose `source` names them."""
+"""For each type of layer that reads files: the message whose `source` names the files."""
 BATCH_OPTIONS = {**FILE_OPTIONS, "MemoryData": "memory_data_param", "WindowData": "window_data_param"}
-"""By type of the layers whose batches have a size of their own: the message that states it."""
+"""For each type of layer that states a batch size: the message that states it."""
 
 
 ALL = slice(None)

@@ -9,6 +9,19 @@ from pathlib import Path
 from autodial.errors import InputError
 
 
+def check_regular(path: str | PathLike[str], what: str) -> None:
+    """Raise InputError for a device or a pipe: /dev/zero never ends, and a pipe may wait for a writer forever.
+
+    Args:
+        what: what the file should be, with its article, for the message: "an image list".
+    """
+    file = Path(path)
+    if file.is_char_device() or file.is_block_device():
+        raise InputError(f"{path} is a device and not {what}: name a file")
+    if file.is_fifo() or file.is_socket():
+        raise InputError(f"{path} is a pipe and not {what}: write its content to a file, and name that")
+
+
 def read_text(path: str | PathLike[str], what: str) -> str:
     """The text of a file in UTF-8, with or without a byte order mark.
 
@@ -16,10 +29,9 @@ def read_text(path: str | PathLike[str], what: str) -> str:
         what: what the file should be, with its article, for messages: "an image list".
 
     Raises:
-        InputError: the file can't be read, is a device or binary, or is text in another encoding.
+        InputError: the file can't be read, is no regular file, is binary, or is text in another encoding.
     """
-    if Path(path).is_char_device():  # /dev/zero never ends
-        raise InputError(f"{path} is a device and not {what}: name a file")
+    check_regular(path, what)
     try:
         data = Path(path).read_bytes()
     except OSError as error:

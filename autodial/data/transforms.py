@@ -26,21 +26,21 @@ from autodial.wording import counted
 if TYPE_CHECKING:
     from autodial.proto import messages as pb
 
-# A pipe that nobody writes to would be waited for without end.
+# Opening a pipe that nobody writes to must not block.
 _FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
 _LARGEST = 2**31 - 1
-"""Bytes of a file that OpenCV can take from memory."""
+"""The largest size in bytes of a file that OpenCV decodes from memory."""
 _LIMIT = re.compile("IO_MAX_IMAGE_(PIXELS|WIDTH|HEIGHT)")
-"""What OpenCV names, with its prefix, where an image goes beyond it; an environment variable, too."""
+"""OpenCV's name, without its prefix, for a limit that an image exceeds; also an environment variable."""
 _LIMITED = {"PIXELS": "pixels", "WIDTH": "columns", "HEIGHT": "rows"}
 
 
 DRAWS = 3
-"""Random numbers that a Transform takes."""
+"""The number of random numbers that a Transform takes."""
 
 
 class DataError(InputError, ValueError):
-    """An image or a transform that can't be used. Whoever knows the layer or the list's line adds it."""
+    """An image or a transform that can't be used; the caller adds the layer or the list's line."""
 
 
 class Decoded(NamedTuple):
@@ -48,7 +48,7 @@ class Decoded(NamedTuple):
 
     Attributes:
         pixels: uint8 (height, width, 3) in the order BGR, or (height, width, 1).
-        damage: what shows that the file is damaged, so that some pixels may be wrong; empty where nothing does.
+        damage: what shows that the file is damaged, so that some pixels may be wrong; empty if nothing does.
     """
 
     pixels: NDArray[np.uint8]
@@ -56,15 +56,15 @@ class Decoded(NamedTuple):
 
 
 def read_image(path: str | PathLike[str], color: bool) -> Decoded:
-    """Read an image file as cv2.imread does: turned as its EXIF orientation says, 16 bits cut to 8, the first frame.
+    """Read an image file as cv2.imread does: turned by its EXIF orientation, 16 bits cut to 8, only the first frame.
 
-    The pixels are those of cv2.imread, with four differences: an AVIF is turned by its own properties, as its format
-    has it (`autodial.data.avif`), transparent pixels are laid over white (imread drops
-    the alpha channel, and shows whatever colour lies below), a file that is cut short is an error (imread paints the
-    missing part of a JPEG grey), and a path in any alphabet opens on Windows too.
+    The pixels are those of cv2.imread, with four differences. An AVIF is turned by its own properties, as its format
+    demands (`autodial.data.avif`). Transparent pixels are laid over white; imread drops the alpha channel and shows
+    whatever colour lies below. A file that is cut short is an error; imread paints the missing part of a JPEG grey. And
+    a path in any alphabet opens on Windows too.
 
-    Damage that the decoder goes on behind is told in the result, as far as the decoder notices it, while the process is
-    watched (`autodial.data.decoder_messages`). A JPEG that lacks its end marker alone is told always.
+    The result reports damage past which the decoder went on, as far as the decoder notices it, while the process is
+    watched (`autodial.data.decoder_messages`). A JPEG that lacks only its end marker is always reported.
 
     Args:
         path: an image file of any format that OpenCV reads.
@@ -102,7 +102,7 @@ def read_encoded(file: bytes | bytearray | memoryview, color: bool) -> Decoded:
 
 
 def decode(path: str | PathLike[str], color: bool) -> NDArray[np.uint8]:
-    """The pixels that `read_image` gives; the first time that a damaged image is met, a warning names it.
+    """The pixels that `read_image` returns; a warning names a damaged image, once.
 
     Raises:
         DataError: as there.
@@ -119,7 +119,7 @@ def _decoded(data: NDArray[np.uint8], color: bool) -> Decoded:
 
 
 def _listening(decoding: Callable[[], Decoded]) -> Decoded:
-    """What `decoding` gives, with what the decoder says about it; raises the DataError that it raises."""
+    """The result of `decoding`, with what the decoder reports about damage; raises the DataError that it raises."""
 
     def outcome() -> Decoded | DataError:
         try:
@@ -134,11 +134,11 @@ def _listening(decoding: Callable[[], Decoded]) -> Decoded:
 
 
 def _read(path: str | PathLike[str]) -> bytes:
-    """The whole file, by as few calls as there are: threads queue for each, and small images are read in no time.
+    """The whole file, with as few system calls as possible: they dominate the time for small images.
 
     Raises:
-        DataError: it is not a regular file, or too large; it names the path.
-        OSError: it can't be read.
+        DataError: not a regular file, or one that is too large; it names the path.
+        OSError: the file can't be read.
     """
     file = os.open(path, _FLAGS)
     try:
@@ -156,9 +156,9 @@ def _read(path: str | PathLike[str]) -> bytes:
 
 
 def read_bytes(data: NDArray[np.uint8], color: bool | None) -> Decoded:
-    """Decode an image file that lies in memory, as cv2.imdecode, and Caffe for an encoded datum, do.
+    """Decode an image file in memory, like cv2.imdecode, and like Caffe for an encoded datum.
 
-    A damaged file is treated as by `read_image`; an alpha channel is dropped, and not laid over white.
+    A damaged file is treated as in `read_image`; an alpha channel is dropped, not laid over white.
 
     Args:
         data: uint8 (bytes,), at least one.
@@ -166,7 +166,7 @@ def read_bytes(data: NDArray[np.uint8], color: bool | None) -> Decoded:
             orientation (cv2.IMREAD_UNCHANGED).
 
     Raises:
-        DataError: these are no whole image, or with `color` None not one of 8 bits; the subject is left out.
+        DataError: the bytes are no whole image, or with `color` None no image of 8 bits; the message has no subject.
     """
     return _listening(lambda: _from_bytes(data, color))
 
@@ -196,7 +196,7 @@ def _from_bytes(data: NDArray[np.uint8], color: bool | None) -> Decoded:
 
 
 def _same_from_all(files: Sequence[NDArray[np.uint8]], flags: int) -> Any:
-    """The image that OpenCV decodes from each of some files; None if it isn't the same."""
+    """The image that OpenCV decodes from all of these files; None if the images differ."""
     image = cv2.imdecode(files[0], flags)
     same = image is not None and all(np.array_equal(image, np.asarray(cv2.imdecode(f, flags))) for f in files[1:])
     return image if same else None
@@ -243,7 +243,9 @@ class Transform:
     scale: float = 1.0
 
     @classmethod
-    def from_caffe(cls, param: Any, *, phase: pb.Phase, channels: int, base_dir: Path | None = None) -> Transform:
+    def from_caffe(
+        cls, param: pb.TransformationParameter, *, phase: pb.Phase, channels: int, base_dir: Path | None = None
+    ) -> Transform:
         """The transform that a TransformationParameter states, for images of `channels` channels.
 
         Args:
@@ -268,7 +270,7 @@ class Transform:
         )
 
     def size(self, height: int, width: int) -> tuple[int, int]:
-        """Height and width of the result for an image of this height and width; raises DataError if it doesn't fit."""
+        """Height and width of the result for an image of this height and width; DataError if the image doesn't fit."""
         if self.mean is not None and self.mean.shape[1:] not in ((1, 1), (height, width)):
             mean_height, mean_width = self.mean.shape[1:]
             raise DataError(
@@ -290,8 +292,8 @@ class Transform:
 
         Args:
             image: uint8 or float32 (H, W, C), in any memory layout.
-            draws: DRAWS numbers of [0, 1), uniform where chance is to decide: of a mirror, and of the top and the left
-                of a random crop. Their number is the same for all images, so that those of a batch can be drawn ahead.
+            draws: DRAWS numbers in [0, 1), drawn uniformly where a random choice is wanted: for the mirror, and for the
+                top and the left of a random crop. All images take equally many, so that a batch's can be drawn ahead.
             out: float32 (C, h, w) for the result, with (h, w) = self.size(H, W); a new array if None.
 
         Returns:
@@ -318,14 +320,14 @@ class Transform:
             out[...] = planes
         else:
             mean = self.mean if self.mean.shape[1:] == (1, 1) else self.mean[window][..., ::step]
-            # numpy subtracts twice as fast from planes that lie one after the other, the copy included.
+            # numpy subtracts twice as fast from contiguous planes, including the copy.
             np.subtract(np.ascontiguousarray(planes), mean, out=out)
         if self.scale != 1:
             out *= np.float32(self.scale)
         return out
 
 
-def _mean(param: Any, channels: int, base_dir: Path | None) -> NDArray[np.float32] | None:
+def _mean(param: pb.TransformationParameter, channels: int, base_dir: Path | None) -> NDArray[np.float32] | None:
     """The mean of a TransformationParameter as Transform holds it; raises InputError."""
     if param.HasField("mean_file"):
         if param.mean_value:

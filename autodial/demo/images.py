@@ -18,7 +18,7 @@ Images = npt.NDArray[np.uint8]
 Labels = npt.NDArray[np.int64]
 
 SIZE = 20
-"""Height and width of every image, in pixels."""
+"""Pixels of every image's height and width."""
 CLASSES = tuple("0123456789")
 
 FONTS = (
@@ -45,10 +45,13 @@ FONTS = (
     "cmti10",
     "cmtt10",
 )
-"""The fonts that matplotlib brings and that have digits; its others hold symbols only."""
+"""Matplotlib's fonts that have digits; its other fonts hold symbols only."""
 RENDERINGS = (14, 13, 12, 11, 9, 8, 6, 5, 4, 3)
-"""Of each digit in each font. As between most real domains, the source's class proportions are not the target's, where
-all digits are about equally frequent; in all, there are about as many source images as target images."""
+"""Number of renderings of each digit in each font.
+
+As between most real domains, classes are not equally frequent in the source as in the target, where every digit is
+about equally frequent. There are about as many source images as target images.
+"""
 
 _OVERSAMPLING = 4
 _SUBPIXEL_BITS = 4
@@ -57,14 +60,14 @@ _UNLABELLED = -1
 
 @dataclass(frozen=True)
 class DigitFiles:
-    """Where `write_images` left the two domains; images are 20x20 grey PNGs, white ink on black.
+    """Where `write_images` put the two domains; images are grey PNGs of 20x20 pixels, white ink on black.
 
     Attributes:
-        source_list: rendered digits with their labels.
-        target_list: handwritten digits for training, every label -1.
-        target_test_list: the same files with their true labels, for scoring only.
-        labels: class names, one a line.
-        target_folder: the folder with the handwritten digits and nothing else.
+        source_list: lists the rendered digits with their labels.
+        target_list: lists the handwritten digits for training, every label -1.
+        target_test_list: lists the same files with their true labels, for scoring alone.
+        labels: class names, one per line.
+        target_folder: the folder that holds the handwritten digits alone.
     """
 
     source_list: Path
@@ -78,8 +81,8 @@ def rendered_digits(seed: int, renderings: Sequence[int] = RENDERINGS) -> tuple[
     """Digits from every font of FONTS, mildly varied in size, place, rotation and weight.
 
     Args:
-        seed: the images are a function of it, and of `renderings`, alone.
-        renderings: of each of the ten digits in each font.
+        seed: the images depend on `seed` and `renderings` alone.
+        renderings: number of renderings of each of the ten digits in each font.
 
     Returns:
         Images, uint8 (22 * sum(renderings), 20, 20), white on black, ordered by font, digit and rendering; labels,
@@ -104,10 +107,10 @@ def handwritten_digits() -> tuple[Images, Labels]:
 def write_images(directory: Path, seed: int) -> DigitFiles:
     """Write both domains, their lists and the names of the classes to `directory`.
 
-    Paths in the lists are relative to `directory`. A list is written after the images that it names.
+    Paths in the lists are relative to `directory`. A list is written after its images.
 
     Raises:
-        WorkError: something can't be written.
+        WorkError: a file can't be written.
     """
     files = DigitFiles(
         source_list=directory / "source.txt",

@@ -15,7 +15,7 @@ from typing import Any, TextIO
 from rich.table import Table
 
 from autodial import proto
-from autodial.converters.onnx_export import export
+from autodial.converters.net_export import export
 from autodial.data.image_list import ImageList
 from autodial.demo.images import CLASSES, DigitFiles, write_images
 from autodial.demo.picture import draw
@@ -139,7 +139,7 @@ def _check_folders(output: Path) -> None:
     """Refuse an output folder that is not empty, and a working directory whose files would be read in its stead."""
     check_folder(output)
     if output.exists() and (not output.is_dir() or entries(output)):
-        raise InputError(f"{output} exists and is not empty: delete it, or name another folder with -o")
+        raise InputError(f"{output} exists and is not empty: delete it, or name another folder with `output`")
     if output.exists() and output.samefile(Path.cwd()):
         return
     for name in (_NET, "source.txt", "source", "target.txt", "target_test.txt", "target"):

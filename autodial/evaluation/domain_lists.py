@@ -1,4 +1,4 @@
-"""The lists of a net's two domains, opened for statistics: the net's own, or other images in their place."""
+"""The image lists of a net's two domains, opened for statistics: the net's own lists, or other images instead."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import os
 import re
 import tempfile
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -23,31 +22,38 @@ from autodial.evaluation.domains import (
     without_augmentation,
 )
 from autodial.evaluation.recalibrate import Domain
+from autodial.proto import messages as pb
 
 
 class DomainLists:
     """Opens the lists of a net's two domains.
 
-    As a context, it keeps the lists that it makes of folders, and takes them out of messages about their images. Use
-    what `open` gives while the context lasts.
+    It is a context manager, which holds temporary lists of images in folders, and removes their names from messages.
+    What `open` returns can be used inside the context.
 
     Args:
         net: a NetParameter with Dial layers; both phases are read.
         base_dir: folder of the net's file; relative paths are looked for in the working directory first.
-        device: where batches go.
-        batch_size: images per batch; None: the TEST phase's.
+        device: the batches' device.
+        batch_size: images per batch; None: as in the TEST phase.
         workers: processes that read images ahead.
 
     Attributes:
-        test: what the Dial layers depend on in the TEST phase.
-        names: what was opened, by domain, as users know it.
+        test: the data top that the Dial layers depend on in the TEST phase.
+        names: what was opened for each domain, as users know it.
 
     Raises:
         InputError: no Dial layer in the TEST phase, or one that depends on more than one blob of a data layer.
     """
 
     def __init__(
-        self, net: Any, *, base_dir: Path, device: torch.device, batch_size: int | None = None, workers: int = 0
+        self,
+        net: pb.NetParameter,
+        *,
+        base_dir: Path,
+        device: torch.device,
+        batch_size: int | None = None,
+        workers: int = 0,
     ) -> None:
         self._base_dir, self._device, self._batch_size, self._workers = base_dir, device, batch_size, workers
         self.test = data_in_test(net)
@@ -69,20 +75,21 @@ class DomainLists:
 
         Args:
             domain: "source" or "target".
-            given: a folder, an image or a list of images, with labels or without, or the database or HDF5 list that
-                the net reads instead; None: what the TRAIN phase reads.
-            size: height and width that images of `given` are resized to; None leaves them as they are.
+            given: a folder, an image, or a list of images with or without labels; for a net that reads a database or an
+                HDF5 list, another one. None: what the TRAIN phase reads.
+            size: height and width to resize the images of `given` to; None: no resizing.
 
         Raises:
-            InputError: images that can't be listed, fewer than two, or a TRAIN phase that does not name the domain's.
+            InputError: images that can't be listed, fewer than two images, or a TRAIN phase that does not name the
+                domain's images.
         """
         data = self._trained.get(domain, self.test)
         if given is not None:
             data = reading(data, self._list(domain, given, data), size)
         elif not self._trained:
             raise InputError(
-                "the TRAIN phase does not say which images are the source's and which the target's, with a data layer "
-                f"for each and a Concat layer along axis 0 behind both: name the {domain}'s with `{domain}`"
+                "the TRAIN phase does not say which images are the source's and which the target's, by a data layer "
+                f"for each and a Concat layer along axis 0 behind both: name the {domain}'s images with `{domain}`"
             )
         data = without_augmentation(data, self.test, self._batch_size)
         try:
@@ -94,7 +101,7 @@ class DomainLists:
             raise InputError(f"{error}{hint}") from error
         self.names[domain] = images.path if given is None else str(given)
         if images.rows < 2:
-            raise InputError(f"{self.names[domain]}: one image alone has no statistics to align: name more")
+            raise InputError(f"{self.names[domain]}: a single image has no statistics to align: name more images")
         return images
 
     def _list(self, domain: Domain, given: Path, data: DataTop) -> Path:
@@ -122,7 +129,7 @@ class DomainLists:
 
 
 def check_same_size(source: DomainBatches, target: DomainBatches) -> None:
-    """Raise InputError unless the net gets the images of both domains in one shape."""
+    """Raise InputError unless the images of both domains reach the net in the same shape."""
     if source.shape[1:] != target.shape[1:]:
         sizes = (" x ".join(map(str, images.shape[1:])) for images in (source, target))
         raise InputError(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -21,17 +21,19 @@ from autodial.netparam.net_state import filter_net
 from autodial.proto import messages as pb
 
 _TRANSFORMING = ("ImageData", "Data")
+FileOptions: TypeAlias = pb.ImageDataParameter | pb.DataParameter | pb.HDF5DataParameter
+"""The messages that say which files a data layer reads."""
 
 
 class DataTop(NamedTuple):
     """A data layer and the name of its top that holds the images."""
 
-    layer: Any
+    layer: pb.LayerParameter
     blob: str
 
 
-def data_in_test(net: Any) -> DataTop:
-    """What a NetParameter's Dial layers depend on in the TEST phase.
+def data_in_test(net: pb.NetParameter) -> DataTop:
+    """The data top that a NetParameter's Dial layers depend on in the TEST phase.
 
     Raises:
         InputError: there is no Dial layer, or it does not depend on one top of one data layer.
@@ -44,11 +46,11 @@ def data_in_test(net: Any) -> DataTop:
     return found[0]
 
 
-def data_in_train(net: Any) -> tuple[DataTop, DataTop] | None:
-    """The source and the target of a NetParameter's TRAIN phase.
+def data_in_train(net: pb.NetParameter) -> tuple[DataTop, DataTop] | None:
+    """The data tops of the source and the target in a NetParameter's TRAIN phase.
 
-    They are the data layers behind the first and the second bottom of the Concat layer that joins them along the batch
-    axis in front of a Dial layer. None if there is no such layer, as in a net for the TEST phase alone.
+    They are the tops of data layers behind the first and the second bottom of the Concat layer that joins them along
+    the batch axis in front of a Dial layer. None if there is no such layer, as in a net with a TEST phase only.
     """
     try:
         graph = Graph(filter_net(net, pb.TRAIN).layer)
@@ -65,13 +67,13 @@ def data_in_train(net: Any) -> tuple[DataTop, DataTop] | None:
 def without_augmentation(data: DataTop, test: DataTop, batch_size: int | None = None) -> DataTop:
     """A data layer that reads its files in their order and neither mirrors nor crops at random.
 
-    What is done to images is left as it is, but for the crop, which is the TEST phase's: a net that crops with a layer
-    of its own does so in that phase alone.
+    Images are prepared as `data` states, except for the crop, which is the TEST phase's: a net that crops with a layer
+    of its own does so in that phase only.
 
     Args:
-        data: of any phase.
-        test: of the TEST phase.
-        batch_size: None for the TEST phase's, or else its own.
+        data: a data layer of any phase.
+        test: the data layer of the TEST phase.
+        batch_size: images per batch; None: as in the TEST phase, or as in `data` if no file feeds the TEST phase.
 
     Raises:
         InputError: it is a layer that gets its data from a program.
@@ -95,7 +97,7 @@ def without_augmentation(data: DataTop, test: DataTop, batch_size: int | None = 
 
 
 def reading(data: DataTop, path: Path, size: tuple[int, int] | None = None) -> DataTop:
-    """A data layer that reads other files than before: a list of images or HDF5 files, or an LMDB, as its type has it.
+    """A data layer that reads other files: a list of images, a list of HDF5 files, or an LMDB, depending on its type.
 
     Args:
         path: the list or database. Relative paths in a list mean the working directory, then the list's folder.
@@ -108,23 +110,23 @@ def reading(data: DataTop, path: Path, size: tuple[int, int] | None = None) -> D
     layer.CopyFrom(data.layer)
     options = file_options(layer)
     options.source = str(path.absolute())
-    if layer.type == "ImageData":
+    if isinstance(options, pb.ImageDataParameter):
         options.ClearField("root_folder")
         if size is not None and not options.new_height:
             options.new_height, options.new_width = size
     return DataTop(layer, data.blob)
 
 
-def fed_net(net: Any, blob: str, shape: Shape) -> tuple[Any, str | None]:
-    """What a NetParameter's TEST phase needs for its Dial layers and its logits, with an Input layer for its data.
+def fed_net(net: pb.NetParameter, blob: str, shape: Shape) -> tuple[pb.NetParameter, str | None]:
+    """The part of a NetParameter's TEST phase that its Dial layers and logits need, with an Input layer for its data.
 
     Args:
         blob: name of the data's blob, as `data_in_test` finds it.
-        shape: of that blob, with the batch axis.
+        shape: that blob's shape, with the batch axis.
 
     Returns:
-        a NetParameter, and the name of the logits: what the loss, Accuracy or Softmax layer reads. None where the TEST
-        phase has no such blob, or several, or one that is overwritten in place.
+        a NetParameter, and the name of the logits, which the loss, Accuracy or Softmax layer reads. The name is None if
+        the TEST phase has no such blob, or several, or overwrites it in place.
     """
     graph = Graph(filter_net(net, pb.TEST).layer)
     dials = _dial_tops(graph)
@@ -148,21 +150,21 @@ def fed_net(net: Any, blob: str, shape: Shape) -> tuple[Any, str | None]:
 
 
 class DomainBatches:
-    """Every row of a data layer's files once, in batches on a device, the last of which holds what is left.
+    """Every row of a data layer's files once, in batches on a device; the last batch may be smaller.
 
-    It can be gone through any number of times, each of which starts worker processes of its own.
+    It can be iterated over any number of times; each iteration starts its own worker processes.
 
     Args:
         data: a layer `without_augmentation`.
-        blob: what the batches call it.
-        device: where the batches go.
+        blob: the images' name in the batches.
+        device: the batches' device.
         workers: processes that read images ahead.
         base_dir: folder of the prototxt.
 
     Attributes:
         path: the list or database, as the layer names it.
         rows: number of rows.
-        shape: of a batch, (N, C, H, W).
+        shape: shape of a batch, (N, C, H, W).
 
     Raises:
         InputError: files that can't be read; it names the layer. Iterating: also the row.
@@ -178,7 +180,7 @@ class DomainBatches:
         self.shape: Shape = self._net.blob_shapes[self._top]
 
     def check(self) -> None:
-        """Look at every file of an image list; InputError if one is missing or no image."""
+        """Raise InputError if a file of an image list is missing or no image."""
         check_data(self._net)
 
     def __len__(self) -> int:
@@ -191,22 +193,23 @@ class DomainBatches:
                 yield {self._blob: tops[self._top][: self.rows - index * self.shape[0]]}
 
 
-def file_options(layer: Any) -> Any:
+def file_options(layer: pb.LayerParameter) -> FileOptions:
     """The message that says which files a data layer reads; InputError if a program feeds it."""
     if layer.type not in FILE_OPTIONS:
         raise InputError(
-            f'layer "{layer.name}" ({layer.type}) gets its data from a program, and nothing says how images are to be '
-            "prepared for it: use a net whose data layer is of the type ImageData, Data or HDF5Data"
+            f'layer "{layer.name}" ({layer.type}) gets its data from a program, so that nothing says how to prepare '
+            "images for it: use a net whose data layer has the type ImageData, Data or HDF5Data"
         )
-    return getattr(layer, FILE_OPTIONS[layer.type])
+    options: FileOptions = getattr(layer, FILE_OPTIONS[layer.type])
+    return options
 
 
 def _dial_tops(graph: Graph) -> list[int]:
     tops = [top for node in graph.nodes if node.param.type == "Dial" for top in node.tops]
     if not tops:
         raise InputError(
-            "the net has no Dial layer, so there are no statistics of domains: `autodial dialize` makes such a net of "
-            "one with BatchNorm layers"
+            "the net has no Dial layer, so there are no statistics of domains: `autodial dialize` adds Dial layers to "
+            "a net with BatchNorm layers"
         )
     return tops
 
@@ -218,7 +221,7 @@ def _ancestors(graph: Graph, values: Iterable[int]) -> list[Node]:
 
 
 def _data_tops(graph: Graph, values: Sequence[int]) -> list[DataTop]:
-    """The tops of data layers that values depend on, or are."""
+    """The tops of data layers among values and what these depend on."""
     nodes = _ancestors(graph, values)
     read = {bottom for node in nodes for bottom in node.bottoms}.union(values)
     return [

@@ -1,12 +1,12 @@
-"""The paper's inference step (section 3.2): with every parameter fixed, a Dial layer's statistics over whole data sets.
+"""The paper's inference step (section 3.2): the Dial layers' statistics over whole data sets, with fixed parameters.
 
-What reaches a Dial layer depends on the statistics of the Dial layers before it, so they are computed in the order of
-the net: those of a layer when all before it are final, each domain normalized by its own predictor. Layers of one
-depth, such as the branches of an inception block, have no Dial layer of the other before them and share a pass.
+The input of a Dial layer depends on the statistics of the Dial layers before it. So statistics are computed in the
+net's order: those of a layer when all layers before it are final, each domain normalized by its own predictor. Layers
+of equal depth, such as the branches of an inception block, don't depend on each other and share a pass.
 
-A pass runs the layers from where the one before it stopped, if what was alive there fits in memory for all samples, and
-else from the last place where it did, or from the inputs. With K depths and everything in memory, the whole takes one
-pass over the net and its inputs; with nothing in memory, K passes over the inputs and about K / 2 over the net. The
+A pass starts where the pass before it stopped, if the blobs alive there fit in memory for all samples. Otherwise it
+starts at the last place where they did, or at the inputs. With K depths and everything in memory, this amounts to one
+pass over the net and its inputs; with nothing in memory, to K passes over the inputs and about K / 2 over the net. The
 statistics are the same either way.
 """
 
@@ -33,11 +33,11 @@ Array = NDArray[np.float64]
 Domain = Literal["source", "target"]
 
 MEMORY = 2**31
-"""Bytes for what is kept from one pass to the next, unless said otherwise."""
+"""Bytes of memory for blobs kept from one pass to the next, by default."""
 
 
 class Batches(Protocol):
-    """A domain's samples in batches, the same each time they are gone through: a list, for example.
+    """A domain's samples in batches, the same in each iteration: a list, for example.
 
     A batch holds a float32 tensor (n, ...) for each input that the Dial layers depend on; n may differ from the net's.
     """
@@ -54,9 +54,10 @@ class Progress:
     """Where a recalibration is.
 
     Attributes:
-        number, passes: of the pass in progress, from 1, and how many there are.
-        domain: whose batches are being run.
-        share: of the whole work that is done, by the number of multiplications, in [0, 1].
+        number: number of the pass in progress, from 1.
+        passes: the number of passes.
+        domain: the domain whose batches are being run.
+        share: the finished share of the whole work, in multiplications, in [0, 1].
     """
 
     number: int
@@ -67,15 +68,15 @@ class Progress:
 
 @dataclass(frozen=True)
 class Distance:
-    """How far two pairs of mean and deviation per channel are apart, in deviations.
+    """How far two sets of means and deviations per channel are apart, in units of a reference deviation.
 
     A channel's distance is sqrt((mean_a - mean_b)^2 + (deviation_a - deviation_b)^2), the Wasserstein distance of two
-    normal distributions, divided by a deviation of reference. Deviations are sqrt(variance + eps), as the layer's.
+    normal distributions, divided by the reference deviation. Deviations are sqrt(variance + eps), as in the layer.
 
     Attributes:
-        mean: over the channels.
-        worst: the largest of all channels.
-        channel: the one that has it, from 0.
+        mean: the mean distance of the channels.
+        worst: the largest distance of a channel.
+        channel: that channel, from 0.
     """
 
     mean: float
@@ -85,19 +86,19 @@ class Distance:
 
 @dataclass(frozen=True)
 class LayerChange:
-    """What became of a Dial layer.
+    """What changed in a Dial layer.
 
     Attributes:
-        name: the layer's.
-        alpha: clipped to [0.5, 1].
-        source_values, target_values: values per channel, samples times positions, that the statistics are of; None for
+        name: the layer's name.
+        alpha: the layer's alpha, clipped to [0.5, 1].
+        source_values, target_values: number of values per channel (samples times positions) in the statistics; None for
             a source that was left as it was.
-        moved_source, moved_target: from a predictor's stored statistics to its new ones, in new deviations; None where
-            nothing had been stored, or where they were left as they were.
-        apart: of the two domains as they enter the layer, in deviations of an even mixture of both; None without a
-            source.
-        aligned: of the two domains as they leave it, in the units of its output; None without a source. It equals
-            `apart` at alpha 0.5, where both are transformed alike, and is 0 at alpha 1.
+        moved_source, moved_target: distance from a predictor's stored statistics to its new ones, in new deviations;
+            None if nothing had been stored, or if they were left as they were.
+        apart: distance of the two domains as they enter the layer, in deviations of an even mixture of both; None
+            without a source.
+        aligned: distance of the two domains as they leave the layer, in the units of its output; None without a source.
+            It equals `apart` at alpha 0.5, where both domains are transformed alike, and is 0 at alpha 1.
     """
 
     name: str
@@ -116,11 +117,11 @@ class Recalibration:
 
     Attributes:
         layers: every Dial layer, in the net's order.
-        source_samples: number of samples; None where the source was left as it was.
-        target_samples: number of samples.
-        changed: share of the target's samples that have another most probable class than with the stored statistics, in
-            [0, 1]; None without logits, or where a layer had stored nothing.
-        passes: over the net, or parts of it.
+        source_samples: number of the source's samples; None if the source was left as it was.
+        target_samples: number of the target's samples.
+        changed: share of the target's samples whose most probable class differs from that with the stored statistics,
+            in [0, 1]; None without logits, or if a layer had stored nothing.
+        passes: number of passes over the net or parts of it.
     """
 
     layers: tuple[LayerChange, ...]
@@ -148,22 +149,21 @@ def recalibrate(
         mean_st = alpha * m_s + (1 - alpha) * m_t
         var_st = alpha * (v_s + (m_s - mean_st)^2) + (1 - alpha) * (v_t + (m_t - mean_st)^2)
 
-    and the target's the mirrored ones. Sums are in float64, and the order of the samples makes no difference. The
-    variances do not carry the m / (m - 1) of training's moving averages: that corrects for small batches, of which
-    there are none here, and without it the target's statistics at alpha 1 are the same whatever the source.
+    and the target's predictor the mirrored statistics. Sums are in float64, and the order of the samples makes no
+    difference. The variances lack the factor m / (m - 1) of training's moving averages: it corrects for small batches,
+    and without it the target's statistics at alpha 1 do not depend on the source.
 
-    Nothing else of the net changes, and after an exception nothing has.
+    Nothing else in the net changes, and nothing at all after an exception.
 
     Args:
         net: a TEST net with its weights. BatchNorm layers keep their stored statistics, Dropout does nothing.
-        source: the source's samples; None leaves the statistics of its predictor as they are, which needs every alpha
-            to be 1.
+        source: the source's samples; None leaves the statistics of the source's predictor as they are, which requires
+            that every alpha is 1.
         target: the target's samples.
-        logits: a blob of scores, (n, classes, ...), whose largest is compared before and after; it costs one more pass
-            over the target.
-        memory: bytes in the computer's memory for what is kept from one pass to the next, reckoned for batches of the
-            net's size.
-        report: is called after each batch.
+        logits: a blob of scores, (n, classes, ...), to compare the most probable classes before and after; this costs
+            one more pass over the target.
+        memory: bytes of main memory for blobs kept from one pass to the next, computed for batches of the net's size.
+        report: called after each batch.
 
     Raises:
         InputError: a net without Dial layers, in TRAIN phase, or with layers that use a batch's own statistics or
@@ -186,10 +186,10 @@ def recalibrate(
 
 
 def with_statistics(weights: Weights, net: Net) -> Weights:
-    """Weights in which the statistics of a net's Dial layers take the place of those stored; all else is as it was.
+    """A copy of weights with the statistics of a net's Dial layers; everything else is unchanged.
 
     Args:
-        weights: what the net was loaded from, at least.
+        weights: weights that hold at least the net's layers.
     """
     dials = _dial_layers(net)
     return Weights(
@@ -208,18 +208,18 @@ def with_statistics(weights: Weights, net: Net) -> Weights:
 
 
 class _Statistics(NamedTuple):
-    """Mean and variance by channel, (C,) each."""
+    """Mean and variance per channel, (C,) each."""
 
     mean: Array
     variance: Array
 
     def normalized(self, by: _Statistics, eps: float) -> tuple[Array, Array]:
-        """Mean and deviation after a layer that has the statistics `by`; eps counts as a part of both variances."""
+        """Mean and deviation behind a layer with the statistics `by`; eps is added to both variances."""
         scale = 1 / np.sqrt(by.variance + eps)
         return (self.mean - by.mean) * scale, np.sqrt(self.variance + eps) * scale
 
     def mixed(self, other: _Statistics, share: float) -> _Statistics:
-        """Those of a mixture of two distributions, this one's share being `share`."""
+        """The statistics of a mixture of two distributions, in which this one has the weight `share`."""
         mean = share * self.mean + (1 - share) * other.mean
         return _Statistics(
             mean,
@@ -252,18 +252,18 @@ class _Moments:
         self.count = total
 
     def statistics(self) -> _Statistics:
-        """Mean and biased variance of all that was added."""
+        """Mean and biased variance of everything added so far."""
         return _Statistics(self._mean.cpu().numpy(), (self._squares / self.count).cpu().numpy())
 
 
 class _Steps:
-    """Which layers of a net can run once the Dial layers of a depth are final.
+    """The order in which a net's layers can run as the Dial layers' statistics become final.
 
-    The depth of a Dial layer is the largest number of Dial layers in a row before it. A layer's step is the number of
-    depths that must be final before it can run; that of a Dial layer is its depth + 1.
+    A Dial layer's depth is the largest number of Dial layers on a path to it. A layer's step is the number of depths
+    that must be final before it can run; a Dial layer's step is its depth + 1.
 
     Attributes:
-        depths: of every Dial layer, by name.
+        depths: the depth of every Dial layer, by name.
         count: number of depths.
         inputs: blobs to feed.
     """
@@ -281,9 +281,9 @@ class _Steps:
 
         self.depths: dict[str, int] = {}
         self._steps: dict[int, int] = {}
-        """By number of layer, in the net's order, for those that a Dial layer or the logits depend on."""
+        """Steps by number of layer, in the net's order, of the layers that a Dial layer or the logits depend on."""
         self._spans: list[tuple[str, int, int]] = []
-        """Blobs with the steps of the layer that makes them and of the one that reads them."""
+        """Each blob with the steps of the layer that makes it and of the layer that reads it."""
         made: dict[str, int] = {}
         for i in reversed(order):
             message = messages[i]
@@ -301,15 +301,15 @@ class _Steps:
         self.inputs = [name for name in net.inputs if name in read]
 
     def kept(self, step: int) -> list[str]:
-        """The blobs that layers up to `step` make and later ones read."""
+        """The blobs that layers up to `step` make and later layers read."""
         return list(dict.fromkeys(name for name, made, read in self._spans if made <= step < read))
 
     def batch_bytes(self, step: int) -> int:
-        """Bytes of `kept`, for a batch of the net's size."""
+        """Bytes of the `kept` blobs for a batch of the net's size."""
         return sum(4 * prod(self._net.blob_shapes[name]) for name in self.kept(step))
 
     def work(self, after: int | None, step: int) -> int:
-        """About how many multiplications `run` takes, for a batch of the net's size."""
+        """The approximate number of multiplications in `run` for a batch of the net's size."""
         total = 0
         for message in (self._net.param.layer[i] for i in self._between(after, step)):
             weights = sum(blob.numel() for blob in self._net.layer(message.name).blobs)
@@ -321,7 +321,7 @@ class _Steps:
     def run(self, values: dict[str, Tensor], after: int | None, step: int) -> None:
         """Run the layers behind step `after`, or from the inputs on, up to `step`; `values` holds the blobs.
 
-        Layers run out of the net's order, which is safe: a blob has one reader, as Split layers see to.
+        Layers may run out of the net's order: Split layers make sure that every blob has only one reader.
         """
         for i in self._between(after, step):
             message = self._net.param.layer[i]
@@ -337,7 +337,7 @@ class _Steps:
 
 
 class _Pass(NamedTuple):
-    """The layers behind step `after` (None: from the inputs) up to `step`, and whether to keep what is there then."""
+    """A pass over the layers behind step `after` (None: from the inputs) up to `step`; `keep`: keep its last blobs."""
 
     after: int | None
     step: int
@@ -346,12 +346,12 @@ class _Pass(NamedTuple):
 
 @dataclass
 class _Samples:
-    """A domain's batches, and what a recalibration learns of them.
+    """A domain's batches, and what a recalibration finds in them.
 
     Attributes:
-        kept: by batch, the blobs at the end of the last pass that kept them, on the CPU.
+        kept: for each batch, the blobs at the end of the last pass that kept them, on the CPU.
         count: number of samples.
-        old_classes, classes: by batch, the most probable with the stored and with the new statistics.
+        old_classes, classes: for each batch, the most probable classes with the stored and with the new statistics.
     """
 
     domain: Domain
@@ -398,7 +398,7 @@ class _Run:
         self._done = 0
 
     def _plan(self, memory: int) -> list[_Pass]:
-        """A pass for each depth, and one behind the last to the logits."""
+        """A pass for each depth, and one from the last depth to the logits."""
         batches = sum(len(samples.batches) for samples in self._domains)
         last = self._steps.count - (self._logits is None)
         plan: list[_Pass] = []
@@ -414,12 +414,12 @@ class _Run:
         return self._domains if self._passes[number].step < self._steps.count else [self._target]
 
     def _work(self, number: int, samples: _Samples) -> int:
-        """Multiplications of a pass for a batch of the net's size."""
+        """The number of multiplications in a pass for a batch of the net's size."""
         predicting = self._steps.work(None, self._steps.count) if self._predicts_first(number, samples) else 0
         return predicting + self._steps.work(self._passes[number].after, self._passes[number].step)
 
     def _predicts_first(self, number: int, samples: _Samples) -> bool:
-        """Whether the classes with the stored statistics are found in this pass, which has the inputs at hand."""
+        """Whether this pass, which has the inputs, also finds the classes with the stored statistics."""
         return number == 0 and samples is self._target and self._logits is not None
 
     def run(self) -> Recalibration:
@@ -446,7 +446,7 @@ class _Run:
         )
 
     def _run_pass(self, number: int, samples: _Samples, moments: Mapping[str, _Moments]) -> None:
-        """Run a pass over a domain, adding what reaches Dial layers to their moments."""
+        """Run a pass over a domain, and add the inputs of Dial layers to their moments."""
         for dial in self.dials.values():
             dial.test_stats = samples.domain
         pass_ = self._passes[number]
@@ -463,7 +463,7 @@ class _Run:
                 samples.classes.append(self._classes(values))
                 self._check_finite(values)
             if pass_.keep:
-                # in the place of what was kept for this batch before, so that both are never there in full
+                # replaces the batch's earlier blobs, so that memory never holds both for all batches
                 samples.kept[index : index + 1] = [{name: values[name].cpu() for name in self._steps.kept(pass_.step)}]
             self._done += self._work(number, samples)
             self._report(Progress(number + 1, len(self._passes), samples.domain, self._done / self._total))
@@ -478,7 +478,7 @@ class _Run:
         return {name: blob.to(self._device) for name, blob in blobs.items()}
 
     def _run_layers(self, index: int, values: Mapping[str, Tensor], after: int | None, step: int) -> dict[str, Tensor]:
-        """The blobs that steps leave of batch `index`; `values` stays as it is."""
+        """The blobs that are left after running steps on batch `index`; `values` does not change."""
         self._net.seed_pass(index)
         values = dict(values)
         self._steps.run(values, after, step)
@@ -492,8 +492,8 @@ class _Run:
         assert self._logits is not None
         if not values[self._logits].amax(1).isfinite().all():
             raise WorkError(
-                f'the scores in blob "{self._logits}" are not finite (NaN or infinite): the weights are of a training '
-                "that diverged, or damaged"
+                f'the scores in blob "{self._logits}" are not finite (NaN or infinite): the weights are damaged, or '
+                "from a training that diverged"
             )
 
 
@@ -502,7 +502,7 @@ def _dial_layers(net: Net) -> dict[str, DomainAlignment]:
 
 
 def _check_net(net: Net, logits: str | None) -> None:
-    """Refuse nets whose Dial layers have no statistics of their own that hold for every batch."""
+    """Refuse a net whose Dial layers don't each have stored statistics that hold for every batch."""
     if net.phase != pb.TEST:
         raise InputError("a net in TRAIN phase normalizes with the batch's statistics: build it for the TEST phase")
     if logits is not None and logits not in net.blob_shapes:
@@ -515,40 +515,40 @@ def _check_net(net: Net, logits: str | None) -> None:
         if isinstance(layer, DomainAlignment | BatchNorm) and layer.use_global_stats is False:
             raise InputError(
                 f'layer "{name}" ({layer.type_name}) has use_global_stats: false, so that it never uses stored '
-                "statistics: set it to true, or leave it out, for the TEST phase"
+                "statistics: set it to true, or leave it out, in the TEST phase"
             )
     owners: dict[int, str] = {}
     for name, dial in dials.items():
         owner = owners.setdefault(dial.mean.data_ptr(), name)
         if owner != name:
             raise InputError(
-                f'layers "{owner}" and "{name}" share their statistics, which can be those of one layer only: leave '
-                "out the names in their param fields"
+                f'layers "{owner}" and "{name}" share their statistics, which only one of them can have: remove the '
+                "names in their param fields"
             )
 
 
 def _check_without_source(dials: Mapping[str, DomainAlignment]) -> None:
-    """Refuse to leave the source out where the target's statistics depend on it, or where it has none to keep."""
+    """Refuse to leave the source out if the target depends on it, or if it has no statistics to keep."""
     for name, dial in dials.items():
         if dial.mixing < 1:
             raise InputError(
-                f'layer "{name}" has alpha {dial.mixing:.4g}, so the target\'s statistics there are mixed with the '
-                "source's, whose samples are needed too"
+                f"layer \"{name}\" has alpha {dial.mixing:.4g}, which mixes the target's statistics with the source's: "
+                "give the source's samples too, by `source`"
             )
         if not dial.normalizer.any():
             raise InputError(
-                f"layer \"{name}\" has never stored statistics, so the source's can't be left as they are: its samples "
-                "are needed too"
+                f'layer "{name}" has never stored statistics that the source could keep: give the source\'s samples '
+                "too, by `source`"
             )
 
 
 def _store(name: str, dial: DomainAlignment, moments: Mapping[Domain, _Moments]) -> LayerChange:
-    """Mix the statistics of both domains, store them in a layer, and say what that changed."""
+    """Mix both domains' statistics, store them in a layer, and return what changed."""
     found = {domain: so_far.statistics() for domain, so_far in moments.items()}
     for domain, statistics in found.items():
         if not all(np.isfinite(values).all() for values in statistics):
             raise WorkError(
-                f'values that are not finite reach layer "{name}" from the {domain}: the weights are of a training '
+                f'values that are not finite reach layer "{name}" from the {domain}: the weights are from a training '
                 "that diverged"
             )
     alpha, eps = dial.mixing, dial.eps
@@ -584,6 +584,6 @@ def _store(name: str, dial: DomainAlignment, moments: Mapping[Domain, _Moments])
 
 
 def _stored(dial: DomainAlignment, row: int) -> _Statistics:
-    """What one of a layer's predictors uses."""
+    """The statistics that one of a layer's predictors uses."""
     scale = 1 / dial.normalizer.item() if dial.normalizer.any() else 0.0
     return _Statistics(*(blob[row].double().cpu().numpy() * scale for blob in (dial.mean, dial.variance)))

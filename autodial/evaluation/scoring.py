@@ -1,4 +1,4 @@
-"""A trained net's TEST phase over a list of images: means of the output blobs, and scores image by image."""
+"""A trained net's TEST phase over an image list: means of the output blobs, and scores image by image."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ from autodial.net.feed import Feed, sources
 from autodial.net.net import Net
 from autodial.system.devices import full_memory_errors
 from autodial.system.files import replacing
-from autodial.training.monitor import NotFinite, Values
+from autodial.training.monitor import BlobValues, NotFinite
 from autodial.training.score_watch import ScoreWatch, not_finite
 
-_NO_LIST = "has no image list, or several that no label tells apart, to score image by image"
+_NO_LIST = "has no image list to score image by image, or several, and no label layer says which one"
 
 
 @dataclass(frozen=True)
-class Row:
+class ScoredImage:
     """One image.
 
     Attributes:
-        path: as the list states it; a database's key; file and number of a row.
-        label: None if the data layer gives none.
+        path: the image's path in the list, its key in a database, or its HDF5 file and row.
+        label: the label; None if the data layer has none.
         probabilities: float32 (classes,), the softmax of the logits.
     """
 
@@ -45,7 +45,7 @@ class Row:
 
     @property
     def predicted(self) -> int:
-        """The most probable class; of equals the last, as Caffe's Accuracy layer has it, and so where all are NaN."""
+        """The most probable class; the last of several equal ones, as in Caffe's Accuracy layer, or if all are NaN."""
         return len(self.probabilities) - 1 - int(self.probabilities[::-1].argmax())
 
     @property
@@ -57,25 +57,25 @@ class Row:
 
 
 class Scorer:
-    """Runs a net in its TEST phase over the image list whose labels it compares with, or its only list.
+    """Runs a net in its TEST phase over its only image list, or the one whose labels it reads.
 
-    Every image counts once: the last batch is cut to the images that are left. With `iterations`, that many whole
-    batches are run instead, as `caffe test` does, and a list that is shorter starts again.
+    Every image counts once: the last batch is cut to the remaining images. With `iterations`, that many whole batches
+    are run instead, as in `caffe test`, and a shorter list starts again.
 
     Args:
         net: a TEST net, on `device`.
-        device: where it is.
+        device: the net's device.
         workers: processes that read images.
         iterations: number of batches; None for every image once.
         logits: blob of class scores, (N, classes) or (N, classes, 1, 1); None for no rows.
 
     Attributes:
         batches: number of batches that `run` runs.
-        rows: one per image, each image once, in the order in which they were read; filled by `run`, with `logits`.
-        not_finite: the blobs of scores that are not finite, filled at the end of `run`.
+        rows: each image once, in reading order; filled by `run`, if `logits` is given.
+        not_finite: the blobs with scores that are not finite; filled at the end of `run`.
 
     Raises:
-        InputError: there is no such list, or several, and it is needed; or the logits have another shape.
+        InputError: there is no such list, or several, where one is needed; or the logits have another shape.
     """
 
     def __init__(
@@ -84,13 +84,13 @@ class Scorer:
         self._net, self._device, self._workers, self._logits = net, device, workers, logits
         self._list, self._labels = _scored_list(net)
         if self._list is None and iterations is None:
-            raise InputError(f"the TEST phase {_NO_LIST}; give a number of --iterations")
+            raise InputError(f"the TEST phase {_NO_LIST}: state a number of `iterations`")
         if logits is not None and (problem := why_no_rows(net, logits)):
             raise InputError(problem)
         # a batch can be cut only if every input has a row per image of the list
         self._once = iterations is None and len(net.data_layers) == 1
         self.batches = iterations or (-(-len(self._list) // self._list.batch_size) if self._list else 0)
-        self.rows: list[Row] = []
+        self.rows: list[ScoredImage] = []
         self.not_finite: NotFinite = {}
         self._totals: dict[str, Tensor] = {}
         self._weight = 0
@@ -113,15 +113,17 @@ class Scorer:
                 yield
         self.not_finite = not_finite(watch.counts())
 
-    def _scored(self, index: int, inputs: dict[str, Tensor], probabilities: NDArray[np.float32]) -> Iterator[Row]:
+    def _scored(
+        self, index: int, inputs: dict[str, Tensor], probabilities: NDArray[np.float32]
+    ) -> Iterator[ScoredImage]:
         """The rows of a batch, as many as there are probabilities."""
         assert self._list is not None
         labels = inputs[self._labels].flatten().long().tolist() if self._labels else repeat(None)
         rows = zip(self._list.names(index), labels, probabilities, strict=False)
-        return (Row(*row) for row in rows)
+        return (ScoredImage(*row) for row in rows)
 
     def _new_rows(self, index: int) -> int:
-        """How many rows of a batch hold images that no batch before it held."""
+        """How many rows of a batch hold images that earlier batches did not hold."""
         if self._list is None:
             return 0
         size = self._list.batch_size
@@ -135,28 +137,28 @@ class Scorer:
                 self._totals[name] = self._totals[name] + value if name in self._totals else value
         self._weight += weight
 
-    def means(self) -> dict[str, Values]:
+    def means(self) -> dict[str, BlobValues]:
         """Output blobs averaged over the images, or with `iterations` over the batches; none with a row per image."""
         return {name: tuple((total / self._weight).flatten().tolist()) for name, total in self._totals.items()}
 
     def accuracy(self) -> float | None:
-        """The share of rows whose label is predicted, among those whose label is a class; None if there is none."""
+        """The share of images whose label is predicted, among those whose label is a class; None if there are none."""
         right = [row.predicted == row.label for row in self.rows if row.loss is not None]
         return sum(right) / len(right) if right else None
 
 
 def why_no_rows(net: Net, logits: str) -> str | None:
-    """What keeps a TEST net from being scored image by image by a blob; None if nothing does."""
+    """The reason why a TEST net can't be scored image by image by a blob; None if it can."""
     if _scored_list(net)[0] is None:
-        return f"the TEST phase {_NO_LIST}; leave out -o and --logits"
+        return f"the TEST phase {_NO_LIST}: leave out `output` and `logits`"
     shape = net.blob_shapes[logits]
     if len(shape) < 2 or any(size != 1 for size in shape[2:]):
-        return f'blob "{logits}" has shape {shape}, and not a row of scores per image'
+        return f'blob "{logits}" has shape {shape}, not a row of scores per image'
     return None
 
 
 def _scored_list(net: Net) -> tuple[Source | None, str | None]:
-    """The source to score and the blob of its labels, where there is one of each."""
+    """The data source to score and the blob of its labels; None for what does not exist or is ambiguous."""
     tops = {reader.source: reader.top for reader in label_readers(net)} or dict.fromkeys(sources(net), 1)
     if len(tops) != 1:
         return None, None
@@ -166,7 +168,7 @@ def _scored_list(net: Net) -> tuple[Source | None, str | None]:
     return source, net.tops(name)[top] if one_per_row else None
 
 
-def write_scores(rows: Sequence[Row], path: Path) -> None:
+def write_scores(rows: Sequence[ScoredImage], path: Path) -> None:
     """Write rows as CSV: path, label, predicted, loss, probability_0, probability_1, ...
 
     Raises:

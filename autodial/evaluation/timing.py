@@ -19,6 +19,7 @@ from autodial.errors import InputError
 from autodial.layers import Shape
 from autodial.layers.data_sources import SourceLayer
 from autodial.net.net import Net
+from autodial.proto import messages as pb
 
 
 @dataclass(frozen=True)
@@ -27,10 +28,10 @@ class LayerTime:
 
     Attributes:
         name, type: the layer's.
-        forward_ms: mean milliseconds of a forward pass; of a data layer, to read a batch in this process and bring it
-            to the device.
-        backward_ms: mean milliseconds of a backward pass; None where there is none, because no loss depends on the
-            layer, or because neither it nor a layer before it has anything to learn.
+        forward_ms: mean milliseconds of a forward pass; for a data layer, of reading a batch in this process and moving
+            it to the device.
+        backward_ms: mean milliseconds of a backward pass; None if there is none: no loss depends on the layer, or
+            neither the layer nor one before it learns anything.
         frozen: whether the layer has parameters and all have lr_mult 0.
     """
 
@@ -42,18 +43,18 @@ class LayerTime:
 
 
 def time_layers(net: Net, device: torch.device, batches: Iterable[int]) -> list[LayerTime]:
-    """Run a net forward and backward, layer by layer, once for each of `batches`; a first pass does not count.
+    """Run a net forward and backward, layer by layer, once for each of `batches`, after an uncounted first pass.
 
-    Data layers read their files. Blobs that a program would feed hold random numbers in [0, 1), which are labels 0 as
-    well. Each layer's time is that from the end of the layer before to its own end, so that a pass takes the sum.
+    Data layers read their files. Blobs that a program would feed hold random numbers in [0, 1), which also serve as
+    labels 0. A layer's time begins at the end of the layer before it, so that the times of a pass add up to its total.
 
     Args:
-        net: on `device`; statistics that its layers keep change as in training.
-        device: on CUDA, its own clock is read.
+        net: a net on `device`; the statistics that its layers keep change as in training.
+        device: the device; CUDA's own clock is read.
         batches: numbers of the batches that the data layers read, at least one.
 
     Returns:
-        the layers in order, with the Split layers that the net adds.
+        the layers in order, including the Split layers that the net adds.
 
     Raises:
         InputError: a batch can't be read, or a layer can't be run on it.
@@ -75,21 +76,23 @@ def time_layers(net: Net, device: torch.device, batches: Iterable[int]) -> list[
     ]
 
 
-def replace_missing_data(param: Any, base_dir: Path | None) -> tuple[Any, dict[str, list[Shape]]]:
-    """Put Input layers in the place of data layers whose source is missing.
+def replace_missing_data(
+    param: pb.NetParameter, base_dir: Path | None
+) -> tuple[pb.NetParameter, dict[str, list[Shape]]]:
+    """Replace data layers whose source is missing by Input layers.
 
     Args:
         param: a NetParameter filtered for its phase (`autodial.netparam.net_state.filter_net`); it is not changed.
         base_dir: folder of the prototxt.
 
     Returns:
-        a copy of `param`, and the shapes of the replaced layers' tops by layer name: those of crop_size, or new_height
-        and new_width, with three channels unless the prototxt asks for grey images.
+        a copy of `param`, and the shapes of the replaced layers' tops by layer name. They follow from crop_size, or
+        from new_height and new_width, with three channels unless the prototxt asks for grey images.
 
     Raises:
         InputError: a source is missing and the prototxt does not state the size of what it would hold.
     """
-    result = type(param)()
+    result = pb.NetParameter()
     result.CopyFrom(param)
     replaced: dict[str, list[Shape]] = {}
     for layer in result.layer:
@@ -102,7 +105,7 @@ def replace_missing_data(param: Any, base_dir: Path | None) -> tuple[Any, dict[s
             if shapes is None:
                 remedy = "" if layer.type == "HDF5Data" else " (crop_size would)"
                 raise InputError(
-                    f'layer "{layer.name}" ({layer.type}): {error}, and without it nothing says what size its data has'
+                    f'layer "{layer.name}" ({layer.type}): {error}, and without it nothing states the size of its data'
                     f"{remedy}"
                 ) from None
             replaced[layer.name] = shapes[: len(layer.top)]
@@ -114,8 +117,8 @@ def replace_missing_data(param: Any, base_dir: Path | None) -> tuple[Any, dict[s
     return result, replaced
 
 
-def _stated_shapes(layer: Any) -> list[Shape] | None:
-    """The shapes of a data layer's images and labels as its prototxt states them; None if it does not."""
+def _stated_shapes(layer: pb.LayerParameter) -> list[Shape] | None:
+    """The shapes of a data layer's images and labels by its prototxt; None if it states none."""
     images = layer.image_data_param
     crop = layer.transform_param.crop_size
     height, width = (crop, crop) if crop else (images.new_height, images.new_width)
@@ -132,7 +135,7 @@ def _is_frozen(blobs: Sequence[Tensor]) -> bool:
 
 
 class _Passes:
-    """Passes of a net in which every layer has a graph of its own, so that each can be timed backwards as well."""
+    """Passes of a net in which every layer has its own autograd graph, so that its backward pass can be timed."""
 
     def __init__(self, net: Net, device: torch.device) -> None:
         self._net = net
@@ -157,7 +160,7 @@ class _Passes:
             for i, message in enumerate(net.param.layer):
                 layer = net.layer(message.name)
                 for bottom in message.bottom:
-                    # a leaf of this layer's own graph, which needs a gradient where autograd would have carried it on
+                    # a leaf of this layer's own graph; it needs a gradient where autograd would have passed one on
                     values[bottom] = values[bottom].detach().requires_grad_(values[bottom].requires_grad)
                 bottoms = [values[bottom] for bottom in message.bottom]
                 if isinstance(layer, SourceLayer):
@@ -200,7 +203,7 @@ class _Passes:
         return dict(zip(numbers, self._intervals(marks), strict=True))
 
     def _diff(self, name: str, top: Tensor, diffs: dict[str, Tensor]) -> Tensor | None:
-        """The gradient that reaches a top, which is used up; None where there is none, or no use for it."""
+        """The gradient that reaches a top, removed from `diffs`; None if there is none, or the top needs none."""
         diff = diffs.pop(name, None)
         weight = self._net.loss_weights.get(name)
         if weight is not None:
@@ -208,7 +211,7 @@ class _Passes:
         return diff if top.requires_grad else None
 
     def _mark(self) -> Any:
-        """This moment, or on CUDA the one when the device will have done what it was given."""
+        """The current time, or on CUDA an event that marks the end of the work queued so far."""
         if self._device.type != "cuda":
             return time.perf_counter()
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from autodial.layers.base import LayerContext, LayerError, Shape, canonical_axis, register
+from autodial.layers.draws import Draws
 from autodial.layers.elementwise import Elementwise
 from autodial.layers.fillers import fill
 
@@ -147,29 +148,20 @@ class Dropout(Elementwise):
         if not 0 <= dropout_ratio < 1:
             raise LayerError(f"dropout_ratio must be in [0, 1), not {dropout_ratio:g}")
         self.dropout_ratio = dropout_ratio
-        self._seed: int | None = None
-        self._generator: torch.Generator | None = None
+        self._draws = Draws()
 
     @classmethod
     def from_caffe(cls, context: LayerContext) -> Dropout:
         return cls(context.param.dropout_param.dropout_ratio)
 
     def reseed(self, seed: int) -> None:
-        self._seed = seed
-        self._generator = None
+        self._draws.reseed(seed)
 
     def forward(self, bottom: Tensor) -> Tensor:
         if not self.training or self.dropout_ratio == 0:
             return bottom
-        if self._seed is not None and (self._generator is None or self._generator.device != bottom.device):
-            self._generator = torch.Generator(bottom.device).manual_seed(self._seed)
         kept = 1 - self.dropout_ratio
-        if self.shares is None:
-            mask = torch.empty_like(bottom).bernoulli_(kept, generator=self._generator)
-        else:  # each process draws for all, so that the masks are those of one process
-            whole = _like(bottom, self.shares.rows).bernoulli_(kept, generator=self._generator)
-            mask = self.shares.take(whole)
-        return bottom * mask.div_(kept)
+        return bottom * self._draws.bernoulli(bottom, kept, self.shares).div_(kept)
 
 
 @register("Softmax")
@@ -193,13 +185,6 @@ class Softmax(Elementwise):
 
     def forward(self, bottom: Tensor) -> Tensor:
         return F.softmax(bottom, self.axis)
-
-
-def _like(rows: Tensor, count: int) -> Tensor:
-    """An empty tensor of another number of rows, whose elements lie in memory in the same order of axes."""
-    plain = rows.dim() != 4 or rows.is_contiguous() or not rows.is_contiguous(memory_format=torch.channels_last)
-    memory_format = torch.contiguous_format if plain else torch.channels_last
-    return torch.empty(count, *rows.shape[1:], dtype=rows.dtype, device=rows.device, memory_format=memory_format)
 
 
 def _channels(shape: Shape) -> int:

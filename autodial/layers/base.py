@@ -76,11 +76,14 @@ class Layer(nn.Module):
     statistics: ClassVar[tuple[int, ...]] = ()
     """Indices of the blobs that hold statistics: lr_mult 0 unless stated, and an error if stated non-zero."""
     no_gradient: ClassVar[tuple[int, ...]] = ()
-    """Indices of the bottoms through which no gradient flows (labels)."""
+    """Indices of the bottoms through which no gradient flows (labels); -1 is the last."""
     in_place: ClassVar[bool] = True
     """Whether a top may be named like the bottom in its place."""
     options: ClassVar[tuple[str, ...]] = ()
     """The LayerParameter's `*_param` messages that the layer reads, besides the one that is called like its type."""
+    fork_fields: ClassVar[tuple[str, ...]] = ()
+    """What the layer reads in Caffe's own messages that only forks of Caffe have there, such as
+    "pooling_param.ceil_mode" or "loss_param.normalization: PRE_FIXED"; anything else of that kind is refused."""
     rows: ClassVar[Rows | None] = None
     """What the layer does with the rows of its batch. None, unstated: a net with the layer trains in one process."""
     reads_scores: ClassVar[bool] = False
@@ -104,6 +107,11 @@ class Layer(nn.Module):
     def from_caffe(cls, context: LayerContext) -> Layer:
         """Build the layer from its prototxt; raises LayerError for what can't be honoured."""
         raise NotImplementedError
+
+    @classmethod
+    def without_gradient(cls, bottoms: int) -> set[int]:
+        """Those of that many bottoms through which no gradient flows."""
+        return {j % bottoms for j in cls.no_gradient if j < bottoms}
 
     @classmethod
     def unread_options(cls, param: Any) -> list[str]:
@@ -131,6 +139,9 @@ class Layer(nn.Module):
         """What a count of the rows that are here is for the whole batch (`Shares.whole`)."""
         return count if self.shares is None else self.shares.whole(count)
 
+    def rewind(self) -> None:
+        """Take back what the last forward pass left for the next, so that the same pass can be run again."""
+
     def reseed(self, seed: int) -> None:
         """Restart the random state of a layer with `is_random`."""
         raise NotImplementedError
@@ -139,14 +150,8 @@ class Layer(nn.Module):
 registry: dict[str, type[Layer]] = {}
 """Layer classes by Caffe type name."""
 
-_RECURRENT = "there are no recurrent layers here; unroll the steps into InnerProduct, TanH, Sigmoid and Eltwise layers"
 NOT_SUPPORTED = {
-    "BatchReindex": "put the rows of the batch in order before they are fed",
-    "Filter": "leave the rows out before they are fed, or let the loss ignore their labels with ignore_label",
-    "LSTM": _RECURRENT,
-    "RNN": _RECURRENT,
-    "Recurrent": _RECURRENT,
-    "SPP": "write out what it stands for: a Pooling and a Flatten layer for each level, and a Concat of them",
+    "Recurrent": "it is what Caffe's recurrent layers have in common; write LSTM or RNN",
     "WindowData": "cut the windows out into image files, and list these for an ImageData layer",
 }
 """Caffe's layer types that do not exist here, with what to do instead."""

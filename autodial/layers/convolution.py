@@ -1,10 +1,11 @@
-"""Caffe's Convolution and Deconvolution."""
+"""Caffe's Convolution and Deconvolution, over any number of spatial axes."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from math import prod
+from typing import TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -13,9 +14,9 @@ from torch import Tensor, nn
 from autodial.layers.base import Layer, LayerContext, LayerError, Shape, check_size, register
 from autodial.layers.fillers import fill
 from autodial.layers.shares import Rows
+from autodial.layers.windows import Lengths, Windows, channel_axis
 from autodial.wording import counted
 
-Pair = tuple[int, int]
 C = TypeVar("C", bound="BaseConvolution")
 
 
@@ -23,14 +24,17 @@ class BaseConvolution(Layer):
     """What Convolution and Deconvolution have in common (base_conv_layer.cpp).
 
     Any number of bottoms (N, C, H, W) of one shape give as many tops (N, num_output, H', W') with the same weights,
-    which start at zero, as Caffe's default filler leaves them.
+    which start at zero, as Caffe's default filler leaves them. There may be any number of spatial axes in the place of
+    H and W, and any number of batch axes in the place of N.
 
     Args:
         in_channels: C, a multiple of `group`.
         num_output: a multiple of `group`.
-        kernel_size, stride, pad, dilation: (height, width) in pixels.
+        kernel_size: one number for each spatial axis, (height, width) in pixels for images.
+        stride, pad, dilation: as many, or a single number for all.
         group: output group i sees input group i alone.
         bias: whether a bias (num_output,) is added.
+        axis: the axis of the channels.
     """
 
     bottoms = (1, None)
@@ -43,46 +47,50 @@ class BaseConvolution(Layer):
         self,
         in_channels: int,
         num_output: int,
-        kernel_size: Pair,
+        kernel_size: Lengths,
         *,
-        stride: Pair = (1, 1),
-        pad: Pair = (0, 0),
-        dilation: Pair = (1, 1),
+        stride: Lengths = (1,),
+        pad: Lengths = (0,),
+        dilation: Lengths = (1,),
         group: int = 1,
         bias: bool = True,
+        axis: int = 1,
     ) -> None:
         super().__init__()
-        positive = {"kernel_size": kernel_size, "stride": stride, "dilation": dilation}
-        for name, values in {**positive, "num_output": (num_output,), "group": (group,)}.items():
-            if min(values) < 1:
-                raise LayerError(f"{name} must be positive, not {' x '.join(map(str, values))}")
+        axes = len(kernel_size)
+        self.windows = Windows(
+            kernel_size, *(each * axes if len(each) == 1 else each for each in (stride, pad, dilation))
+        )
+        for name, value in (("num_output", num_output), ("group", group)):
+            if value < 1:
+                raise LayerError(f"{name} must be positive, not {value}")
         for name, channels in (("bottom's channels", in_channels), ("num_output", num_output)):
             if channels % group:
                 raise LayerError(f"{name} {channels} is not a multiple of group {group}")
-        self.in_channels, self.num_output = in_channels, num_output
-        self.kernel_size, self.stride, self.pad, self.dilation, self.group = kernel_size, stride, pad, dilation, group
-        self.weight = nn.Parameter(torch.zeros(check_size("the weight", self._weight_channels() + kernel_size)))
+        self.in_channels, self.num_output, self.group, self.axis = in_channels, num_output, group, axis
+        self.weight = nn.Parameter(torch.zeros(check_size("the weight", (*self._weight_channels(), *kernel_size))))
         self.bias = nn.Parameter(torch.zeros(num_output)) if bias else None
 
     @classmethod
     def from_caffe(cls: type[C], context: LayerContext) -> C:
         param = context.param.convolution_param
-        shape = _image_shape(context.bottom_shapes[0])
-        if param.axis not in (1, -3):
-            raise LayerError(f"convolution_param.axis {param.axis} is not supported, only 1 (channels) is")
+        shape = context.bottom_shapes[0]
+        axis = channel_axis(param, shape)
         if context.num_tops != len(context.bottom_shapes):
             raise LayerError(
                 f"{counted(len(context.bottom_shapes), 'bottom')} must have as many tops, not {context.num_tops}"
             )
+        windows = Windows.from_caffe(param, len(shape) - axis - 1)
         layer = cls(
-            shape[1],
+            shape[axis],
             param.num_output,
-            _pair(param, "kernel_size", "kernel", None),
-            stride=_pair(param, "stride", "stride", 1),
-            pad=_pair(param, "pad", "pad", 0),
-            dilation=_pair(param, "dilation", None, 1),
+            windows.kernel_size,
+            stride=windows.stride,
+            pad=windows.pad,
+            dilation=windows.dilation,
             group=param.group,
             bias=param.bias_term,
+            axis=axis,
         )
         # force_nd_im2col and engine choose between implementations of the same numbers.
         fill(layer.weight, param.weight_filler, context.generator)
@@ -96,92 +104,145 @@ class BaseConvolution(Layer):
 
     def top_shapes(self, bottom_shapes: Sequence[Shape]) -> list[Shape]:
         first = bottom_shapes[0]
-        num, channels, *size = _image_shape(first)
-        if channels != self.in_channels:
-            raise LayerError(f"bottom {first} has {channels} channels, the weights {self.in_channels}")
+        axes = self.axis + 1 + len(self.windows.kernel_size)
+        if len(first) != axes:
+            raise LayerError(f"bottom {first} must have {counted(axes, 'axis', 'axes')}, as when the net was built")
+        if first[self.axis] != self.in_channels:
+            raise LayerError(f"bottom {first} has {first[self.axis]} channels, the weights {self.in_channels}")
         for shape in bottom_shapes:
             if shape != first:
                 raise LayerError(f"bottoms {first} and {shape} must have the same shape")
-        out = []
-        for length, kernel, stride, pad, dilation in zip(
-            size, self.kernel_size, self.stride, self.pad, self.dilation, strict=True
-        ):
-            extent = dilation * (kernel - 1) + 1
-            out.append(self._out_length(length, extent, stride, pad))
-            if out[-1] < 1:
-                raise LayerError(f"a kernel over {extent} pixels does not fit bottom {first} with pad {pad}")
-        return [(num, self.num_output, *out)] * len(bottom_shapes)
+        return [(*first[: self.axis], self.num_output, *self._out_lengths(first))] * len(bottom_shapes)
 
     def forward(self, bottom: Tensor, *others: Tensor) -> Tensor | tuple[Tensor, ...]:
-        top = self._convolve(bottom)
-        return (top, *map(self._convolve, others)) if others else top
+        top = self._top(bottom)
+        return (top, *map(self._top, others)) if others else top
+
+    def _top(self, bottom: Tensor) -> Tensor:
+        """The top of one bottom."""
+        if self.axis == 1:
+            return self._convolve(bottom)
+        batch = bottom.shape[: self.axis]
+        top = self._convolve(bottom.reshape(prod(batch), *bottom.shape[self.axis :]))
+        return top.reshape(*batch, *top.shape[1:])
 
     @abstractmethod
-    def _weight_channels(self) -> Pair:
+    def _weight_channels(self) -> tuple[int, int]:
         """The first two axes of the weights."""
 
     @abstractmethod
-    def _out_length(self, length: int, extent: int, stride: int, pad: int) -> int:
-        """Length of a spatial axis of the top; `extent` is the kernel's, dilated."""
+    def _out_lengths(self, bottom: Shape) -> Lengths:
+        """Lengths of the top's spatial axes; LayerError where one has none."""
 
     @abstractmethod
     def _convolve(self, bottom: Tensor) -> Tensor:
-        """The top of one bottom."""
+        """The top of a bottom with one batch axis."""
 
 
 @register("Convolution")
 class Convolution(BaseConvolution):
-    """2-D cross-correlation (conv_layer.cpp): (N, C, H, W) -> (N, num_output, H', W').
+    """Cross-correlation (conv_layer.cpp): (N, C, H, W) -> (N, num_output, H', W').
 
-    H' = floor((H + 2 pad - dilation (kernel - 1) - 1) / stride) + 1, and likewise W'. Weights: (num_output, C / group,
+    H' = (H + 2 pad - dilation (kernel - 1) - 1) / stride + 1, and likewise W', where the division cuts the fraction
+    off, so that a kernel may reach beyond the padded bottom by less than a stride. Weights: (num_output, C / group,
     kernel height, kernel width). The arguments are those of BaseConvolution.
     """
 
-    def _weight_channels(self) -> Pair:
+    def _weight_channels(self) -> tuple[int, int]:
         return self.num_output, self.in_channels // self.group
 
-    def _out_length(self, length: int, extent: int, stride: int, pad: int) -> int:
-        return (length + 2 * pad - extent) // stride + 1
+    def _out_lengths(self, bottom: Shape) -> Lengths:
+        return self.windows.counts(bottom)
 
     def _convolve(self, bottom: Tensor) -> Tensor:
-        return F.conv2d(bottom, self.weight, self.bias, self.stride, self.pad, self.dilation, self.group)
+        over = self.windows.overhang(bottom.shape)
+        if any(over):
+            bottom = F.pad(bottom, [side for length in reversed(over) for side in (0, length)])
+        return _convolve(bottom, self.weight, self.bias, self.windows, self.group)
 
 
 @register("Deconvolution")
 class Deconvolution(BaseConvolution):
-    """The transpose of a 2-D cross-correlation (deconv_layer.cpp): (N, C, H, W) -> (N, num_output, H', W').
+    """The transpose of a cross-correlation (deconv_layer.cpp): (N, C, H, W) -> (N, num_output, H', W').
 
     H' = stride (H - 1) + dilation (kernel - 1) + 1 - 2 pad, and likewise W'. Weights: (C, num_output / group, kernel
     height, kernel width). The arguments are those of BaseConvolution.
     """
 
-    def _weight_channels(self) -> Pair:
+    def _weight_channels(self) -> tuple[int, int]:
         return self.in_channels, self.num_output // self.group
 
-    def _out_length(self, length: int, extent: int, stride: int, pad: int) -> int:
-        return stride * (length - 1) + extent - 2 * pad
+    def _out_lengths(self, bottom: Shape) -> Lengths:
+        windows = self.windows
+        lengths = bottom[self.axis + 1 :]
+        whole = [
+            stride * (length - 1) + extent
+            for length, extent, stride in zip(lengths, windows.extents, windows.stride, strict=True)
+        ]
+        for length, pad in zip(whole, windows.pad, strict=True):
+            if length <= 2 * pad:
+                raise LayerError(f"pad {pad} leaves nothing of the {length} pixels that bottom {bottom} makes")
+        return tuple(length - 2 * pad for length, pad in zip(whole, windows.pad, strict=True))
 
     def _convolve(self, bottom: Tensor) -> Tensor:
-        return F.conv_transpose2d(
-            bottom, self.weight, self.bias, self.stride, self.pad, groups=self.group, dilation=self.dilation
-        )
+        return _convolve_transposed(bottom, self.weight, self.bias, self.windows, self.group)
 
 
-def _image_shape(shape: Shape) -> Shape:
-    if len(shape) != 4:
-        raise LayerError(f"a convolution needs a bottom of 4 axes (N, C, H, W), not {shape}")
-    return shape
+_CONVOLVE = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
+_CONVOLVE_TRANSPOSED = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}
+"""Torch's functions by the number of spatial axes. More axes are taken apart along the first, none get one."""
 
 
-def _pair(param: Any, field: str, stem: str | None, default: int | None) -> Pair:
-    """(height, width) from a repeated field, one value for both or one each, or from STEM_h and STEM_w."""
-    values = list(getattr(param, field))
-    if stem and (param.HasField(f"{stem}_h") or param.HasField(f"{stem}_w")):
-        if values:
-            raise LayerError(f"convolution_param sets both {field} and {stem}_h or {stem}_w: keep one form")
-        return getattr(param, f"{stem}_h"), getattr(param, f"{stem}_w")
-    if not values and default is not None:
-        values = [default]
-    if len(values) not in (1, 2):
-        raise LayerError(f"convolution_param.{field} has {len(values)} values, but an image has 2 spatial axes")
-    return values[0], values[-1]
+def _convolve(bottom: Tensor, weight: Tensor, bias: Tensor | None, windows: Windows, group: int) -> Tensor:
+    """The cross-correlation of (N, C, ...) over any number of axes."""
+    axes = len(windows.kernel_size)
+    if axes == 0:
+        return F.conv1d(bottom.unsqueeze(2), weight.unsqueeze(2), bias, groups=group).squeeze(2)
+    if axes in _CONVOLVE:
+        return _CONVOLVE[axes](bottom, weight, bias, windows.stride, windows.pad, windows.dilation, group)
+    (stride, pad, dilation), rest = _first(windows), _rest(windows)
+    bottom = F.pad(bottom, [0, 0] * (axes - 1) + [pad, pad])
+    count = (bottom.shape[2] - windows.extents[0]) // stride + 1
+    parts = [
+        _over_rest(bottom[:, :, start : start + stride * (count - 1) + 1 : stride], weight[:, :, k], rest, group)
+        for k, start in enumerate(range(0, windows.extents[0], dilation))
+    ]
+    top = torch.stack(parts).sum(0)
+    return top if bias is None else top + bias.reshape(-1, *[1] * axes)
+
+
+def _convolve_transposed(bottom: Tensor, weight: Tensor, bias: Tensor | None, windows: Windows, group: int) -> Tensor:
+    """The transposed cross-correlation of (N, C, ...) over any number of axes."""
+    axes = len(windows.kernel_size)
+    if axes == 0:
+        top = F.conv_transpose1d(bottom.unsqueeze(2), weight.unsqueeze(2), bias, groups=group)
+        return top.squeeze(2)
+    if axes in _CONVOLVE_TRANSPOSED:
+        function = _CONVOLVE_TRANSPOSED[axes]
+        return function(bottom, weight, bias, windows.stride, windows.pad, 0, group, windows.dilation)
+    (stride, pad, dilation), rest = _first(windows), _rest(windows)
+    reach = stride * (bottom.shape[2] - 1) + 1
+    parts = [_over_rest(bottom, weight[:, :, k], rest, group, transposed=True) for k in range(windows.kernel_size[0])]
+    top = parts[0].new_zeros(*parts[0].shape[:2], reach + windows.extents[0] - 1, *parts[0].shape[3:])
+    for part, start in zip(parts, range(0, windows.extents[0], dilation), strict=True):
+        top[:, :, start : start + reach : stride] += part
+    top = top[:, :, pad : top.shape[2] - pad]
+    return top if bias is None else top + bias.reshape(-1, *[1] * axes)
+
+
+def _first(windows: Windows) -> tuple[int, int, int]:
+    """Stride, pad and dilation of the first axis."""
+    return windows.stride[0], windows.pad[0], windows.dilation[0]
+
+
+def _rest(windows: Windows) -> Windows:
+    """The windows over all axes but the first."""
+    return Windows(windows.kernel_size[1:], windows.stride[1:], windows.pad[1:], windows.dilation[1:])
+
+
+def _over_rest(bottom: Tensor, weight: Tensor, rest: Windows, group: int, *, transposed: bool = False) -> Tensor:
+    """The result over all spatial axes but the first, along which every place is an image of its own."""
+    function = _convolve_transposed if transposed else _convolve
+    images = bottom.movedim(2, 1)
+    top = function(images.flatten(0, 1), weight, None, rest, group)
+    return top.reshape(*images.shape[:2], *top.shape[1:]).movedim(1, 2)

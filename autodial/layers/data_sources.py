@@ -46,7 +46,7 @@ class ImageDataLayer(SourceLayer):
 
 @register("Data")
 class DataLayer(SourceLayer):
-    """Images (N, C, H, W) and, with two tops, labels (N,) from an LMDB (data_layer.cpp), both float32."""
+    """Images (N, C, H, W) and, with two tops, labels (N,) from an LMDB or LevelDB (data_layer.cpp), both float32."""
 
     tops = (1, 2)
     reader = DatumData

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from autodial.layers.base import Layer, LayerContext, LayerError, Shape, check_size, register
+from autodial.layers.draws import Draws
 from autodial.layers.shares import Rows
 from autodial.proto import messages as pb
 
@@ -18,7 +19,7 @@ Pair = tuple[int, int]
 
 @register("Pooling")
 class Pooling(Layer):
-    """Maximum or average over windows (pooling_layer.cpp): (N, C, H, W) -> (N, C, H', W').
+    """Maximum, average or random value over windows (pooling_layer.cpp): (N, C, H, W) -> (N, C, H', W').
 
     Tops: the values and, if asked for, each maximum's place in its channel, row * W + column, -1 over a window without
     real pixels; no gradient flows through the places.
@@ -27,11 +28,15 @@ class Pooling(Layer):
     left pad is dropped. A maximum takes real pixels only, and is -FLT_MAX over a window without any. An average is
     divided by the window's size after clipping it to the image and its pads.
 
+    STOCHASTIC pooling takes non-negative values. In training it draws each top from its window, a value with the
+    probability of its share in the window's sum. In evaluation it takes the mean that these probabilities give,
+    sum(x^2) / sum(x), or 0 where the sum is 0. `reseed(seed)` restarts the draws, as for Dropout.
+
     Torch's ceil_mode differs from this rule in a few shapes and ONNX runtimes differ from each other, so the image is
     padded to what the windows cover and pooled without ceil_mode.
 
     Args:
-        method: "MAX" or "AVE".
+        method: "MAX", "AVE" or "STOCHASTIC"; the last takes no pad.
         kernel_size: (height, width) in pixels; None pools the whole image.
         stride, pad: (height, width) in pixels; pad < kernel_size.
         mask: whether there is a second top, the places; of maxima only.
@@ -39,6 +44,7 @@ class Pooling(Layer):
 
     tops = (1, 2)
     rows = Rows.INDEPENDENT
+    is_random = True
 
     def __init__(
         self,
@@ -50,8 +56,8 @@ class Pooling(Layer):
         mask: bool = False,
     ) -> None:
         super().__init__()
-        if method not in ("MAX", "AVE"):
-            raise LayerError(f"pool {method} is not supported, only MAX and AVE are")
+        if method not in ("MAX", "AVE", "STOCHASTIC"):
+            raise LayerError(f"pool must be MAX, AVE or STOCHASTIC, not {method}")
         if mask and method != "MAX":
             raise LayerError(f"a second top, the places of the maxima, goes with pool MAX, not with {method}")
         if min(stride) < 1:
@@ -65,7 +71,10 @@ class Pooling(Layer):
             raise LayerError(
                 f"pad {pad[0]} x {pad[1]} must be smaller than kernel_size {kernel_size[0]} x {kernel_size[1]}"
             )
+        if method == "STOCHASTIC" and pad != (0, 0):
+            raise LayerError("pool STOCHASTIC takes no pad: pad the images before")
         self.method, self.kernel_size, self.stride, self.pad, self.mask = method, kernel_size, stride, pad, mask
+        self._draws = Draws()
 
     @classmethod
     def from_caffe(cls, context: LayerContext) -> Pooling:
@@ -100,6 +109,9 @@ class Pooling(Layer):
         )
         return [(*shape[:2], *out)] * (1 + self.mask)
 
+    def reseed(self, seed: int) -> None:
+        self._draws.reseed(seed)
+
     def forward(self, bottom: Tensor) -> Tensor | tuple[Tensor, Tensor]:
         size = (bottom.shape[2], bottom.shape[3])
         kernel = self.kernel_size or size
@@ -117,6 +129,8 @@ class Pooling(Layer):
             return top, place.to(top.dtype)
         if any(margins):
             bottom = F.pad(bottom, margins)
+        if self.method == "STOCHASTIC":
+            return self._drawn(bottom, kernel) if self.training else self._expected(bottom, kernel)
         top = F.avg_pool2d(bottom, kernel, self.stride)
         if all(extra <= pad for extra, pad in zip(after, self.pad, strict=True)):
             return top
@@ -126,6 +140,19 @@ class Pooling(Layer):
             for count, stride, extent, pad, length in zip(out, self.stride, kernel, self.pad, size, strict=True)
         )
         return top * (kernel[0] * kernel[1]) / torch.outer(bottom.new_tensor(rows), bottom.new_tensor(columns))
+
+    def _drawn(self, bottom: Tensor, kernel: Pair) -> Tensor:
+        """A value of each window, the first up to which the sum reaches a random share of the whole."""
+        windows = bottom.unfold(2, kernel[0], self.stride[0]).unfold(3, kernel[1], self.stride[1]).flatten(4)
+        sums = windows.detach().cumsum(4)
+        goal = sums[..., -1:] * self._draws.uniform(sums[..., -1], self.shares).unsqueeze(4)
+        place = (sums < goal).sum(4, keepdim=True).clamp(max=windows.shape[4] - 1)
+        return windows.gather(4, place).squeeze(4)
+
+    def _expected(self, bottom: Tensor, kernel: Pair) -> Tensor:
+        """The mean of what `_drawn` gives."""
+        sums, squares = (F.avg_pool2d(values, kernel, self.stride) for values in (bottom, bottom.square()))
+        return torch.where(sums > 0, squares / sums.where(sums > 0, 1), 0)
 
     def _margin(self, size: Sequence[int]) -> list[int]:
         """How far the last window reaches beyond the image, below and to the right."""

@@ -132,9 +132,9 @@ class Blob(_Shaped):
     """A blob of activations. Writing to its arrays changes what the next pass reads.
 
     Forward, a layer reads the `data` of its bottoms. Backward, it reads the `diff` of its tops and, as in Caffe, the
-    `data` that these bottoms have by then: those of AbsVal, BNLL, Convolution, Deconvolution, ELU, Embed, InnerProduct,
-    Log, LRN, MultinomialLogisticLoss, Power, PReLU, Python, ReLU, Reduction, Scale and products of Eltwise, and the
-    labels of losses (ContrastiveLoss, HingeLoss, InfogainLoss and its matrix, SigmoidCrossEntropyLoss,
+    `data` that these bottoms have by then: those of AbsVal, BatchReindex, BNLL, Convolution, Deconvolution, ELU, Embed,
+    InnerProduct, Log, LRN, MultinomialLogisticLoss, Power, PReLU, Python, ReLU, Reduction, Scale and products of
+    Eltwise, and the labels of losses (ContrastiveLoss, HingeLoss, InfogainLoss and its matrix, SigmoidCrossEntropyLoss,
     SoftmaxWithLoss). For any other bottom, and for one that the layer overwrites in place, it takes what the forward
     pass met, such as the mask of Dropout, the maxima of Pooling and the probabilities of a loss.
 

@@ -88,7 +88,7 @@ class Feed(Iterator[dict[str, Tensor]]):
         self._tops = [top for name in readers for top in net.tops(name)]
         if isinstance(indexes, Sized):
             workers = min(workers, len(indexes))
-        workers = _workers_that_fit(workers, readers.values()) if readers else 0
+        workers = workers_that_fit(workers, readers.values()) if readers else 0
         shares = [ALL if ranks is None else ranks.share(reader.batch_size) for reader in readers.values()]
         read = _Batches(list(zip(readers.values(), shares, strict=True)), shared=workers > 0)
         pin = _pin if device.type == "cuda" else None
@@ -165,17 +165,23 @@ def _pin(batch: _Batch | _Failure) -> _Batch | _Failure:
     return batch._replace(tensors=[tensor.pin_memory() for tensor in batch.tensors])
 
 
-def _workers_that_fit(workers: int, readers: Iterable[Source]) -> int:
-    """As many workers as /dev/shm has room for, with what each has in flight and one batch in use."""
-    if not workers or not _SHARED_MEMORY.is_dir():
+def workers_that_fit(workers: int, readers: Iterable[Source], shared_memory: Path = _SHARED_MEMORY) -> int:
+    """The number of workers, at most `workers`, whose batches in flight and one in use fit into shared memory.
+
+    Args:
+        workers: how many are wanted.
+        readers: the readers of a batch's data.
+        shared_memory: the folder of the file system that batches travel through; all workers fit if it does not exist.
+    """
+    if not workers or not shared_memory.is_dir():
         return workers
     batch_bytes = sum(4 * prod(shape) for reader in readers for shape in reader.top_shapes)
-    free = shutil.disk_usage(_SHARED_MEMORY).free
+    free = shutil.disk_usage(shared_memory).free
     fit = max(0, (free // batch_bytes - 1) // _PREFETCH)
     if fit < workers:
         needed = batch_bytes * (1 + _PREFETCH * workers)
         _log.warning(
             "Reading with %d instead of %d workers: %s has %d MiB free and they need %d MiB (docker: --shm-size).",
-            *(fit, workers, _SHARED_MEMORY, free >> 20, (needed >> 20) + 1),
+            *(fit, workers, shared_memory, free >> 20, (needed >> 20) + 1),
         )
     return min(workers, fit)

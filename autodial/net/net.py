@@ -21,7 +21,7 @@ from autodial.layers.base import check_size
 from autodial.layers.dial import DomainAlignment
 from autodial.net.fusion import fusible, is_watched, run_fused
 from autodial.netparam.net_state import filter_net, insert_splits
-from autodial.proto import LayerWeights, Weights
+from autodial.proto import LayerWeights, Weights, fork_fields
 from autodial.proto import messages as pb
 from autodial.system.seeding import derive_seed
 from autodial.wording import alternatives, counted
@@ -142,6 +142,9 @@ class Net(nn.Module):
         cls = layer_class(message.type)
         for option in cls.unread_options(message):
             _log.warning("%s: %s does nothing in a layer of this type.", _describe(message), option)
+        for path in fork_fields(message):
+            if path not in cls.fork_fields:
+                raise LayerError(f"{path}, which only other versions of Caffe have, is not supported here")
         if message.blobs:
             raise LayerError("blobs in a prototxt are not read: give weights as a caffemodel")
         for field, value in _numbers(message):
@@ -161,7 +164,7 @@ class Net(nn.Module):
             named.add(top)
         if message.propagate_down and len(message.propagate_down) != len(message.bottom):
             raise LayerError("propagate_down must be given for no bottom or for each")
-        for j in cls.no_gradient:
+        for j in sorted(cls.without_gradient(len(message.bottom))):
             if j < len(message.propagate_down) and message.propagate_down[j]:
                 raise LayerError(
                     f'propagate_down is true for bottom "{message.bottom[j]}", to which this type has no gradient'
@@ -193,7 +196,7 @@ class Net(nn.Module):
             message.loss_weight.extend([1.0] + [0.0] * (len(message.top) - 1))
         if message.loss_weight and len(message.loss_weight) != len(message.top):
             raise LayerError("loss_weight must be given for no top or for each")
-        reachable = set(range(len(message.bottom))) - set(layer.no_gradient)
+        reachable = set(range(len(message.bottom))) - layer.without_gradient(len(message.bottom))
         if any(message.loss_weight) and self.phase == pb.TRAIN and message.bottom and not reachable:
             raise LayerError("loss_weight must be 0, as no gradient comes from this type of layer")
         weights = message.loss_weight or [0.0] * len(message.top)
@@ -271,7 +274,8 @@ class Net(nn.Module):
             if under_loss.intersection(message.top):
                 under_loss.update(message.bottom)
                 stopped = {j for j, propagate in enumerate(message.propagate_down) if not propagate}
-                reached = {name for j, name in enumerate(message.bottom) if j not in {*stopped, *layer.no_gradient}}
+                stopped |= layer.without_gradient(len(message.bottom))
+                reached = {name for j, name in enumerate(message.bottom) if j not in stopped}
                 for blob in sorted(self.loss_weights.keys() & reached - set(message.top) - found):
                     found.add(blob)
                     if self.phase == pb.TRAIN:
@@ -395,7 +399,8 @@ class Net(nn.Module):
         message = self.param.layer[i]
         bottoms = [values[name] for name in message.bottom]
         for j, propagate in enumerate(message.propagate_down):
-            forced = self.param.force_backward and j not in self._order[i].no_gradient  # Layer::AllowForceBackward
+            without = self._order[i].without_gradient(len(bottoms))
+            forced = self.param.force_backward and j not in without  # Layer::AllowForceBackward
             if not propagate and not forced:
                 bottoms[j] = bottoms[j].detach()
         return bottoms

@@ -1,4 +1,4 @@
-"""What is wrong with domains beside each other, and with their images."""
+"""Checks of the domains' images, and of one domain against another."""
 
 from __future__ import annotations
 
@@ -8,88 +8,87 @@ from dataclasses import replace
 from autodial.data.folders import identity
 from autodial.errors import InputError
 from autodial.project.data import Data
-from autodial.project.look import Look, same_bytes
-from autodial.project.scan import Domain
+from autodial.project.inspection import Inspection, same_bytes
+from autodial.project.scan import DomainImages
+from autodial.wording import counted
 
 _NAMED = 3
-"""Bad images that an error names."""
+"""The number of bad images that an error names."""
 
 
-def check_apart(source: Domain, others: Sequence[Domain]) -> None:
-    """Refuse a target or test set that holds files of the source, under whatever name.
+def check_apart(source: DomainImages, others: Sequence[DomainImages]) -> None:
+    """Refuse a target or test set that contains files of the source, under any name.
 
     Raises:
-        InputError: it names the first such file.
+        InputError: there is such a file; the message names the first one.
     """
     own = _files(source)
     for other in others:
         if source.origin.exists() and other.origin.exists() and identity(source.origin) == identity(other.origin):
-            raise InputError(f"the source and the {other.role} are the same, {source.origin}: name two domains")
+            raise InputError(f"the source and the {other.role} are the same, {source.origin}: name two different ones")
         common = [path for key, path in _files(other).items() if key in own]
         if common:
             raise InputError(
-                f"{len(common)} of the {len(other.images)} images of the {other.role} ({other.origin}) are images of "
-                f"the source ({source.origin}), such as {common[0]}: name folders or lists that have none in common"
+                f"{len(common)} of the {len(other.images)} images in the {other.role} ({other.origin}) are also in "
+                f"the source ({source.origin}), such as {common[0]}: name folders or lists without common images"
             )
 
 
-def without_bad(domain: Domain, looks: Mapping[str, Look], *, skip: bool) -> Domain:
-    """A domain without the images that can't be decoded.
+def without_bad(domain: DomainImages, inspections: Mapping[str, Inspection], *, skip: bool) -> DomainImages:
+    """Remove the images that can't be decoded from a domain.
 
     Raises:
-        InputError: there are such images, unless they are to be skipped.
+        InputError: there are such images, and `skip` is false.
     """
-    problems = [looks[image.path].problem for image in domain.images if looks[image.path].problem]
+    problems = [inspections[image.path].problem for image in domain.images if inspections[image.path].problem]
     if problems and not skip:
         more = f"; and {len(problems) - _NAMED} more" if len(problems) > _NAMED else ""
         raise InputError(
-            f"{len(problems)} of the {len(domain.images)} images of the {domain.role} ({domain.origin}) can't be used: "
-            f"{'; '.join(problems[:_NAMED])}{more}: repair or delete them, or leave them out with --skip-bad"
+            f"{len(problems)} of the {len(domain.images)} images in the {domain.role} ({domain.origin}) can't be used: "
+            f"{'; '.join(problems[:_NAMED])}{more}: repair or delete them, or leave them out with `skip`"
         )
-    return replace(domain, images=tuple(image for image in domain.images if not looks[image.path].problem))
+    return replace(domain, images=tuple(image for image in domain.images if not inspections[image.path].problem))
 
 
 def check_enough(data: Data) -> None:
-    """Refuse domains of which too little is left.
+    """Refuse domains that have too few usable images.
 
     Raises:
-        InputError: a class of the source without images, a target with less than two, or a test set without any.
+        InputError: a source class or the test set has no image, or the target has fewer than two.
     """
     for name, count in zip(data.classes, data.source.counts(len(data.classes)), strict=True):
         if not count:
-            raise InputError(f'class "{name}" has no image that can be used ({data.source.origin}): repair or add some')
+            raise InputError(f'class "{name}" has no usable image ({data.source.origin}): repair or add some')
     if len(data.target.images) < 2:
         raise InputError(
-            f"the target ({data.target.origin}) has {len(data.target.images)} images that can be used, and one alone "
-            "has no statistics to align: add some"
+            f"the target ({data.target.origin}) has {counted(len(data.target.images), 'usable image')}, and alignment "
+            "needs the statistics of at least two: add some"
         )
     if data.test is not None and not data.test.images:
-        raise InputError(f"the test set ({data.test.origin}) has no image that can be used: add some")
+        raise InputError(f"the test set ({data.test.origin}) has no usable image: add some")
 
 
 def notes_on_copies(data: Data) -> list[str]:
-    """Notes on images of the source that are in another domain too, byte by byte, or in two classes."""
+    """Notes on images of another domain that are copies of source images, and on source images in two classes."""
     notes = []
     paths = [image.path for image in data.source.images]
     for other in data.domains[1:]:
-        pairs = same_bytes([image.path for image in other.images], paths, data.looks)
+        pairs = same_bytes([image.path for image in other.images], paths, data.inspections)
         if pairs:
-            notes.append(
-                f"{len(pairs)} images of the {other.role} are copies of images of the source, such as {pairs[0][0]} of "
-                f"{pairs[0][1]}."
-            )
+            copy, original = pairs[0]
+            notes.append(f"The {other.role} has {len(pairs)} copies of source images, such as {copy} of {original}")
     keys = [identity(image.path) for image in data.source.images]
     labels: dict[tuple[int, int], set[int | None]] = {}
     for key, image in zip(keys, data.source.images, strict=True):
         labels.setdefault(key, set()).add(image.label)
     torn = [image.path for key, image in zip(keys, data.source.images, strict=True) if len(labels[key]) > 1]
     if torn:
-        notes.append(f"{len(torn)} paths in the source name files that are in another class too, such as {torn[0]}.")
+        notes.append(f"The source has {len(torn)} paths of files that are also in another class, such as {torn[0]}")
     return notes
 
 
-def _files(domain: Domain) -> dict[tuple[int, int], str]:
-    """The domain's files; those that are not there are left to decoding."""
+def _files(domain: DomainImages) -> dict[tuple[int, int], str]:
+    """The domain's files by identity; missing ones are left out, as decoding reports them."""
     files: dict[tuple[int, int], str] = {}
     for image in domain.images:
         try:

@@ -1,12 +1,12 @@
-"""What is known of a user's images."""
+"""A user's images: their classes, their domains and what decoding found."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from autodial.project.look import Look
-from autodial.project.scan import Domain
+from autodial.project.inspection import Inspection
+from autodial.project.scan import DomainImages
 
 
 @dataclass(frozen=True)
@@ -14,19 +14,19 @@ class Data:
     """A user's images.
 
     Attributes:
-        classes: their names, by label.
+        classes: names of the classes, by label.
         source, target: the domains.
-        test: labelled images to measure accuracy on, None if there are none.
-        looks: what is in each image.
+        test: labelled images that measure accuracy; None if there are none.
+        inspections: what decoding found, by path.
     """
 
     classes: Sequence[str]
-    source: Domain
-    target: Domain
-    test: Domain | None
-    looks: Mapping[str, Look]
+    source: DomainImages
+    target: DomainImages
+    test: DomainImages | None
+    inspections: Mapping[str, Inspection]
 
     @property
-    def domains(self) -> list[Domain]:
-        """Source and target, and the test set where it is not the target."""
+    def domains(self) -> list[DomainImages]:
+        """Source, target, and the test set unless it is the target."""
         return [self.source, self.target, *([self.test] if self.test and self.test is not self.target else [])]

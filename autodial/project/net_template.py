@@ -1,11 +1,13 @@
-"""An AutoDIAL net as a template: what of it depends on the data is found, and filled in for a user's images."""
+"""An AutoDIAL net as a template: the parts that depend on the data are found, then filled in for a user's images."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypeVar
+
+from google.protobuf.message import Message
 
 from autodial.data.paths import find
 from autodial.data.source import BATCH_OPTIONS
@@ -22,21 +24,23 @@ SOURCE_LIST, TARGET_LIST, TEST_LIST = "source.txt", "target.txt", "test.txt"
 """Names of a project's lists."""
 
 _CLASSIFIERS = ("InnerProduct", "Convolution")
+_M = TypeVar("_M", bound=Message)
 
 
 @dataclass(frozen=True)
 class Filling:
-    """What a template is filled in with.
+    """The values for a template's open places.
 
     Attributes:
-        classes: their number.
-        split: images in a training batch.
-        test_list: name of the TEST phase's list.
+        classes: the number of classes.
+        split: the source and target images in a training batch.
+        test_list: the name of the TEST phase's list.
         test_batch: images in a test batch.
-        labelled: whether that list has labels. Without them, the TEST phase has no accuracy and no loss, but a Softmax.
-        size: height and width that images are resized to where the net doesn't say.
-        color: whether images are read in colour where the net doesn't say.
-        weights: what training starts from; a classifier of another number of classes gets a name that is not in it.
+        labelled: whether that list has labels. Otherwise the TEST phase gets a Softmax, but no accuracy and no loss.
+        size: height and width to which images are resized if the net doesn't state them.
+        color: whether images are read in colour if the net doesn't say.
+        weights: the weights that training starts from. If they have another number of classes, the classifier gets a
+            name that they don't contain.
     """
 
     classes: int
@@ -52,40 +56,38 @@ class Filling:
 class NetTemplate:
     """An AutoDIAL train_val net.
 
-    Its TRAIN phase has one data layer for the source and one for the target, which a Concat layer joins along the batch
-    axis, and Slice layers that part them again. Data layers of any type become ImageData layers with the transformation
-    that they had. A net without data for TEST gets the target's.
+    Its TRAIN phase has one data layer for the source and one for the target. A Concat layer joins them along the batch
+    axis, and Slice layers split them again. Data layers of any type become ImageData layers with the same
+    transformation. A net without data in TEST gets a copy of the target's data layer.
 
     Args:
-        net: a NetParameter, brought up to date; it is not changed.
-        name: of its file, for messages.
-        base_dir: its folder, where relative paths of mean files are looked for after the working directory.
+        net: the net, in the current format; it is not changed.
+        name: the name of the net's file, for messages.
+        base_dir: the net's folder; relative paths of mean files start from it if the working directory lacks them.
 
     Attributes:
-        split: images in its batches, as it states them; 0 where it states none.
-        test_batch: the same for TEST.
-        size: height and width that it resizes images to. Where it states none, those of its mean image, or for a crop
-            the next multiple of 32 beyond it, such as ImageNet's 256 for 227. None without any of these.
-        color: whether it reads images in colour; None where it does not say.
-        classifiers: names of the layers that have the classes' weights.
+        split: the source and target images in a batch, each 0 if the net doesn't state it.
+        test_batch: the same for the TEST phase.
+        size: height and width to which the net resizes images. If it doesn't state them, the size of its mean image,
+            or the multiple of 32 above the crop, such as ImageNet's 256 for 227. None without any of these.
+        color: whether the net reads images in colour; None if it doesn't say.
+        classifiers: names of the layers with the classes' weights.
 
     Raises:
-        InputError: it is no such net; it names what is missing.
+        InputError: the net is not an AutoDIAL train_val net; the message names what is missing.
     """
 
-    def __init__(self, net: Any, name: str, base_dir: Path | None) -> None:
+    def __init__(self, net: pb.NetParameter, name: str, base_dir: Path | None) -> None:
         self._name, self._base_dir = name, base_dir
         if not any(layer.type == "Dial" for layer in net.layer):
-            raise InputError(
-                f"{name} has no Dial layer: make an AutoDIAL net of it with `autodial dialize`, and take that one"
-            )
+            raise InputError(f"{name} has no Dial layer: convert it with `autodial dialize`, and use the result")
         self._net = self._completed(net)
         train, test = (self._phase(self._net, phase) for phase in (pb.TRAIN, pb.TEST))
         _, self._source, self._target = self._find_domains(train)
         self._test_data = self._find_test_data(self._net)
         self._slices = self._find_slices(train)
         if not any(node.param.type == "SoftmaxWithLoss" for node in train.graph.nodes):
-            raise InputError(f"{name}: its TRAIN phase has no SoftmaxWithLoss layer for the source's labels")
+            raise InputError(f"{name}: the TRAIN phase has no SoftmaxWithLoss layer for the source's labels")
         self._heads = [*self._find_heads(train), *self._find_heads(test)]
         self._label_readers = self._find_label_readers(test)
         self._logits = self._find_logits(test)
@@ -98,8 +100,8 @@ class NetTemplate:
         self.color = _color(layers[self._source])
         self.size = self._find_size(layers[self._source])
 
-    def filled(self, filling: Filling) -> tuple[Any, list[str]]:
-        """The net for a data set, a new NetParameter, and notes on what was done to it beyond numbers."""
+    def filled(self, filling: Filling) -> tuple[pb.NetParameter, list[str]]:
+        """The net for a user's images, a new message, and notes on changes other than numbers."""
         net = _copy(self._net)
         notes = self._fill_classes(net, filling)
         for i in self._slices:
@@ -122,7 +124,7 @@ class NetTemplate:
 
     # --- reading
 
-    def _phase(self, net: Any, phase: pb.Phase) -> _Phase:
+    def _phase(self, net: pb.NetParameter, phase: pb.Phase) -> _Phase:
         numbers = [i for i, layer in enumerate(net.layer) if included(layer, phase, net.state.level, net.state.stage)]
         try:
             graph = Graph(net.layer[i] for i in numbers)
@@ -131,7 +133,7 @@ class NetTemplate:
         return _Phase(graph, dict(zip(graph.nodes, numbers, strict=True)))
 
     def _find_domains(self, train: _Phase) -> tuple[int, int, int]:
-        """The numbers of the Concat that joins the domains, and of their data layers."""
+        """The numbers of the Concat layer that joins the domains, the source's data layer and the target's."""
         found = {}
         for node in train.graph.nodes:
             if node.param.type == "Concat" and _axis(node.param) == 0 and len(node.bottoms) == 2:
@@ -140,35 +142,34 @@ class NetTemplate:
                     found[train.numbers[source[0]], train.numbers[target[0]]] = train.numbers[node]
         if len(found) != 1:
             raise InputError(
-                f"{self._name}: its TRAIN phase must have a Concat layer that joins a source's and a target's data "
-                "layer along axis 0, as the nets that ship have"
+                f"{self._name}: the TRAIN phase needs a Concat layer that joins the data layers of source and target "
+                "along axis 0, as in the nets that come with AutoDIAL"
             )
         (((source_number, target_number), join),) = found.items()
         for node in _data(train.graph.nodes):
             if train.numbers[node] not in (source_number, target_number):
                 raise InputError(
-                    f"{self._name}: layer \"{node.param.name}\" brings data beside the source's and the target's, and "
-                    "there is none for it: remove it"
+                    f'{self._name}: data layer "{node.param.name}" belongs to neither source nor target: remove it'
                 )
         return join, source_number, target_number
 
     def _find_slices(self, train: _Phase) -> list[int]:
-        """The numbers of the layers that part the domains."""
+        """The numbers of the layers that split the domains."""
         slices = [node for node in train.graph.nodes if node.param.type == "Slice" and _axis(node.param) == 0]
         if not slices:
             raise InputError(
-                f"{self._name}: its TRAIN phase has no Slice layer that parts source and target along axis 0"
+                f"{self._name}: the TRAIN phase has no Slice layer that splits source and target along axis 0"
             )
         for node in slices:
             if len(node.tops) != 2:
                 raise InputError(
-                    f'{self._name}, layer "{node.param.name}" (Slice) parts the batch in {len(node.tops)}: it must '
-                    "part it in two, the source's and then the target's"
+                    f'{self._name}, layer "{node.param.name}" (Slice) splits the batch into {len(node.tops)} parts: it '
+                    "must have two tops, source and target"
                 )
         return [train.numbers[node] for node in slices]
 
-    def _find_test_data(self, net: Any) -> int:
-        """The number of the TEST phase's data layer, -1 if there is none."""
+    def _find_test_data(self, net: pb.NetParameter) -> int:
+        """The number of the TEST phase's data layer; -1 if there is none."""
         found = [
             i
             for i, layer in enumerate(net.layer)
@@ -177,15 +178,17 @@ class NetTemplate:
             and layer.type not in NO_IMAGES
         ]
         if len(found) > 1 or any(included(net.layer[i], pb.TRAIN, net.state.level, net.state.stage) for i in found):
-            raise InputError(f"{self._name}: its TEST phase must have one data layer, which TRAIN does not have")
+            raise InputError(f"{self._name}: the TEST phase must have one data layer, which is not in TRAIN")
         return found[0] if found else -1
 
-    def _completed(self, original: Any) -> Any:
-        """A copy of the net in which TEST has data, and every data layer gives images and labels."""
+    def _completed(self, original: pb.NetParameter) -> pb.NetParameter:
+        """A copy of the net in which TEST has data, and every data layer has tops for images and labels."""
         net = _copy(original)
         join, source, target = self._find_domains(self._phase(net, pb.TRAIN))
         if len(net.layer[source].top) < 2:
-            raise InputError(f'{self._name}, layer "{net.layer[source].name}": the source\'s data gives no labels')
+            raise InputError(
+                f'{self._name}, layer "{net.layer[source].name}": the source\'s data layer has no top for labels'
+            )
         label = net.layer[source].top[1]
         if len(net.layer[target].top) < 2:
             net.layer[target].top.append(_free(f"{label}-target", _blobs(net)))
@@ -201,7 +204,7 @@ class NetTemplate:
         return net
 
     def _find_heads(self, phase: _Phase) -> list[_Head]:
-        """The classifiers in front of the layers that read class scores."""
+        """The classifiers whose scores the layers of a phase read."""
         return [self._head(phase, node) for node in phase.graph.nodes if node.param.type in READS_SCORES]
 
     def _head(self, phase: _Phase, reader: Node) -> _Head:
@@ -210,9 +213,9 @@ class NetTemplate:
         while node.param.type not in _CLASSIFIERS:
             if len(node.bottoms) != 1:
                 raise InputError(
-                    f'{self._name}: the scores that layer "{reader.param.name}" reads are made by "{node.param.name}" '
-                    f"({node.param.type}), and no InnerProduct or Convolution alone: which layer has the classes' "
-                    "weights can't be told"
+                    f'{self._name}: layer "{reader.param.name}" reads scores from "{node.param.name}" '
+                    f"({node.param.type}), which joins several layers: it must read those of a single InnerProduct or "
+                    "Convolution layer"
                 )
             if node.param.type in PER_CHANNEL:
                 per_class.append(phase.numbers[node])
@@ -226,18 +229,18 @@ class NetTemplate:
         for node in readers:
             if node.param.type == "Split":
                 raise InputError(
-                    f'{self._name}: remove layer "{node.param.name}" (Split), as nets split their blobs by themselves'
+                    f'{self._name}: remove layer "{node.param.name}" (Split); several layers may read a blob without it'
                 )
         return [test.numbers[node] for node in readers]
 
     def _find_logits(self, test: _Phase) -> str:
-        """The blob of class scores in TEST; that of the last Slice, where the phase does not say."""
+        """The blob with the class scores in TEST; the input of the last Slice if the phase leaves it open."""
         try:
             return test.graph.names[test.graph.logits()]
         except InputError:
             return str(self._net.layer[self._slices[-1]].bottom[0])
 
-    def _find_size(self, layer: Any) -> tuple[int, int] | None:
+    def _find_size(self, layer: pb.LayerParameter) -> tuple[int, int] | None:
         options, transform = layer.image_data_param, layer.transform_param
         if options.new_height and options.new_width:
             return options.new_height, options.new_width
@@ -248,8 +251,8 @@ class NetTemplate:
 
     # --- filling in
 
-    def _fill_classes(self, net: Any, filling: Filling) -> list[str]:
-        """Set the classifiers' outputs, and rename what the weights hold for another number of classes."""
+    def _fill_classes(self, net: pb.NetParameter, filling: Filling) -> list[str]:
+        """Set the classifiers' outputs; rename layers that have another number of classes in the weights."""
         stored = {layer.name: layer for layer in filling.weights.layers} if filling.weights else {}
         taken = {*stored, *(layer.name for layer in net.layer)}
         renamed: dict[str, str] = {}
@@ -266,10 +269,10 @@ class NetTemplate:
             layer.name = renamed.get(layer.name, layer.name)
         if not renamed:
             return []
-        pairs = ", ".join(f"{old} is {new}" for old, new in renamed.items())
-        return [f"The weights have another number of classes; what depends on it starts anew: {pairs}."]
+        pairs = ", ".join(f"{old} is now {new}" for old, new in renamed.items())
+        return [f"The weights are for another number of classes: these layers get new names and new weights: {pairs}"]
 
-    def _fill_data(self, layer: Any, source: str, batch: int, filling: Filling) -> None:
+    def _fill_data(self, layer: pb.LayerParameter, source: str, batch: int, filling: Filling) -> None:
         """Make a data layer read a list."""
         options = pb.ImageDataParameter(source=source, batch_size=batch)
         stated = layer.image_data_param if layer.type == "ImageData" else options
@@ -286,12 +289,12 @@ class NetTemplate:
         layer.type = "ImageData"
         layer.image_data_param.CopyFrom(options)
 
-    def _fill_test(self, net: Any, filling: Filling) -> list[str]:
-        """Let TEST read labels if there are any; returns notes on accuracies that ask for more classes."""
+    def _fill_test(self, net: pb.NetParameter, filling: Filling) -> list[str]:
+        """Make TEST read labels if there are any; returns notes on accuracies that need more classes."""
         too_many = [layer for layer in net.layer if layer.accuracy_param.top_k > filling.classes]
         notes = [
-            f'Layer "{layer.name}" is left out: it counts the best {layer.accuracy_param.top_k} classes, and there are '
-            f"{filling.classes}."
+            f'Layer "{layer.name}" is removed: it measures the top-{layer.accuracy_param.top_k} accuracy of only '
+            f"{filling.classes} classes"
             for layer in too_many
         ]
         label = net.layer[self._test_data].top[1]
@@ -316,42 +319,42 @@ class NetTemplate:
         return notes
 
 
-# --- messages
+# --- layers
 
 
 class _Phase(NamedTuple):
-    """The graph of a phase's layers, and each node's number in the net."""
+    """The graph of a phase's layers, and the number of each node in the net."""
 
     graph: Graph
     numbers: dict[Node, int]
 
 
 class _Head(NamedTuple):
-    """Numbers in the net: of the layer with the classes' weights, and of those behind it that depend on the classes."""
+    """The numbers of the layer with the classes' weights and of the layers behind it with a parameter per class."""
 
     classifier: int
     per_class: tuple[int, ...]
 
 
 def _data(nodes: Iterable[Node]) -> list[Node]:
-    """The layers that bring images."""
+    """The layers that provide images."""
     return [node for node in nodes if not node.bottoms and node.param.type not in NO_IMAGES]
 
 
-def _axis(layer: Any) -> int:
+def _axis(layer: pb.LayerParameter) -> int:
     """The axis along which a Concat or Slice layer works."""
     param, old = (layer.concat_param, "concat_dim") if layer.type == "Concat" else (layer.slice_param, "slice_dim")
     return int(getattr(param, old if param.HasField(old) else "axis"))
 
 
-def _batch_size(layer: Any) -> int:
-    """Images in a data layer's batch, 0 where it does not say."""
+def _batch_size(layer: pb.LayerParameter) -> int:
+    """Images in a data layer's batch; 0 if it doesn't say."""
     options = BATCH_OPTIONS.get(layer.type)
     return int(getattr(layer, options).batch_size) if options else 0
 
 
-def _color(layer: Any) -> bool | None:
-    """Whether a data layer reads images in colour, None where it does not say."""
+def _color(layer: pb.LayerParameter) -> bool | None:
+    """Whether a data layer reads images in colour; None if it doesn't say."""
     transform = layer.transform_param
     if layer.type == "ImageData":
         return bool(layer.image_data_param.is_color)
@@ -360,8 +363,8 @@ def _color(layer: Any) -> bool | None:
     return True if len(transform.mean_value) == 3 else None
 
 
-def _outputs(stored: LayerWeights, layer: Any) -> int | None:
-    """The number of classes that a classifier's weights are for; None if the file does not hold them."""
+def _outputs(stored: LayerWeights, layer: pb.LayerParameter) -> int | None:
+    """The number of classes in a classifier's stored weights; None if nothing is stored."""
     blob = stored.blobs[0] if stored.blobs else None
     if blob is None:
         return None
@@ -373,30 +376,30 @@ def _outputs(stored: LayerWeights, layer: Any) -> int | None:
 def _layer(
     net: pb.NetParameter, kind: str, name: str, *bottoms: str, top: str | None = None, phase: pb.Phase
 ) -> pb.LayerParameter:
-    """A layer for one phase of a net, with a name that is free in it."""
+    """A layer for one phase of a net, with a name that no layer of the net has."""
     rule = pb.NetStateRule(phase=phase)
     free = _free(name, {layer.name for layer in net.layer})
     return pb.LayerParameter(name=free, type=kind, bottom=bottoms, top=[top] if top else [], include=[rule])
 
 
-def _only_in(layer: Any, phase: pb.Phase) -> None:
+def _only_in(layer: pb.LayerParameter, phase: pb.Phase) -> None:
     layer.ClearField("exclude")
     layer.ClearField("include")
     layer.include.add(phase=phase)
 
 
-def _blobs(net: Any) -> set[str]:
+def _blobs(net: pb.NetParameter) -> set[str]:
     return {top for layer in net.layer for top in layer.top}
 
 
 def _free(name: str, taken: Collection[str]) -> str:
-    """The name, or with as many "-new" behind it as it takes to be another."""
+    """The name with "-new" appended until it is not taken."""
     while name in taken:
         name += "-new"
     return name
 
 
-def _copy(message: Any) -> Any:
+def _copy(message: _M) -> _M:
     copy = type(message)()
     copy.CopyFrom(message)
     return copy

@@ -1,9 +1,8 @@
-"""From domains, a net and a solver to what a project holds."""
+"""The plan of a project: a net and a solver that suit a user's images."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from autodial.errors import InputError
 from autodial.project.data import Data
@@ -12,19 +11,20 @@ from autodial.project.schedule import fill_intervals, iterations, stretch
 from autodial.project.split import Split, even_batches, split_batch
 from autodial.proto import Weights
 from autodial.proto import messages as pb
+from autodial.wording import counted
 
 NET, SOLVER, LABELS = "train_val.prototxt", "solver.prototxt", "labels.txt"
-"""Names of a project's files, beside its lists."""
+"""Names of a project's files; its lists have theirs in `net_template`."""
 START = "start.caffemodel"
-"""Weights to start from, where they could not be taken as they were."""
+"""The name of the weights to start from, if the user's had to be changed."""
 NAMES = (NET, SOURCE_LIST, TARGET_LIST, TEST_LIST)
-"""Files that others of the project name."""
+"""Files that other files of the project name."""
 
 PARTS = (*NAMES, LABELS, START)
-"""All of a project's files but its solver, without which nothing trains."""
+"""All files of a project but the solver, without which nothing trains."""
 
 _BATCH = 64
-"""Images in a batch of a net that does not say how many."""
+"""Images in a batch, for nets that don't state a number."""
 _FEW_ITERATIONS = 100
 
 
@@ -33,15 +33,16 @@ class Plan:
     """A project that is ready to be written.
 
     Attributes:
-        net, solver: NetParameter and SolverParameter, filled in.
-        split: images in a batch.
+        net: the net for these images.
+        solver: the solver for them.
+        split: the source and target images in a batch.
         epochs: passes over the source in the whole training.
-        size: height and width that images are resized to.
-        notes: what the user should know, a sentence each.
+        size: height and width to which images are resized.
+        notes: sentences that the user should read; parameters are in backticks.
     """
 
-    net: Any
-    solver: Any
+    net: pb.NetParameter
+    solver: pb.SolverParameter
     split: Split
     epochs: float
     size: tuple[int, int]
@@ -50,26 +51,26 @@ class Plan:
 
 def plan(
     template: NetTemplate,
-    solver: Any,
+    solver: pb.SolverParameter,
     data: Data,
     *,
     epochs: float | None = None,
     batch_size: int | None = None,
     weights: Weights | None = None,
 ) -> Plan:
-    """Fill in a net and a solver for a user's images.
+    """Adapt a net and a solver to a user's images.
 
     Args:
         template: the net.
-        solver: a SolverParameter with a schedule for any number of iterations; it is not changed.
+        solver: a solver with a schedule for any number of iterations; it is not changed.
         data: the images.
         epochs: passes over the source; None for the solver's number of iterations.
         batch_size: images in a batch, source and target together; None for the template's.
-        weights: what training starts from.
+        weights: the weights that training starts from.
 
     Raises:
-        InputError: the net does not say how large images are, and they are of several sizes; a schedule that can't be
-            stretched; weights of which the net takes none.
+        InputError: the images have several sizes and the net doesn't state one, the schedule can't be stretched, or
+            the weights have none of the net's layers.
     """
     source, target = len(data.source.images), len(data.target.images)
     total = batch_size or template.split.total or _BATCH
@@ -80,7 +81,7 @@ def plan(
     tested = data.test or data.target
     test_batch, test_batches = even_batches(len(tested.images), template.test_batch or total)
     size = template.size or _common_size(data)
-    grey = all(look.grey for look in data.looks.values())
+    grey = all(inspection.grey for inspection in data.inspections.values())
     filling = Filling(
         classes=len(data.classes),
         split=split,
@@ -104,60 +105,62 @@ def plan(
     fill_intervals(filled, test_batches if labelled else None)
     done = filled.max_iter * per_iteration / source
     if filled.max_iter < _FEW_ITERATIONS or done < 1:
-        notes.append(f"{filled.max_iter} iterations ({done:.3g} epochs) are few to learn from: --epochs asks for more.")
+        notes.append(
+            f"{counted(filled.max_iter, 'iteration')} ({done:.3g} epochs) may be too few to learn from: raise `epochs`"
+        )
     return Plan(net, filled, split, done, size, notes)
 
 
 def _notes_on_split(total: int, split: Split, source: int, target: int) -> list[str]:
     if split.total < total:
-        return [f"The domains have {source + target} images, less than a batch of {total}: all of them make a batch."]
+        return [f"The domains have only {source + target} images, so that a batch has {split.total} instead of {total}"]
     if split.source != total * source // (source + target):
         return [
-            f"{source} and {target} images make no batch of {total} in proportion, as each domain needs two: it holds "
-            f"{split.source} and {split.target}."
+            f"{source} and {target} images can't fill a batch of {total} proportionally, as each domain needs two: it "
+            f"has {split.source} source and {split.target} target images"
         ]
     return []
 
 
 def _common_size(data: Data) -> tuple[int, int]:
-    """The one size of all images, for nets that state none."""
-    sizes = {(look.height, look.width): path for path, look in data.looks.items()}
+    """The common size of all images, for nets that don't state one."""
+    sizes = {(inspection.height, inspection.width): path for path, inspection in data.inspections.items()}
     if len(sizes) > 1:
         ((height, width), one), ((other_height, other_width), other) = list(sizes.items())[:2]
         raise InputError(
-            f"the net does not say how large images are, and {one} has {height} x {width} pixels while {other} has "
-            f"{other_height} x {other_width}: state new_height and new_width in the net's data layers"
+            f"the net states no image size, and {one} has {height} x {width} pixels, but {other} has "
+            f"{other_height} x {other_width}: add new_height and new_width to the net's data layers"
         )
     return next(iter(sizes))
 
 
 def _notes_on_color(template: NetTemplate, data: Data) -> list[str]:
-    colored = sum(not look.grey for look in data.looks.values())
+    colored = sum(not inspection.grey for inspection in data.inspections.values())
     if template.color is False and colored:
-        return [f"{colored} of {len(data.looks)} images are in colour, and are read as grey ones, which the net takes."]
+        return [f"The net takes grey images, so that {colored} colour images of {len(data.inspections)} become grey"]
     return []
 
 
-def _notes_on_weights(net: Any, weights: Weights | None) -> list[str]:
-    """What starts from weights, or should."""
+def _notes_on_weights(net: pb.NetParameter, weights: Weights | None) -> list[str]:
+    """Notes on the layers that start from weights, or should."""
     learning = [layer for layer in net.layer if layer.type in ("Convolution", "InnerProduct")]
     if weights is None:
         frozen = [layer.name for layer in learning if layer.param and not any(param.lr_mult for param in layer.param)]
         if not frozen:
             return []
         return [
-            f"{len(frozen)} layers of the net are frozen, such as {frozen[0]}, and stay at random without trained "
-            "weights: name some with --weights."
+            f"{counted(len(frozen), 'layer')} of the net can't learn, such as {frozen[0]} (lr_mult 0), and would keep "
+            "random weights: name trained ones with `weights`"
         ]
     stored = {layer.name for layer in weights.layers if layer.blobs}
     found = [layer.name for layer in learning if layer.name in stored]
     if not found:
         raise InputError(
-            f"the weights hold none of the net's layers ({', '.join(layer.name for layer in learning[:5])}, ...): name "
-            "those of the same network"
+            f"the weights have none of the net's layers ({', '.join(layer.name for layer in learning[:5])}, ...): name "
+            "weights of the same network"
         )
     new = [layer.name for layer in learning if layer.name not in stored]
     return [
-        f"{len(found)} of {len(learning)} convolutions and inner products start from the weights"
-        + (f"; new are {', '.join(new[:5])}{', ...' if len(new) > 5 else ''}." if new else ".")
+        f"{len(found)} of {len(learning)} Convolution and InnerProduct layers start from the weights"
+        + (f"; the others are {', '.join(new[:5])}{', ...' if len(new) > 5 else ''}" if new else "")
     ]

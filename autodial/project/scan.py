@@ -1,4 +1,4 @@
-"""A domain's images and their classes, from class folders, flat folders or lists."""
+"""The images and classes of a domain, from class folders, other folders or lists."""
 
 from __future__ import annotations
 
@@ -16,17 +16,18 @@ from autodial.data.image_list import ImageList, read_paths
 from autodial.data.labels import has_control_character, read_labels, tell_apart
 from autodial.data.paths import find
 from autodial.errors import InputError
+from autodial.wording import counted
 
 _NAMED = 5
-"""Names that a message spells out."""
+"""The most names that a message lists."""
 
 
-class Image(NamedTuple):
-    """One image.
+class LabelledImage(NamedTuple):
+    """The path of an image and its label.
 
     Attributes:
-        path: absolute, as the lists of a project state it.
-        label: number of its class, None where that is unknown or of no use.
+        path: absolute, as in the lists of a project.
+        label: the number of the image's class; None if it is unknown or not used.
     """
 
     path: str
@@ -34,20 +35,20 @@ class Image(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Domain:
+class DomainImages:
     """The images of one domain.
 
     Attributes:
         role: "source", "target" or "test".
         origin: the folder or list, as the user named it.
-        images: in the order of their lists; class by class, and by path, where they come from a folder.
-        ignored: number of files in the folder that are hidden or no images.
-        notes: what the user should know, a sentence each.
+        images: in the list's order; those of a folder are sorted by class, then by path.
+        ignored: the number of files in the folder that are hidden or not images.
+        notes: sentences that the user should read.
     """
 
     role: str
     origin: Path
-    images: tuple[Image, ...]
+    images: tuple[LabelledImage, ...]
     ignored: int = 0
     notes: tuple[str, ...] = ()
 
@@ -65,54 +66,54 @@ class Domain:
         return counts
 
 
-def read_source(origin: Path) -> tuple[list[str], Domain]:
-    """The names of the classes, and the labelled images that are trained on.
+def read_source(origin: Path) -> tuple[list[str], DomainImages]:
+    """Read the labelled images of the source, and the names of their classes.
 
-    The classes of a folder are the folders in it, sorted by name; an image belongs to the one that it lies in, however
-    deep. Names are in Unicode's form C, so that a folder copied from a Mac has the name of the same folder elsewhere.
-    Those of a list are named by the labels.txt beside it, if that names as many, or else by their numbers.
+    In a folder, each subfolder is a class, in order of their names; images may lie at any depth below it. Class names
+    are in Unicode's normal form C, so that a folder copied from a Mac keeps its name. The classes of a list get their
+    names from a labels.txt beside it if the number of names fits; otherwise their numbers are the names.
 
     Raises:
-        InputError: naming the folder or line: nothing that can be read, images outside of class folders, a class
-            without images, a label that is left out, or a name that no list can hold.
+        InputError: the origin can't be read, has images outside of class folders, a class without images, a gap in
+            the labels, or a name that no list can hold; the message names the folder or line.
     """
     if origin.is_dir():
         return _source_folder(origin)
     images = _read_labelled_list(origin)
     count = 1 + max(image.label or 0 for image in images)
-    domain = Domain("source", origin, tuple(images))
+    domain = DomainImages("source", origin, tuple(images))
     for label, number in enumerate(domain.counts(count)):
         if not number:
             raise InputError(
-                f"{origin}: no image has label {label}, and labels go up to {count - 1}: number the classes from 0 on, "
+                f"{origin}: no image has label {label}, but labels go up to {count - 1}: number the classes from 0 "
                 "without gaps"
             )
     if count < 2:
-        raise InputError(f"{origin} has images of one class alone: there is nothing to tell apart with less than two")
+        raise InputError(f"{origin} has images of only one class: training needs at least two classes")
     names, notes = _names_beside(origin, count)
-    return names, Domain("source", origin, domain.images, notes=tuple(notes))
+    return names, DomainImages("source", origin, domain.images, notes=tuple(notes))
 
 
-def read_target(origin: Path, classes: Sequence[str], *, measured: bool) -> Domain:
-    """The images of the target domain, which are trained on without labels.
+def read_target(origin: Path, classes: Sequence[str], *, measured: bool) -> DomainImages:
+    """Read the images of the target domain, whose labels training does not use.
 
-    Labels are kept only where they serve to measure accuracy: if there is no test list, and the folder consists of
-    class folders by the source's names. Any other folder is taken whole, and so is a list, whose labels may be
-    placeholders.
+    Labels are kept only to measure accuracy, if there is no test set and the folder consists of class folders with the
+    source's names. Otherwise all images in a folder count as unlabelled, and so do those of a list, whose labels may
+    be placeholders.
 
     Args:
-        classes: of the source.
-        measured: whether there is a test list.
+        classes: the names of the source's classes.
+        measured: whether a test set measures accuracy.
 
     Raises:
-        InputError: nothing that can be read, no images, a name that no list can hold; or, unless `measured`, class
-            folders of which one is no class of the source, or images beside them.
+        InputError: the origin can't be read, has no images, or has a name that no list can hold. Unless `measured`,
+            also: some class folders have names of the source's classes, and other folders or images lie beside them.
     """
     if not origin.is_dir():
         paths = _locate([(name, str(origin)) for name in read_paths(_existing(origin))], origin)
         if not paths:
-            raise InputError(f"{origin} lists no images: write a path on each line")
-        return _domain("target", origin, [Image(path, None) for path in paths])
+            raise InputError(f"{origin} lists no images: write one path per line")
+        return _domain("target", origin, [LabelledImage(path, None) for path in paths])
     tree = _read_folder(origin)
     known, unknown = _match(tree, classes)
     notes = list(tree.notes)
@@ -120,34 +121,36 @@ def read_target(origin: Path, classes: Sequence[str], *, measured: bool) -> Doma
         if unknown or tree.loose:
             other = f"the folder {unknown[0]}{_closest(unknown[0], classes)}" if unknown else Path(tree.loose[0]).name
             raise InputError(
-                f"{origin} has folders of the source's classes, and beside them {other}, which is none: rename it or "
-                "move it away, or name the images to measure accuracy on with --test"
+                f"{origin} has folders named like the source's classes, but also contains {other}, which is not a "
+                "source class: rename it, move it away, or name labelled images with `test`"
             )
-        images = [Image(path, label) for folder, label in known.items() for path in tree.folders[folder]]
+        images = [LabelledImage(path, label) for folder, label in known.items() for path in tree.folders[folder]]
         notes += _missing("target", images, classes)
         return _domain("target", origin, sorted(images, key=_by_label), tree.ignored, notes)
     if not measured and (near := [folder for folder in unknown if _closest(folder, classes, alike=True)]):
         raise InputError(
-            f"{origin} has a folder {near[0]}{_closest(near[0], classes, alike=True)}: give the folders the very names "
-            "of the source's classes"
+            f"{origin} has a folder {near[0]}{_closest(near[0], classes, alike=True)}: folder names must match the "
+            "source's classes exactly"
         )
     if unknown:
         notes.append(
-            f"The folders in {origin} ({_few(unknown)}) are none of the source's classes; all images in them are taken "
-            "as unlabelled."
+            f"The folders in {origin} ({_few(unknown)}) are not source classes; their images count as unlabelled"
         )
     paths = sorted([*tree.loose, *(path for folder in tree.folders.values() for path in folder)])
     if not paths:
-        raise InputError(f"{origin}: no image in this folder or below it (images are {', '.join(IMAGE_SUFFIXES)})")
-    return _domain("target", origin, [Image(path, None) for path in paths], tree.ignored, notes)
+        raise InputError(f"{origin} contains no images at any depth (images end in {', '.join(IMAGE_SUFFIXES)})")
+    return _domain("target", origin, [LabelledImage(path, None) for path in paths], tree.ignored, notes)
 
 
-def read_test(origin: Path, classes: Sequence[str]) -> Domain:
-    """The labelled images that accuracy is measured on.
+def read_test(origin: Path, classes: Sequence[str]) -> DomainImages:
+    """Read the labelled images that measure accuracy.
+
+    Args:
+        classes: the names of the source's classes.
 
     Raises:
-        InputError: nothing that can be read, no images, images outside of class folders, a class that the source does
-            not have, or a name that no list can hold.
+        InputError: the origin can't be read, or has no images, images outside of class folders, a class that the
+            source lacks, or a name that no list can hold.
     """
     if not origin.is_dir():
         images = _read_labelled_list(origin, len(classes))
@@ -157,10 +160,10 @@ def read_test(origin: Path, classes: Sequence[str]) -> Domain:
     known, unknown = _match(tree, classes)
     if unknown:
         raise InputError(
-            f"{origin}: the folder {unknown[0]} is no class of the source{_closest(unknown[0], classes)}: rename it or "
+            f"{origin}: the folder {unknown[0]} is not a source class{_closest(unknown[0], classes)}: rename it or "
             "move it away"
         )
-    images = [Image(path, label) for folder, label in known.items() for path in tree.folders[folder]]
+    images = [LabelledImage(path, label) for folder, label in known.items() for path in tree.folders[folder]]
     if not images:
         raise InputError(f"{origin} has no images in folders named like the source's classes ({_few(classes)})")
     notes = [*tree.notes, *_missing("test", images, classes)]
@@ -168,7 +171,7 @@ def read_test(origin: Path, classes: Sequence[str]) -> Domain:
 
 
 def shown(name: str) -> str:
-    """A path or name as a message can show it, in one line whatever its bytes."""
+    """A path or name on one line, whatever its bytes, for messages."""
     return name if name.isprintable() else ascii(name)
 
 
@@ -177,7 +180,7 @@ def shown(name: str) -> str:
 
 @dataclass
 class _Tree:
-    """What is in a folder: images by the folder in it that they lie in, images in none, and the rest."""
+    """A folder's images by subfolder, its images in no subfolder, the number of other files, and notes."""
 
     folders: dict[str, list[str]]
     loose: list[str]
@@ -186,7 +189,7 @@ class _Tree:
 
 
 def _read_folder(origin: Path) -> _Tree:
-    """Everything in a folder; the paths are absolute."""
+    """Read everything in a folder, with absolute paths."""
     top = origin.resolve()
     try:
         names = sorted(path.name for path in top.iterdir())
@@ -196,30 +199,30 @@ def _read_folder(origin: Path) -> _Tree:
     above = {identity(folder) for folder in (top, *top.parents)}
     for i, name in enumerate(inner):
         if inner[name] in above:
-            raise InputError(f"{origin / shown(name)} is a link to a folder that it lies in: remove the link")
+            raise InputError(f"{origin / shown(name)} is a link to a folder that contains it: remove the link")
         for other in list(inner)[:i]:
             if inner[name] == inner[other]:
                 raise InputError(
-                    f"{origin}: {shown(other)} and {shown(name)} are the same folder under two names: remove the link"
+                    f"{origin}: {shown(other)} and {shown(name)} are two names of one folder: remove the link"
                 )
     files = {name for name in names if name not in inner and not (top / name).is_dir()}
     tree = _Tree({}, [], 0, [])
     tree.loose = _images(tree, (str(top / name) for name in sorted(files)))
     left_out: list[str] = []
     for name, own in inner.items():
-        # so that a link from one class to another, or to what holds them all, brings no images to the wrong class
+        # a link to another class, or to a folder that contains it, must not bring images to the wrong class
         without = above.union(inner.values()) - {own}
         tree.folders[name] = _images(tree, walk(top / name, without=without, skipped=left_out.append))
     if left_out:
         tree.notes.append(
-            f"{len(left_out)} links in {origin} lead to folders that are there anyway or hold it, and were not "
-            f"followed ({shown(left_out[0])})."
+            f"{counted(len(left_out), 'link')} in {origin} to folders that are read anyway, or that contain it, "
+            f"{'was' if len(left_out) == 1 else 'were'} not followed ({shown(left_out[0])})"
         )
     return tree
 
 
 def _images(tree: _Tree, files: Iterable[str]) -> list[str]:
-    """The images among files, sorted; the others are counted."""
+    """The images among files, sorted; other files are counted."""
     images = []
     for file in files:
         if is_image(file) and not is_hidden(file):
@@ -229,14 +232,14 @@ def _images(tree: _Tree, files: Iterable[str]) -> list[str]:
     return sorted(images)
 
 
-def _source_folder(origin: Path) -> tuple[list[str], Domain]:
+def _source_folder(origin: Path) -> tuple[list[str], DomainImages]:
     tree = _read_folder(origin)
     _check_in_folders(tree, origin)
     for folder, paths in tree.folders.items():
         if not paths:
             raise InputError(
-                f"{origin / shown(folder)}: no image in the folder of this class: add some, or delete the folder "
-                f"(images are {', '.join(IMAGE_SUFFIXES)})"
+                f"{origin / shown(folder)}: this class folder has no images: add some, or delete the folder "
+                f"(images end in {', '.join(IMAGE_SUFFIXES)})"
             )
     folders: dict[str, list[str]] = {}
     for folder in tree.folders:
@@ -246,12 +249,12 @@ def _source_folder(origin: Path) -> tuple[list[str], Domain]:
     if len(classes) < 2:
         inner = origin / shown(classes[0])
         raise InputError(
-            f"{origin} holds one class folder alone, {inner.name}, and it takes two classes to learn: if the class "
-            f"folders lie in it, name {inner}"
+            f"{origin} contains only one class folder, {inner.name}, and training needs at least two classes: if the "
+            f"class folders lie inside it, name {inner}"
         )
     notes = list(tree.notes)
     notes += [
-        f"{len(same)} folders in {origin} have the name {name} in different forms of Unicode: they make one class."
+        f"{len(same)} folders in {origin} have the name {name} in different Unicode forms, and make one class"
         for name, same in folders.items()
         if len(same) > 1
     ]
@@ -259,9 +262,9 @@ def _source_folder(origin: Path) -> tuple[list[str], Domain]:
     for name in classes:
         other = alike.setdefault(_folded(name), name)
         if other != name:
-            notes.append(f'The classes "{other}" and "{name}" differ only in case or spaces; they are two classes.')
+            notes.append(f'The classes "{other}" and "{name}" differ only in case or spaces, and stay two classes')
     images = [
-        Image(path, label)
+        LabelledImage(path, label)
         for label, name in enumerate(classes)
         for path in sorted(path for folder in folders[name] for path in tree.folders[folder])
     ]
@@ -269,18 +272,20 @@ def _source_folder(origin: Path) -> tuple[list[str], Domain]:
 
 
 def _check_in_folders(tree: _Tree, origin: Path) -> None:
-    """Refuse a folder without class folders, or with images beside them."""
+    """Refuse a folder that has no class folders, or images outside of them."""
     if tree.loose:
         raise InputError(
-            f"{origin} holds {len(tree.loose)} images that lie in no class folder, such as "
-            f"{shown(Path(tree.loose[0]).name)}: put each class's images in a folder with its name"
+            f"{origin} contains {counted(len(tree.loose), 'image')} outside of class folders, such as "
+            f"{shown(Path(tree.loose[0]).name)}: put the images of each class into a folder with the class's name"
         )
     if not tree.folders:
-        raise InputError(f"{origin} holds no class folders: put each class's images in a folder with its name")
+        raise InputError(
+            f"{origin} contains no class folders: put the images of each class into a folder with the class's name"
+        )
 
 
 def _match(tree: _Tree, classes: Sequence[str]) -> tuple[dict[str, int], list[str]]:
-    """The folders that are named by classes, with their labels, and the others that hold images."""
+    """The folders with a class's name, with their labels, and the other folders with images."""
     labels = {name: label for label, name in enumerate(classes)}
     known = {folder: labels[_normal(folder)] for folder in tree.folders if _normal(folder) in labels}
     known = {folder: label for folder, label in known.items() if tree.folders[folder]}
@@ -289,7 +294,7 @@ def _match(tree: _Tree, classes: Sequence[str]) -> tuple[dict[str, int], list[st
 
 
 def _closest(folder: str, classes: Sequence[str], *, alike: bool = False) -> str:
-    """` (did you mean "cup"?)`, or nothing; `alike` asks for a name that differs in case or spaces alone."""
+    """` (did you mean "cup"?)`, or nothing; with `alike`, the names may differ only in case or spaces."""
     folded = {_folded(name): name for name in classes}
     near = get_close_matches(_folded(folder), folded, n=1, cutoff=1.0 if alike else 0.6)
     return f' (did you mean "{folded[near[0]]}"?)' if near else ""
@@ -306,15 +311,15 @@ def _folded(name: str) -> str:
 # --- lists
 
 
-def _read_labelled_list(path: Path, classes: int | None = None) -> list[Image]:
-    """The images of a list with their labels, checked against the number of classes, where it is known."""
+def _read_labelled_list(path: Path, classes: int | None = None) -> list[LabelledImage]:
+    """Read a list with labels, which are checked against the number of classes if it is known."""
     entries = ImageList.read(_existing(path)).entries
     for entry in entries:
         if entry.label < 0 or (classes is not None and entry.label >= classes):
             upper = "" if classes is None else f" to {classes - 1}"
-            raise InputError(f"{path}:{entry.line}: the label {entry.label} is no class: labels go from 0{upper}")
+            raise InputError(f"{path}:{entry.line}: the label {entry.label} is not a class: labels go from 0{upper}")
     paths = _locate([(entry.path, f"{path}:{entry.line}") for entry in entries], path)
-    images = [Image(found, entry.label) for found, entry in zip(paths, entries, strict=True)]
+    images = [LabelledImage(found, entry.label) for found, entry in zip(paths, entries, strict=True)]
     _check_paths(image.path for image in images)
     return images
 
@@ -328,10 +333,10 @@ def _existing(path: Path) -> Path:
 
 
 def _locate(names: Iterable[tuple[str, str]], list_path: Path) -> list[str]:
-    """The absolute paths of images that a list names; links to images keep their names.
+    """Make the paths in a list absolute; links to images keep their names.
 
     Args:
-        names: each with the place that a message names.
+        names: paths, each with its place for messages.
     """
     resolved = cache(lambda folder: str(folder.resolve()))  # many images lie in one folder
     paths = []
@@ -345,65 +350,67 @@ def _locate(names: Iterable[tuple[str, str]], list_path: Path) -> list[str]:
 
 
 def _names_beside(origin: Path, count: int) -> tuple[list[str], list[str]]:
-    """The classes' names for a list, and notes on where they come from."""
+    """The names of a list's classes, and notes on where they come from."""
     beside = origin.with_name("labels.txt")
     numbers = [str(label) for label in range(count)]
     if not beside.is_file():
-        return numbers, [f"The classes of {origin} are named by their numbers, as no labels.txt lies beside it."]
+        return numbers, [f"No labels.txt lies beside {origin}, so that numbers are the names of its classes"]
     names = read_labels(beside)
     if len(names) != count:
         return numbers, [
-            f"The classes are named by their numbers, as {beside} names {len(names)} classes and {origin} has {count}."
+            f"{beside} names {len(names)} classes, but {origin} has {count}, so that numbers are the classes' names"
         ]
     told = list(tell_apart(names))
     if told == names:
         return names, []
     alike = _few(sorted(set(names).difference(told)))
-    return told, [f"Several classes of {beside} have one name ({alike}): each gets its number behind it."]
+    return told, [f"Several classes in {beside} have the same name ({alike}): their numbers are appended"]
 
 
 # --- domains
 
 
-def _domain(role: str, origin: Path, images: Sequence[Image], ignored: int = 0, notes: Iterable[str] = ()) -> Domain:
+def _domain(
+    role: str, origin: Path, images: Sequence[LabelledImage], ignored: int = 0, notes: Iterable[str] = ()
+) -> DomainImages:
     _check_paths(image.path for image in images)
-    return Domain(role, origin, tuple(images), ignored, tuple(notes))
+    return DomainImages(role, origin, tuple(images), ignored, tuple(notes))
 
 
 def _check_paths(paths: Iterable[str]) -> None:
     """Refuse paths that a list can't hold."""
     for path in paths:
         if "\n" in path:
-            raise InputError(f"{shown(path)}: the name has a line break, which no list can hold: rename it")
+            raise InputError(f"{shown(path)}: the name has a line break, which lists can't hold: rename it")
         try:
             path.encode()
         except UnicodeEncodeError:
-            raise InputError(f"{shown(path)}: the name is not UTF-8, as lists are: rename it") from None
+            raise InputError(f"{shown(path)}: the name is not UTF-8, the encoding of lists: rename it") from None
 
 
 def _check_class_name(name: str, origin: Path) -> None:
     if not name.strip() or len(name.splitlines()) > 1:
         raise InputError(
-            f"{origin}: the class folder {name!a} is blank or has a line break, and labels.txt holds a name a "
-            "line: rename it"
+            f"{origin}: the name of the class folder {name!a} is blank or has a line break, which labels.txt can't "
+            "hold: rename it"
         )
     if has_control_character(name):
         raise InputError(f"{origin}: the name of the class folder {name!a} has a control character: rename it")
 
 
-def _missing(role: str, images: Sequence[Image], classes: Sequence[str]) -> list[str]:
-    """A note on the classes that a labelled domain has no images of."""
+def _missing(role: str, images: Sequence[LabelledImage], classes: Sequence[str]) -> list[str]:
+    """A note on classes without images in a labelled domain."""
     present = {image.label for image in images}
     missing = [name for label, name in enumerate(classes) if label not in present]
     if not missing:
         return []
-    why = "; AutoDIAL expects that both domains have the same classes" if role == "target" else ""
-    return [f"The {role} has no images of {len(missing)} of {len(classes)} classes ({_few(missing)}){why}."]
+    why = "; AutoDIAL expects the same classes in both domains" if role == "target" else ""
+    return [f"The {role} has no images of {len(missing)} of the {len(classes)} classes ({_few(missing)}){why}"]
 
 
 def _few(names: Sequence[str]) -> str:
     return ", ".join(map(shown, names[:_NAMED])) + (", ..." if len(names) > _NAMED else "")
 
 
-def _by_label(image: Image) -> tuple[int, str]:
+def _by_label(image: LabelledImage) -> tuple[int, str]:
     return image.label or 0, image.path

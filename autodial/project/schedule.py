@@ -1,38 +1,38 @@
-"""A solver's schedule, stretched to the epochs that a data set is to be trained for."""
+"""A solver's schedule, scaled to another number of iterations."""
 
 from __future__ import annotations
 
 from math import ceil
-from typing import Any
 
 from autodial.errors import InputError
+from autodial.proto import messages as pb
 
 EPOCHS = {"alexnet": 60, "svhn_mnist": 25}
-"""Passes over the source that shipped nets are trained for, where the paper counts in epochs (section 4.1, appendix B);
-for the others it states iterations."""
+"""Passes over the source in the training of shipped nets for which the paper counts epochs (section 4.1, appendix B);
+for the others it counts iterations."""
 
 _DISPLAYS = 40
-"""Lines that a training prints at least."""
+"""The fewest progress lines that a training prints."""
 _SNAPSHOTS = 5
 _TESTS = 10
 
 
 def iterations(epochs: float, images: int, batch: int) -> int:
-    """Iterations for a number of passes over `images` images at `batch` an iteration, rounded up."""
+    """The iterations for a number of passes over `images` images, with `batch` images per iteration, rounded up."""
     return max(1, ceil(epochs * images / batch))
 
 
-def stretch(solver: Any, max_iter: int) -> None:
-    """Change a SolverParameter, in place, to a number of iterations; the learning rate keeps its course over the whole.
+def stretch(solver: pb.SolverParameter, max_iter: int) -> None:
+    """Change a solver in place to another number of iterations; the learning rate's curve keeps its shape.
 
-    Steps come at the same share of the training. The gammas of "inv" and "sigmoid" are per iteration, and that of "exp"
-    is a factor per iteration: what they make of the learning rate at the end stays the same.
+    Steps come at the same shares of the training. The gammas of "inv", "sigmoid" and "exp" count per iteration; they
+    change so that the final learning rate stays the same.
 
     Raises:
-        InputError: the solver states no max_iter.
+        InputError: the solver has no max_iter.
     """
     if not solver.max_iter:
-        raise InputError("max_iter, the number of iterations that its schedule is made for, is missing")
+        raise InputError("the solver has no max_iter, the number of iterations that its schedule is made for: add it")
     factor = max_iter / solver.max_iter
     solver.max_iter = max_iter
     if solver.lr_policy == "multistep":
@@ -50,11 +50,11 @@ def stretch(solver: Any, max_iter: int) -> None:
         solver.snapshot = max(1, round(solver.snapshot * factor))
 
 
-def fill_intervals(solver: Any, test_batches: int | None) -> None:
-    """Set display, snapshot and the tests of a SolverParameter whose max_iter is final.
+def fill_intervals(solver: pb.SolverParameter, test_batches: int | None) -> None:
+    """Set the display, snapshot and test intervals of a solver whose max_iter is final.
 
     Args:
-        test_batches: that hold the test list once; None where there are no labels to test with.
+        test_batches: the number of batches that make one pass over the test list; None without labelled images.
     """
     most = max(1, solver.max_iter // _DISPLAYS)
     solver.display = min(solver.display, most) if solver.display else most
@@ -65,11 +65,11 @@ def fill_intervals(solver: Any, test_batches: int | None) -> None:
     if test_batches is not None:
         solver.test_iter.append(test_batches)
         solver.test_interval = ceil(solver.max_iter / _TESTS)
-        solver.test_initialization = False  # before the first iteration no statistics are stored
+        solver.test_initialization = False  # no statistics are stored before the first iteration
 
 
-def drops(solver: Any) -> list[int]:
-    """The iterations at which the learning rate comes down by a step."""
+def drops(solver: pb.SolverParameter) -> list[int]:
+    """The iterations at which the learning rate drops by a step."""
     if solver.lr_policy == "multistep":
         return list(solver.stepvalue)
     if solver.lr_policy == "step":
@@ -78,5 +78,5 @@ def drops(solver: Any) -> list[int]:
 
 
 def _rounded(gamma: float) -> float:
-    """Six digits, as a person would write it."""
+    """Round to six digits, as a person would write it."""
     return float(f"{gamma:.6g}")

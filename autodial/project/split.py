@@ -1,29 +1,29 @@
-"""How many images of each domain make a batch."""
+"""The numbers of source and target images in a batch."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
 MINIMUM = 2
-"""Images of each domain in a batch: after an InnerProduct layer one image alone has no variance."""
+"""The fewest images of each domain in a batch: behind an InnerProduct layer, a single image has no variance."""
 
 
 class Split(NamedTuple):
-    """Images in a batch: the source's, which come first, and the target's."""
+    """The numbers of source images in a batch, which come first, and of target images."""
 
     source: int
     target: int
 
     @property
     def total(self) -> int:
-        """All images of a batch."""
+        """The number of images in a batch."""
         return self.source + self.target
 
 
 def split_batch(total: int, source: int, target: int) -> Split:
-    """A batch split in proportion to the domains' sizes (paper, section 4.1), the source's share rounded down.
+    """Split a batch in proportion to the domains' sizes (paper, section 4.1); the source's share is rounded down.
 
-    Each domain gets at least MINIMUM images. Of data sets smaller than a batch, all images make a batch.
+    Each domain gets at least MINIMUM images. If the domains have fewer images than a batch, the batch takes them all.
 
     Args:
         total: images in a batch, at least 2 * MINIMUM.
@@ -36,9 +36,17 @@ def split_batch(total: int, source: int, target: int) -> Split:
 
 
 def even_batches(images: int, batch: int) -> tuple[int, int]:
-    """Size and number of the fewest batches, of at most `batch` images, that hold a list with the least left over.
+    """Choose equal batches for one pass over a list.
 
-    Caffe tests whole batches, so that images at the list's start count twice if the last one is not full.
+    Caffe tests whole batches: if the last batch is not full, images from the list's start count twice. The result has
+    as few such images as the fewest possible batches allow.
+
+    Args:
+        images: the number of images in the list.
+        batch: the largest batch.
+
+    Returns:
+        The images per batch and the number of batches.
     """
     number = -(-images // batch)
     return -(-images // number), number

@@ -5,6 +5,7 @@ they are read. What is wrong with a file is an InputError that says where.
 """
 
 from .binary import array_from_blob, blob_from_array, read_blob
+from .schema import fork_fields
 from .snapshots import read_state, read_weights, write_state, write_weights
 from .text import parse_net, parse_solver, read_net, read_solver, to_text, write_text
 from .upgrade import upgrade_net, upgrade_solver
@@ -16,6 +17,7 @@ __all__ = [
     "Weights",
     "array_from_blob",
     "blob_from_array",
+    "fork_fields",
     "merge_weights",
     "parse_net",
     "parse_solver",

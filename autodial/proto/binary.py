@@ -2,7 +2,8 @@
 
 A net has up to hundreds of millions of weights, and most protobuf runtimes hand over a packed field one Python float at
 a time. So the files are read and written by a schema in which these fields are bytes, which NumPy takes as they are;
-only floats that a file stores unpacked are left to the ordinary classes.
+only floats that a file stores unpacked are left to protobuf. The parameters of layers pass through it unread, since the
+layer's type decides what they are (wire.py).
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ from numpy.typing import ArrayLike, NDArray
 from autodial.errors import InputError, WorkError
 
 from ..system.files import existing_file, is_binary, read_bytes, replacing
-from . import messages, schema
+from . import messages as pb
+from . import schema, wire
 from .upgrade import upgrade_net
 from .weights import LayerWeights, State, Weights
 
-_ORDINARY = vars(messages)
-_WIRE = schema.load(packed_as_bytes=True)
+_FRAME, _FRAME_UNPACKED = (schema.load_frame(packed_as_bytes=packed) for packed in (True, False))
 _LIMIT = 2**31 - 1  # bytes in the longest message that protobuf reads or writes
 _BEYOND_LIMIT = "protobuf ends at 2 GiB, and Caffe's format for more is HDF5, in files that end in .h5"
 _MOST_AXES, _LONGEST_AXIS = 32, 2**31 - 1  # of a blob: kMaxBlobAxes, INT_MAX
@@ -61,11 +62,11 @@ def write_weights(weights: Weights, path: str | os.PathLike[str]) -> None:
         raise WorkError(f"{path} would take {size / 2**30:.1f} GiB: {_BEYOND_LIMIT}")
     with replacing(path) as file:
         # Layer by layer: the parts of a message, one after the other, are the message.
-        file.write(messages.NetParameter(name=weights.name).SerializeToString())
+        file.write(pb.NetParameter(name=weights.name).SerializeToString())
         for layer, arrays in zip(weights.layers, blobs, strict=True):
-            part = _WIRE["NetParameter"]()
+            part = _FRAME["NetParameter"]()
             message = part.layer.add()
-            message.MergeFromString(layer.param.SerializeToString())
+            message.MergeFromString(wire.to_file(layer.param))
             _store(arrays, message.blobs, layer.legacy)
             file.write(part.SerializeToString())
 
@@ -79,7 +80,7 @@ def write_state(state: State, path: str | os.PathLike[str]) -> None:
     """Write a binary solverstate, whole or not at all; WorkError if it can't be written."""
     if (size := sum(4 * np.size(array) for array in state.history)) > _LIMIT - 2**20:
         raise WorkError(f"{path} would take {size / 2**30:.1f} GiB: {_BEYOND_LIMIT}")
-    message = _WIRE["SolverState"](iter=state.iter, learned_net=state.learned_net, current_step=state.current_step)
+    message = _FRAME["SolverState"](iter=state.iter, learned_net=state.learned_net, current_step=state.current_step)
     _store(state.history, message.history)
     with replacing(path) as file:
         file.write(message.SerializeToString())
@@ -99,7 +100,7 @@ def array_from_blob(blob: Any) -> NDArray[np.float32]:
 def blob_from_array(array: ArrayLike) -> Any:
     """A BlobProto with the array's shape and its values as float32."""
     values = np.asarray(array, np.float32)
-    return messages.BlobProto(shape={"dim": values.shape}, data=values.ravel())
+    return pb.BlobProto(shape={"dim": values.shape}, data=values.ravel())
 
 
 def read_blob(path: str | os.PathLike[str]) -> NDArray[np.float32]:
@@ -119,10 +120,10 @@ def _read(path: str | os.PathLike[str], kind: str, message: str, convert: Callab
         raise InputError(f"{path} has {size / 2**30:.1f} GiB: {_BEYOND_LIMIT}")
     try:
         try:
-            return convert(_WIRE[message].FromString(read_bytes(path, kind)), str(path))
+            return convert(_FRAME[message].FromString(read_bytes(path, kind)), str(path))
         except _ContentError:
             # Floats stored unpacked are unknown fields to that schema, so that values seem to be missing.
-            return convert(_ORDINARY[message].FromString(read_bytes(path, kind)), str(path))
+            return convert(_FRAME_UNPACKED[message].FromString(read_bytes(path, kind)), str(path))
     except (DecodeError, UnicodeDecodeError) as error:
         problem = " is cut short or damaged, or something else than its name says: copy or download it again"
         raise InputError(f"{path}{_other_kind(path, kind) or problem}") from error
@@ -157,15 +158,17 @@ def _weights(net: Any, path: str) -> tuple[Weights, list[str]]:
             blobs.append(_array(blob, f'layer "{layer.name}", blob {index}'))
             blob.Clear()
             blob.num = len(blobs) - 1
+    whole = wire.net_from_file(net.SerializeToString())
     for field in ("input", "input_dim", "input_shape"):
-        net.ClearField(field)  # Weights have no use for them, and old versions of Caffe left out the shapes.
-    old = upgrade_net(net, path)
-    weights = Weights(net.name)
-    for layer in net.layer:
+        whole.ClearField(field)  # Weights have no use for them, and old versions of Caffe left out the shapes.
+    old = upgrade_net(whole, path)
+    weights = Weights(whole.name)
+    for layer in whole.layer:
         _check_text(layer.type, *layer.bottom, *layer.top)
         indices = [blob.num for blob in layer.blobs]
-        del layer.blobs[:]
-        param = messages.LayerParameter.FromString(layer.SerializeToString())
+        param = pb.LayerParameter()
+        param.CopyFrom(layer)
+        del param.blobs[:]
         is_legacy = frozenset(i for i, index in enumerate(indices) if index in legacy)
         weights.layers.append(LayerWeights(param, [blobs[index] for index in indices], is_legacy))
     return weights, old
@@ -199,7 +202,7 @@ def _array(blob: Any, what: str) -> NDArray[np.float32]:
     shape = tuple(getattr(blob, name) for name in _LEGACY) if _is_legacy(blob) else tuple(blob.shape.dim)
     values, dtype = (blob.double_data, "<f8") if len(blob.double_data) else (blob.data, "<f4")
     try:
-        flat = np.frombuffer(b"".join(values), dtype) if type(blob) is _WIRE["BlobProto"] else np.array(values, dtype)
+        flat = np.frombuffer(b"".join(values), dtype) if type(blob) is _FRAME["BlobProto"] else np.array(values, dtype)
     except ValueError as error:
         raise _ContentError(f"{what} ends within a value, so the file is probably damaged") from error
     if len(shape) > _MOST_AXES or max(shape, default=0) > _LONGEST_AXIS:

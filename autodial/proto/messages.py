@@ -1,15 +1,15 @@
 """Caffe's protobuf messages and enums: `messages.NetParameter`, `messages.TRAIN`, `messages.PoolingParameter.MAX`.
 
-caffe.proto, beside this file, says what each message and field means.
+caffe.proto and dialects/*.proto say what each message and field means.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from .schema import load
+from .schema import load, schema
 
-_names = load()
+_names = load(schema().file)
 globals().update(_names)
 
 

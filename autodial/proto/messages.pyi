@@ -117,7 +117,7 @@ class NetParameter(_message.Message):
     def __init__(self, name: _Optional[str] = ..., input: _Optional[_Iterable[str]] = ..., input_shape: _Optional[_Iterable[_Union[BlobShape, _Mapping]]] = ..., input_dim: _Optional[_Iterable[int]] = ..., force_backward: _Optional[bool] = ..., state: _Optional[_Union[NetState, _Mapping]] = ..., debug_info: _Optional[bool] = ..., layer: _Optional[_Iterable[_Union[LayerParameter, _Mapping]]] = ..., layers: _Optional[_Iterable[_Union[V1LayerParameter, _Mapping]]] = ...) -> None: ...
 
 class SolverParameter(_message.Message):
-    __slots__ = ("net", "net_param", "train_net", "test_net", "train_net_param", "test_net_param", "train_state", "test_state", "test_iter", "test_interval", "test_compute_loss", "test_initialization", "base_lr", "display", "average_loss", "max_iter", "iter_size", "lr_policy", "gamma", "power", "momentum", "weight_decay", "regularization_type", "stepsize", "stepvalue", "clip_gradients", "snapshot", "snapshot_prefix", "snapshot_diff", "snapshot_format", "solver_mode", "device_id", "random_seed", "type", "delta", "momentum2", "rms_decay", "debug_info", "snapshot_after_train", "solver_type", "layer_wise_reduce")
+    __slots__ = ("net", "net_param", "train_net", "test_net", "train_net_param", "test_net_param", "train_state", "test_state", "test_iter", "test_interval", "test_compute_loss", "test_initialization", "base_lr", "display", "average_loss", "max_iter", "iter_size", "lr_policy", "gamma", "power", "momentum", "weight_decay", "regularization_type", "stepsize", "stepvalue", "clip_gradients", "snapshot", "snapshot_prefix", "snapshot_diff", "snapshot_format", "solver_mode", "device_id", "random_seed", "type", "delta", "momentum2", "rms_decay", "debug_info", "snapshot_after_train", "solver_type", "layer_wise_reduce", "weights")
     class SnapshotFormat(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         HDF5: _ClassVar[SolverParameter.SnapshotFormat]
@@ -185,6 +185,7 @@ class SolverParameter(_message.Message):
     SNAPSHOT_AFTER_TRAIN_FIELD_NUMBER: _ClassVar[int]
     SOLVER_TYPE_FIELD_NUMBER: _ClassVar[int]
     LAYER_WISE_REDUCE_FIELD_NUMBER: _ClassVar[int]
+    WEIGHTS_FIELD_NUMBER: _ClassVar[int]
     net: str
     net_param: NetParameter
     train_net: str
@@ -226,7 +227,8 @@ class SolverParameter(_message.Message):
     snapshot_after_train: bool
     solver_type: SolverParameter.SolverType
     layer_wise_reduce: bool
-    def __init__(self, net: _Optional[str] = ..., net_param: _Optional[_Union[NetParameter, _Mapping]] = ..., train_net: _Optional[str] = ..., test_net: _Optional[_Iterable[str]] = ..., train_net_param: _Optional[_Union[NetParameter, _Mapping]] = ..., test_net_param: _Optional[_Iterable[_Union[NetParameter, _Mapping]]] = ..., train_state: _Optional[_Union[NetState, _Mapping]] = ..., test_state: _Optional[_Iterable[_Union[NetState, _Mapping]]] = ..., test_iter: _Optional[_Iterable[int]] = ..., test_interval: _Optional[int] = ..., test_compute_loss: _Optional[bool] = ..., test_initialization: _Optional[bool] = ..., base_lr: _Optional[float] = ..., display: _Optional[int] = ..., average_loss: _Optional[int] = ..., max_iter: _Optional[int] = ..., iter_size: _Optional[int] = ..., lr_policy: _Optional[str] = ..., gamma: _Optional[float] = ..., power: _Optional[float] = ..., momentum: _Optional[float] = ..., weight_decay: _Optional[float] = ..., regularization_type: _Optional[str] = ..., stepsize: _Optional[int] = ..., stepvalue: _Optional[_Iterable[int]] = ..., clip_gradients: _Optional[float] = ..., snapshot: _Optional[int] = ..., snapshot_prefix: _Optional[str] = ..., snapshot_diff: _Optional[bool] = ..., snapshot_format: _Optional[_Union[SolverParameter.SnapshotFormat, str]] = ..., solver_mode: _Optional[_Union[SolverParameter.SolverMode, str]] = ..., device_id: _Optional[int] = ..., random_seed: _Optional[int] = ..., type: _Optional[str] = ..., delta: _Optional[float] = ..., momentum2: _Optional[float] = ..., rms_decay: _Optional[float] = ..., debug_info: _Optional[bool] = ..., snapshot_after_train: _Optional[bool] = ..., solver_type: _Optional[_Union[SolverParameter.SolverType, str]] = ..., layer_wise_reduce: _Optional[bool] = ...) -> None: ...
+    weights: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, net: _Optional[str] = ..., net_param: _Optional[_Union[NetParameter, _Mapping]] = ..., train_net: _Optional[str] = ..., test_net: _Optional[_Iterable[str]] = ..., train_net_param: _Optional[_Union[NetParameter, _Mapping]] = ..., test_net_param: _Optional[_Iterable[_Union[NetParameter, _Mapping]]] = ..., train_state: _Optional[_Union[NetState, _Mapping]] = ..., test_state: _Optional[_Iterable[_Union[NetState, _Mapping]]] = ..., test_iter: _Optional[_Iterable[int]] = ..., test_interval: _Optional[int] = ..., test_compute_loss: _Optional[bool] = ..., test_initialization: _Optional[bool] = ..., base_lr: _Optional[float] = ..., display: _Optional[int] = ..., average_loss: _Optional[int] = ..., max_iter: _Optional[int] = ..., iter_size: _Optional[int] = ..., lr_policy: _Optional[str] = ..., gamma: _Optional[float] = ..., power: _Optional[float] = ..., momentum: _Optional[float] = ..., weight_decay: _Optional[float] = ..., regularization_type: _Optional[str] = ..., stepsize: _Optional[int] = ..., stepvalue: _Optional[_Iterable[int]] = ..., clip_gradients: _Optional[float] = ..., snapshot: _Optional[int] = ..., snapshot_prefix: _Optional[str] = ..., snapshot_diff: _Optional[bool] = ..., snapshot_format: _Optional[_Union[SolverParameter.SnapshotFormat, str]] = ..., solver_mode: _Optional[_Union[SolverParameter.SolverMode, str]] = ..., device_id: _Optional[int] = ..., random_seed: _Optional[int] = ..., type: _Optional[str] = ..., delta: _Optional[float] = ..., momentum2: _Optional[float] = ..., rms_decay: _Optional[float] = ..., debug_info: _Optional[bool] = ..., snapshot_after_train: _Optional[bool] = ..., solver_type: _Optional[_Union[SolverParameter.SolverType, str]] = ..., layer_wise_reduce: _Optional[bool] = ..., weights: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class SolverState(_message.Message):
     __slots__ = ("iter", "learned_net", "history", "current_step")
@@ -283,7 +285,7 @@ class ParamSpec(_message.Message):
     def __init__(self, name: _Optional[str] = ..., share_mode: _Optional[_Union[ParamSpec.DimCheckMode, str]] = ..., lr_mult: _Optional[float] = ..., decay_mult: _Optional[float] = ...) -> None: ...
 
 class LayerParameter(_message.Message):
-    __slots__ = ("name", "type", "bottom", "top", "phase", "loss_weight", "param", "blobs", "propagate_down", "include", "exclude", "transform_param", "loss_param", "accuracy_param", "argmax_param", "batch_norm_param", "bias_param", "concat_param", "contrastive_loss_param", "convolution_param", "crop_param", "data_param", "dial_param", "dropout_param", "dummy_data_param", "eltwise_param", "elu_param", "embed_param", "exp_param", "flatten_param", "hdf5_data_param", "hdf5_output_param", "hinge_loss_param", "image_data_param", "infogain_loss_param", "inner_product_param", "input_param", "log_param", "lrn_param", "memory_data_param", "mvn_param", "parameter_param", "pooling_param", "power_param", "prelu_param", "python_param", "recurrent_param", "reduction_param", "relu_param", "reshape_param", "scale_param", "sigmoid_param", "softmax_param", "spp_param", "slice_param", "tanh_param", "threshold_param", "tile_param", "window_data_param")
+    __slots__ = ("name", "type", "bottom", "top", "phase", "loss_weight", "param", "blobs", "propagate_down", "include", "exclude", "transform_param", "loss_param", "accuracy_param", "argmax_param", "batch_norm_param", "bias_param", "concat_param", "contrastive_loss_param", "convolution_param", "crop_param", "data_param", "dial_param", "dropout_param", "dummy_data_param", "eltwise_param", "elu_param", "embed_param", "exp_param", "flatten_param", "hdf5_data_param", "hdf5_output_param", "hinge_loss_param", "image_data_param", "infogain_loss_param", "inner_product_param", "input_param", "log_param", "lrn_param", "memory_data_param", "mvn_param", "parameter_param", "pooling_param", "power_param", "prelu_param", "python_param", "recurrent_param", "reduction_param", "relu_param", "reshape_param", "scale_param", "sigmoid_param", "softmax_param", "spp_param", "slice_param", "tanh_param", "threshold_param", "tile_param", "window_data_param", "swish_param", "clip_param", "permute_param", "prior_box_param", "detection_output_param", "norm_param", "roi_pooling_param", "smooth_l1_loss_param", "box_annotator_ohem_param", "psroi_pooling_param", "interp_param", "upsample_param", "relu6_param", "shuffle_channel_param", "proposal_param", "mmd_param", "entropy_param", "gradient_scaler_param", "jmmd_param", "multimodal_batch_norm_param")
     NAME_FIELD_NUMBER: _ClassVar[int]
     TYPE_FIELD_NUMBER: _ClassVar[int]
     BOTTOM_FIELD_NUMBER: _ClassVar[int]
@@ -343,6 +345,26 @@ class LayerParameter(_message.Message):
     THRESHOLD_PARAM_FIELD_NUMBER: _ClassVar[int]
     TILE_PARAM_FIELD_NUMBER: _ClassVar[int]
     WINDOW_DATA_PARAM_FIELD_NUMBER: _ClassVar[int]
+    SWISH_PARAM_FIELD_NUMBER: _ClassVar[int]
+    CLIP_PARAM_FIELD_NUMBER: _ClassVar[int]
+    PERMUTE_PARAM_FIELD_NUMBER: _ClassVar[int]
+    PRIOR_BOX_PARAM_FIELD_NUMBER: _ClassVar[int]
+    DETECTION_OUTPUT_PARAM_FIELD_NUMBER: _ClassVar[int]
+    NORM_PARAM_FIELD_NUMBER: _ClassVar[int]
+    ROI_POOLING_PARAM_FIELD_NUMBER: _ClassVar[int]
+    SMOOTH_L1_LOSS_PARAM_FIELD_NUMBER: _ClassVar[int]
+    BOX_ANNOTATOR_OHEM_PARAM_FIELD_NUMBER: _ClassVar[int]
+    PSROI_POOLING_PARAM_FIELD_NUMBER: _ClassVar[int]
+    INTERP_PARAM_FIELD_NUMBER: _ClassVar[int]
+    UPSAMPLE_PARAM_FIELD_NUMBER: _ClassVar[int]
+    RELU6_PARAM_FIELD_NUMBER: _ClassVar[int]
+    SHUFFLE_CHANNEL_PARAM_FIELD_NUMBER: _ClassVar[int]
+    PROPOSAL_PARAM_FIELD_NUMBER: _ClassVar[int]
+    MMD_PARAM_FIELD_NUMBER: _ClassVar[int]
+    ENTROPY_PARAM_FIELD_NUMBER: _ClassVar[int]
+    GRADIENT_SCALER_PARAM_FIELD_NUMBER: _ClassVar[int]
+    JMMD_PARAM_FIELD_NUMBER: _ClassVar[int]
+    MULTIMODAL_BATCH_NORM_PARAM_FIELD_NUMBER: _ClassVar[int]
     name: str
     type: str
     bottom: _containers.RepeatedScalarFieldContainer[str]
@@ -402,7 +424,27 @@ class LayerParameter(_message.Message):
     threshold_param: ThresholdParameter
     tile_param: TileParameter
     window_data_param: WindowDataParameter
-    def __init__(self, name: _Optional[str] = ..., type: _Optional[str] = ..., bottom: _Optional[_Iterable[str]] = ..., top: _Optional[_Iterable[str]] = ..., phase: _Optional[_Union[Phase, str]] = ..., loss_weight: _Optional[_Iterable[float]] = ..., param: _Optional[_Iterable[_Union[ParamSpec, _Mapping]]] = ..., blobs: _Optional[_Iterable[_Union[BlobProto, _Mapping]]] = ..., propagate_down: _Optional[_Iterable[bool]] = ..., include: _Optional[_Iterable[_Union[NetStateRule, _Mapping]]] = ..., exclude: _Optional[_Iterable[_Union[NetStateRule, _Mapping]]] = ..., transform_param: _Optional[_Union[TransformationParameter, _Mapping]] = ..., loss_param: _Optional[_Union[LossParameter, _Mapping]] = ..., accuracy_param: _Optional[_Union[AccuracyParameter, _Mapping]] = ..., argmax_param: _Optional[_Union[ArgMaxParameter, _Mapping]] = ..., batch_norm_param: _Optional[_Union[BatchNormParameter, _Mapping]] = ..., bias_param: _Optional[_Union[BiasParameter, _Mapping]] = ..., concat_param: _Optional[_Union[ConcatParameter, _Mapping]] = ..., contrastive_loss_param: _Optional[_Union[ContrastiveLossParameter, _Mapping]] = ..., convolution_param: _Optional[_Union[ConvolutionParameter, _Mapping]] = ..., crop_param: _Optional[_Union[CropParameter, _Mapping]] = ..., data_param: _Optional[_Union[DataParameter, _Mapping]] = ..., dial_param: _Optional[_Union[DialParameter, _Mapping]] = ..., dropout_param: _Optional[_Union[DropoutParameter, _Mapping]] = ..., dummy_data_param: _Optional[_Union[DummyDataParameter, _Mapping]] = ..., eltwise_param: _Optional[_Union[EltwiseParameter, _Mapping]] = ..., elu_param: _Optional[_Union[ELUParameter, _Mapping]] = ..., embed_param: _Optional[_Union[EmbedParameter, _Mapping]] = ..., exp_param: _Optional[_Union[ExpParameter, _Mapping]] = ..., flatten_param: _Optional[_Union[FlattenParameter, _Mapping]] = ..., hdf5_data_param: _Optional[_Union[HDF5DataParameter, _Mapping]] = ..., hdf5_output_param: _Optional[_Union[HDF5OutputParameter, _Mapping]] = ..., hinge_loss_param: _Optional[_Union[HingeLossParameter, _Mapping]] = ..., image_data_param: _Optional[_Union[ImageDataParameter, _Mapping]] = ..., infogain_loss_param: _Optional[_Union[InfogainLossParameter, _Mapping]] = ..., inner_product_param: _Optional[_Union[InnerProductParameter, _Mapping]] = ..., input_param: _Optional[_Union[InputParameter, _Mapping]] = ..., log_param: _Optional[_Union[LogParameter, _Mapping]] = ..., lrn_param: _Optional[_Union[LRNParameter, _Mapping]] = ..., memory_data_param: _Optional[_Union[MemoryDataParameter, _Mapping]] = ..., mvn_param: _Optional[_Union[MVNParameter, _Mapping]] = ..., parameter_param: _Optional[_Union[ParameterParameter, _Mapping]] = ..., pooling_param: _Optional[_Union[PoolingParameter, _Mapping]] = ..., power_param: _Optional[_Union[PowerParameter, _Mapping]] = ..., prelu_param: _Optional[_Union[PReLUParameter, _Mapping]] = ..., python_param: _Optional[_Union[PythonParameter, _Mapping]] = ..., recurrent_param: _Optional[_Union[RecurrentParameter, _Mapping]] = ..., reduction_param: _Optional[_Union[ReductionParameter, _Mapping]] = ..., relu_param: _Optional[_Union[ReLUParameter, _Mapping]] = ..., reshape_param: _Optional[_Union[ReshapeParameter, _Mapping]] = ..., scale_param: _Optional[_Union[ScaleParameter, _Mapping]] = ..., sigmoid_param: _Optional[_Union[SigmoidParameter, _Mapping]] = ..., softmax_param: _Optional[_Union[SoftmaxParameter, _Mapping]] = ..., spp_param: _Optional[_Union[SPPParameter, _Mapping]] = ..., slice_param: _Optional[_Union[SliceParameter, _Mapping]] = ..., tanh_param: _Optional[_Union[TanHParameter, _Mapping]] = ..., threshold_param: _Optional[_Union[ThresholdParameter, _Mapping]] = ..., tile_param: _Optional[_Union[TileParameter, _Mapping]] = ..., window_data_param: _Optional[_Union[WindowDataParameter, _Mapping]] = ...) -> None: ...
+    swish_param: SwishParameter
+    clip_param: ClipParameter
+    permute_param: PermuteParameter
+    prior_box_param: PriorBoxParameter
+    detection_output_param: DetectionOutputParameter
+    norm_param: NormalizeParameter
+    roi_pooling_param: ROIPoolingParameter
+    smooth_l1_loss_param: SmoothL1LossParameter
+    box_annotator_ohem_param: BoxAnnotatorOHEMParameter
+    psroi_pooling_param: PSROIPoolingParameter
+    interp_param: InterpParameter
+    upsample_param: UpsampleParameter
+    relu6_param: ReLU6Parameter
+    shuffle_channel_param: ShuffleChannelParameter
+    proposal_param: ProposalParameter
+    mmd_param: MMDParameter
+    entropy_param: EntropyParameter
+    gradient_scaler_param: GradientScalerParameter
+    jmmd_param: JMMDParameter
+    multimodal_batch_norm_param: MultiModalBatchNormParameter
+    def __init__(self, name: _Optional[str] = ..., type: _Optional[str] = ..., bottom: _Optional[_Iterable[str]] = ..., top: _Optional[_Iterable[str]] = ..., phase: _Optional[_Union[Phase, str]] = ..., loss_weight: _Optional[_Iterable[float]] = ..., param: _Optional[_Iterable[_Union[ParamSpec, _Mapping]]] = ..., blobs: _Optional[_Iterable[_Union[BlobProto, _Mapping]]] = ..., propagate_down: _Optional[_Iterable[bool]] = ..., include: _Optional[_Iterable[_Union[NetStateRule, _Mapping]]] = ..., exclude: _Optional[_Iterable[_Union[NetStateRule, _Mapping]]] = ..., transform_param: _Optional[_Union[TransformationParameter, _Mapping]] = ..., loss_param: _Optional[_Union[LossParameter, _Mapping]] = ..., accuracy_param: _Optional[_Union[AccuracyParameter, _Mapping]] = ..., argmax_param: _Optional[_Union[ArgMaxParameter, _Mapping]] = ..., batch_norm_param: _Optional[_Union[BatchNormParameter, _Mapping]] = ..., bias_param: _Optional[_Union[BiasParameter, _Mapping]] = ..., concat_param: _Optional[_Union[ConcatParameter, _Mapping]] = ..., contrastive_loss_param: _Optional[_Union[ContrastiveLossParameter, _Mapping]] = ..., convolution_param: _Optional[_Union[ConvolutionParameter, _Mapping]] = ..., crop_param: _Optional[_Union[CropParameter, _Mapping]] = ..., data_param: _Optional[_Union[DataParameter, _Mapping]] = ..., dial_param: _Optional[_Union[DialParameter, _Mapping]] = ..., dropout_param: _Optional[_Union[DropoutParameter, _Mapping]] = ..., dummy_data_param: _Optional[_Union[DummyDataParameter, _Mapping]] = ..., eltwise_param: _Optional[_Union[EltwiseParameter, _Mapping]] = ..., elu_param: _Optional[_Union[ELUParameter, _Mapping]] = ..., embed_param: _Optional[_Union[EmbedParameter, _Mapping]] = ..., exp_param: _Optional[_Union[ExpParameter, _Mapping]] = ..., flatten_param: _Optional[_Union[FlattenParameter, _Mapping]] = ..., hdf5_data_param: _Optional[_Union[HDF5DataParameter, _Mapping]] = ..., hdf5_output_param: _Optional[_Union[HDF5OutputParameter, _Mapping]] = ..., hinge_loss_param: _Optional[_Union[HingeLossParameter, _Mapping]] = ..., image_data_param: _Optional[_Union[ImageDataParameter, _Mapping]] = ..., infogain_loss_param: _Optional[_Union[InfogainLossParameter, _Mapping]] = ..., inner_product_param: _Optional[_Union[InnerProductParameter, _Mapping]] = ..., input_param: _Optional[_Union[InputParameter, _Mapping]] = ..., log_param: _Optional[_Union[LogParameter, _Mapping]] = ..., lrn_param: _Optional[_Union[LRNParameter, _Mapping]] = ..., memory_data_param: _Optional[_Union[MemoryDataParameter, _Mapping]] = ..., mvn_param: _Optional[_Union[MVNParameter, _Mapping]] = ..., parameter_param: _Optional[_Union[ParameterParameter, _Mapping]] = ..., pooling_param: _Optional[_Union[PoolingParameter, _Mapping]] = ..., power_param: _Optional[_Union[PowerParameter, _Mapping]] = ..., prelu_param: _Optional[_Union[PReLUParameter, _Mapping]] = ..., python_param: _Optional[_Union[PythonParameter, _Mapping]] = ..., recurrent_param: _Optional[_Union[RecurrentParameter, _Mapping]] = ..., reduction_param: _Optional[_Union[ReductionParameter, _Mapping]] = ..., relu_param: _Optional[_Union[ReLUParameter, _Mapping]] = ..., reshape_param: _Optional[_Union[ReshapeParameter, _Mapping]] = ..., scale_param: _Optional[_Union[ScaleParameter, _Mapping]] = ..., sigmoid_param: _Optional[_Union[SigmoidParameter, _Mapping]] = ..., softmax_param: _Optional[_Union[SoftmaxParameter, _Mapping]] = ..., spp_param: _Optional[_Union[SPPParameter, _Mapping]] = ..., slice_param: _Optional[_Union[SliceParameter, _Mapping]] = ..., tanh_param: _Optional[_Union[TanHParameter, _Mapping]] = ..., threshold_param: _Optional[_Union[ThresholdParameter, _Mapping]] = ..., tile_param: _Optional[_Union[TileParameter, _Mapping]] = ..., window_data_param: _Optional[_Union[WindowDataParameter, _Mapping]] = ..., swish_param: _Optional[_Union[SwishParameter, _Mapping]] = ..., clip_param: _Optional[_Union[ClipParameter, _Mapping]] = ..., permute_param: _Optional[_Union[PermuteParameter, _Mapping]] = ..., prior_box_param: _Optional[_Union[PriorBoxParameter, _Mapping]] = ..., detection_output_param: _Optional[_Union[DetectionOutputParameter, _Mapping]] = ..., norm_param: _Optional[_Union[NormalizeParameter, _Mapping]] = ..., roi_pooling_param: _Optional[_Union[ROIPoolingParameter, _Mapping]] = ..., smooth_l1_loss_param: _Optional[_Union[SmoothL1LossParameter, _Mapping]] = ..., box_annotator_ohem_param: _Optional[_Union[BoxAnnotatorOHEMParameter, _Mapping]] = ..., psroi_pooling_param: _Optional[_Union[PSROIPoolingParameter, _Mapping]] = ..., interp_param: _Optional[_Union[InterpParameter, _Mapping]] = ..., upsample_param: _Optional[_Union[UpsampleParameter, _Mapping]] = ..., relu6_param: _Optional[_Union[ReLU6Parameter, _Mapping]] = ..., shuffle_channel_param: _Optional[_Union[ShuffleChannelParameter, _Mapping]] = ..., proposal_param: _Optional[_Union[ProposalParameter, _Mapping]] = ..., mmd_param: _Optional[_Union[MMDParameter, _Mapping]] = ..., entropy_param: _Optional[_Union[EntropyParameter, _Mapping]] = ..., gradient_scaler_param: _Optional[_Union[GradientScalerParameter, _Mapping]] = ..., jmmd_param: _Optional[_Union[JMMDParameter, _Mapping]] = ..., multimodal_batch_norm_param: _Optional[_Union[MultiModalBatchNormParameter, _Mapping]] = ...) -> None: ...
 
 class TransformationParameter(_message.Message):
     __slots__ = ("scale", "mirror", "crop_size", "mean_file", "mean_value", "force_color", "force_gray")
@@ -423,24 +465,28 @@ class TransformationParameter(_message.Message):
     def __init__(self, scale: _Optional[float] = ..., mirror: _Optional[bool] = ..., crop_size: _Optional[int] = ..., mean_file: _Optional[str] = ..., mean_value: _Optional[_Iterable[float]] = ..., force_color: _Optional[bool] = ..., force_gray: _Optional[bool] = ...) -> None: ...
 
 class LossParameter(_message.Message):
-    __slots__ = ("ignore_label", "normalization", "normalize")
+    __slots__ = ("ignore_label", "normalization", "normalize", "pre_fixed_normalizer")
     class NormalizationMode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         FULL: _ClassVar[LossParameter.NormalizationMode]
         VALID: _ClassVar[LossParameter.NormalizationMode]
         BATCH_SIZE: _ClassVar[LossParameter.NormalizationMode]
         NONE: _ClassVar[LossParameter.NormalizationMode]
+        PRE_FIXED: _ClassVar[LossParameter.NormalizationMode]
     FULL: LossParameter.NormalizationMode
     VALID: LossParameter.NormalizationMode
     BATCH_SIZE: LossParameter.NormalizationMode
     NONE: LossParameter.NormalizationMode
+    PRE_FIXED: LossParameter.NormalizationMode
     IGNORE_LABEL_FIELD_NUMBER: _ClassVar[int]
     NORMALIZATION_FIELD_NUMBER: _ClassVar[int]
     NORMALIZE_FIELD_NUMBER: _ClassVar[int]
+    PRE_FIXED_NORMALIZER_FIELD_NUMBER: _ClassVar[int]
     ignore_label: int
     normalization: LossParameter.NormalizationMode
     normalize: bool
-    def __init__(self, ignore_label: _Optional[int] = ..., normalization: _Optional[_Union[LossParameter.NormalizationMode, str]] = ..., normalize: _Optional[bool] = ...) -> None: ...
+    pre_fixed_normalizer: float
+    def __init__(self, ignore_label: _Optional[int] = ..., normalization: _Optional[_Union[LossParameter.NormalizationMode, str]] = ..., normalize: _Optional[bool] = ..., pre_fixed_normalizer: _Optional[float] = ...) -> None: ...
 
 class AccuracyParameter(_message.Message):
     __slots__ = ("top_k", "axis", "ignore_label")
@@ -577,13 +623,19 @@ class CropParameter(_message.Message):
     def __init__(self, axis: _Optional[int] = ..., offset: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class DataParameter(_message.Message):
-    __slots__ = ("source", "batch_size", "rand_skip", "backend", "scale", "mean_file", "crop_size", "mirror", "force_encoded_color", "prefetch")
+    __slots__ = ("source", "batch_size", "rand_skip", "backend", "scale", "mean_file", "crop_size", "mirror", "force_encoded_color", "prefetch", "cursor")
     class DB(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         LEVELDB: _ClassVar[DataParameter.DB]
         LMDB: _ClassVar[DataParameter.DB]
     LEVELDB: DataParameter.DB
     LMDB: DataParameter.DB
+    class CURSOR_TYPE(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        ORDINARY: _ClassVar[DataParameter.CURSOR_TYPE]
+        SHUFFLING: _ClassVar[DataParameter.CURSOR_TYPE]
+    ORDINARY: DataParameter.CURSOR_TYPE
+    SHUFFLING: DataParameter.CURSOR_TYPE
     SOURCE_FIELD_NUMBER: _ClassVar[int]
     BATCH_SIZE_FIELD_NUMBER: _ClassVar[int]
     RAND_SKIP_FIELD_NUMBER: _ClassVar[int]
@@ -594,6 +646,7 @@ class DataParameter(_message.Message):
     MIRROR_FIELD_NUMBER: _ClassVar[int]
     FORCE_ENCODED_COLOR_FIELD_NUMBER: _ClassVar[int]
     PREFETCH_FIELD_NUMBER: _ClassVar[int]
+    CURSOR_FIELD_NUMBER: _ClassVar[int]
     source: str
     batch_size: int
     rand_skip: int
@@ -604,7 +657,8 @@ class DataParameter(_message.Message):
     mirror: bool
     force_encoded_color: bool
     prefetch: int
-    def __init__(self, source: _Optional[str] = ..., batch_size: _Optional[int] = ..., rand_skip: _Optional[int] = ..., backend: _Optional[_Union[DataParameter.DB, str]] = ..., scale: _Optional[float] = ..., mean_file: _Optional[str] = ..., crop_size: _Optional[int] = ..., mirror: _Optional[bool] = ..., force_encoded_color: _Optional[bool] = ..., prefetch: _Optional[int] = ...) -> None: ...
+    cursor: DataParameter.CURSOR_TYPE
+    def __init__(self, source: _Optional[str] = ..., batch_size: _Optional[int] = ..., rand_skip: _Optional[int] = ..., backend: _Optional[_Union[DataParameter.DB, str]] = ..., scale: _Optional[float] = ..., mean_file: _Optional[str] = ..., crop_size: _Optional[int] = ..., mirror: _Optional[bool] = ..., force_encoded_color: _Optional[bool] = ..., prefetch: _Optional[int] = ..., cursor: _Optional[_Union[DataParameter.CURSOR_TYPE, str]] = ...) -> None: ...
 
 class DropoutParameter(_message.Message):
     __slots__ = ("dropout_ratio",)
@@ -839,7 +893,7 @@ class ParameterParameter(_message.Message):
     def __init__(self, shape: _Optional[_Union[BlobShape, _Mapping]] = ...) -> None: ...
 
 class PoolingParameter(_message.Message):
-    __slots__ = ("pool", "pad", "pad_h", "pad_w", "kernel_size", "kernel_h", "kernel_w", "stride", "stride_h", "stride_w", "engine", "global_pooling")
+    __slots__ = ("pool", "pad", "pad_h", "pad_w", "kernel_size", "kernel_h", "kernel_w", "stride", "stride_h", "stride_w", "engine", "global_pooling", "round_mode", "ceil_mode")
     class PoolMethod(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         MAX: _ClassVar[PoolingParameter.PoolMethod]
@@ -856,6 +910,12 @@ class PoolingParameter(_message.Message):
     DEFAULT: PoolingParameter.Engine
     CAFFE: PoolingParameter.Engine
     CUDNN: PoolingParameter.Engine
+    class RoundMode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        CEIL: _ClassVar[PoolingParameter.RoundMode]
+        FLOOR: _ClassVar[PoolingParameter.RoundMode]
+    CEIL: PoolingParameter.RoundMode
+    FLOOR: PoolingParameter.RoundMode
     POOL_FIELD_NUMBER: _ClassVar[int]
     PAD_FIELD_NUMBER: _ClassVar[int]
     PAD_H_FIELD_NUMBER: _ClassVar[int]
@@ -868,6 +928,8 @@ class PoolingParameter(_message.Message):
     STRIDE_W_FIELD_NUMBER: _ClassVar[int]
     ENGINE_FIELD_NUMBER: _ClassVar[int]
     GLOBAL_POOLING_FIELD_NUMBER: _ClassVar[int]
+    ROUND_MODE_FIELD_NUMBER: _ClassVar[int]
+    CEIL_MODE_FIELD_NUMBER: _ClassVar[int]
     pool: PoolingParameter.PoolMethod
     pad: int
     pad_h: int
@@ -880,7 +942,9 @@ class PoolingParameter(_message.Message):
     stride_w: int
     engine: PoolingParameter.Engine
     global_pooling: bool
-    def __init__(self, pool: _Optional[_Union[PoolingParameter.PoolMethod, str]] = ..., pad: _Optional[int] = ..., pad_h: _Optional[int] = ..., pad_w: _Optional[int] = ..., kernel_size: _Optional[int] = ..., kernel_h: _Optional[int] = ..., kernel_w: _Optional[int] = ..., stride: _Optional[int] = ..., stride_h: _Optional[int] = ..., stride_w: _Optional[int] = ..., engine: _Optional[_Union[PoolingParameter.Engine, str]] = ..., global_pooling: _Optional[bool] = ...) -> None: ...
+    round_mode: PoolingParameter.RoundMode
+    ceil_mode: bool
+    def __init__(self, pool: _Optional[_Union[PoolingParameter.PoolMethod, str]] = ..., pad: _Optional[int] = ..., pad_h: _Optional[int] = ..., pad_w: _Optional[int] = ..., kernel_size: _Optional[int] = ..., kernel_h: _Optional[int] = ..., kernel_w: _Optional[int] = ..., stride: _Optional[int] = ..., stride_h: _Optional[int] = ..., stride_w: _Optional[int] = ..., engine: _Optional[_Union[PoolingParameter.Engine, str]] = ..., global_pooling: _Optional[bool] = ..., round_mode: _Optional[_Union[PoolingParameter.RoundMode, str]] = ..., ceil_mode: _Optional[bool] = ...) -> None: ...
 
 class PowerParameter(_message.Message):
     __slots__ = ("power", "scale", "shift")
@@ -1375,3 +1439,343 @@ class PReLUParameter(_message.Message):
     filler: FillerParameter
     channel_shared: bool
     def __init__(self, filler: _Optional[_Union[FillerParameter, _Mapping]] = ..., channel_shared: _Optional[bool] = ...) -> None: ...
+
+class SwishParameter(_message.Message):
+    __slots__ = ("beta",)
+    BETA_FIELD_NUMBER: _ClassVar[int]
+    beta: float
+    def __init__(self, beta: _Optional[float] = ...) -> None: ...
+
+class ClipParameter(_message.Message):
+    __slots__ = ("min", "max")
+    MIN_FIELD_NUMBER: _ClassVar[int]
+    MAX_FIELD_NUMBER: _ClassVar[int]
+    min: float
+    max: float
+    def __init__(self, min: _Optional[float] = ..., max: _Optional[float] = ...) -> None: ...
+
+class PermuteParameter(_message.Message):
+    __slots__ = ("order",)
+    ORDER_FIELD_NUMBER: _ClassVar[int]
+    order: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, order: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class NormalizeParameter(_message.Message):
+    __slots__ = ("across_spatial", "scale_filler", "channel_shared", "eps", "fix_scale")
+    ACROSS_SPATIAL_FIELD_NUMBER: _ClassVar[int]
+    SCALE_FILLER_FIELD_NUMBER: _ClassVar[int]
+    CHANNEL_SHARED_FIELD_NUMBER: _ClassVar[int]
+    EPS_FIELD_NUMBER: _ClassVar[int]
+    FIX_SCALE_FIELD_NUMBER: _ClassVar[int]
+    across_spatial: bool
+    scale_filler: FillerParameter
+    channel_shared: bool
+    eps: float
+    fix_scale: bool
+    def __init__(self, across_spatial: _Optional[bool] = ..., scale_filler: _Optional[_Union[FillerParameter, _Mapping]] = ..., channel_shared: _Optional[bool] = ..., eps: _Optional[float] = ..., fix_scale: _Optional[bool] = ...) -> None: ...
+
+class PriorBoxParameter(_message.Message):
+    __slots__ = ("min_size", "max_size", "aspect_ratio", "flip", "clip", "variance", "img_size", "img_h", "img_w", "step", "step_h", "step_w", "offset")
+    class CodeType(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        CORNER: _ClassVar[PriorBoxParameter.CodeType]
+        CENTER_SIZE: _ClassVar[PriorBoxParameter.CodeType]
+        CORNER_SIZE: _ClassVar[PriorBoxParameter.CodeType]
+    CORNER: PriorBoxParameter.CodeType
+    CENTER_SIZE: PriorBoxParameter.CodeType
+    CORNER_SIZE: PriorBoxParameter.CodeType
+    MIN_SIZE_FIELD_NUMBER: _ClassVar[int]
+    MAX_SIZE_FIELD_NUMBER: _ClassVar[int]
+    ASPECT_RATIO_FIELD_NUMBER: _ClassVar[int]
+    FLIP_FIELD_NUMBER: _ClassVar[int]
+    CLIP_FIELD_NUMBER: _ClassVar[int]
+    VARIANCE_FIELD_NUMBER: _ClassVar[int]
+    IMG_SIZE_FIELD_NUMBER: _ClassVar[int]
+    IMG_H_FIELD_NUMBER: _ClassVar[int]
+    IMG_W_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    STEP_H_FIELD_NUMBER: _ClassVar[int]
+    STEP_W_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    min_size: _containers.RepeatedScalarFieldContainer[float]
+    max_size: _containers.RepeatedScalarFieldContainer[float]
+    aspect_ratio: _containers.RepeatedScalarFieldContainer[float]
+    flip: bool
+    clip: bool
+    variance: _containers.RepeatedScalarFieldContainer[float]
+    img_size: int
+    img_h: int
+    img_w: int
+    step: float
+    step_h: float
+    step_w: float
+    offset: float
+    def __init__(self, min_size: _Optional[_Iterable[float]] = ..., max_size: _Optional[_Iterable[float]] = ..., aspect_ratio: _Optional[_Iterable[float]] = ..., flip: _Optional[bool] = ..., clip: _Optional[bool] = ..., variance: _Optional[_Iterable[float]] = ..., img_size: _Optional[int] = ..., img_h: _Optional[int] = ..., img_w: _Optional[int] = ..., step: _Optional[float] = ..., step_h: _Optional[float] = ..., step_w: _Optional[float] = ..., offset: _Optional[float] = ...) -> None: ...
+
+class DetectionOutputParameter(_message.Message):
+    __slots__ = ("num_classes", "share_location", "background_label_id", "nms_param", "save_output_param", "code_type", "variance_encoded_in_target", "keep_top_k", "confidence_threshold", "visualize", "visualize_threshold", "save_file")
+    NUM_CLASSES_FIELD_NUMBER: _ClassVar[int]
+    SHARE_LOCATION_FIELD_NUMBER: _ClassVar[int]
+    BACKGROUND_LABEL_ID_FIELD_NUMBER: _ClassVar[int]
+    NMS_PARAM_FIELD_NUMBER: _ClassVar[int]
+    SAVE_OUTPUT_PARAM_FIELD_NUMBER: _ClassVar[int]
+    CODE_TYPE_FIELD_NUMBER: _ClassVar[int]
+    VARIANCE_ENCODED_IN_TARGET_FIELD_NUMBER: _ClassVar[int]
+    KEEP_TOP_K_FIELD_NUMBER: _ClassVar[int]
+    CONFIDENCE_THRESHOLD_FIELD_NUMBER: _ClassVar[int]
+    VISUALIZE_FIELD_NUMBER: _ClassVar[int]
+    VISUALIZE_THRESHOLD_FIELD_NUMBER: _ClassVar[int]
+    SAVE_FILE_FIELD_NUMBER: _ClassVar[int]
+    num_classes: int
+    share_location: bool
+    background_label_id: int
+    nms_param: NonMaximumSuppressionParameter
+    save_output_param: SaveOutputParameter
+    code_type: PriorBoxParameter.CodeType
+    variance_encoded_in_target: bool
+    keep_top_k: int
+    confidence_threshold: float
+    visualize: bool
+    visualize_threshold: float
+    save_file: str
+    def __init__(self, num_classes: _Optional[int] = ..., share_location: _Optional[bool] = ..., background_label_id: _Optional[int] = ..., nms_param: _Optional[_Union[NonMaximumSuppressionParameter, _Mapping]] = ..., save_output_param: _Optional[_Union[SaveOutputParameter, _Mapping]] = ..., code_type: _Optional[_Union[PriorBoxParameter.CodeType, str]] = ..., variance_encoded_in_target: _Optional[bool] = ..., keep_top_k: _Optional[int] = ..., confidence_threshold: _Optional[float] = ..., visualize: _Optional[bool] = ..., visualize_threshold: _Optional[float] = ..., save_file: _Optional[str] = ...) -> None: ...
+
+class NonMaximumSuppressionParameter(_message.Message):
+    __slots__ = ("nms_threshold", "top_k", "eta")
+    NMS_THRESHOLD_FIELD_NUMBER: _ClassVar[int]
+    TOP_K_FIELD_NUMBER: _ClassVar[int]
+    ETA_FIELD_NUMBER: _ClassVar[int]
+    nms_threshold: float
+    top_k: int
+    eta: float
+    def __init__(self, nms_threshold: _Optional[float] = ..., top_k: _Optional[int] = ..., eta: _Optional[float] = ...) -> None: ...
+
+class SaveOutputParameter(_message.Message):
+    __slots__ = ("output_directory", "output_name_prefix", "output_format", "label_map_file", "name_size_file", "num_test_image", "resize_param")
+    OUTPUT_DIRECTORY_FIELD_NUMBER: _ClassVar[int]
+    OUTPUT_NAME_PREFIX_FIELD_NUMBER: _ClassVar[int]
+    OUTPUT_FORMAT_FIELD_NUMBER: _ClassVar[int]
+    LABEL_MAP_FILE_FIELD_NUMBER: _ClassVar[int]
+    NAME_SIZE_FILE_FIELD_NUMBER: _ClassVar[int]
+    NUM_TEST_IMAGE_FIELD_NUMBER: _ClassVar[int]
+    RESIZE_PARAM_FIELD_NUMBER: _ClassVar[int]
+    output_directory: str
+    output_name_prefix: str
+    output_format: str
+    label_map_file: str
+    name_size_file: str
+    num_test_image: int
+    resize_param: ResizeParameter
+    def __init__(self, output_directory: _Optional[str] = ..., output_name_prefix: _Optional[str] = ..., output_format: _Optional[str] = ..., label_map_file: _Optional[str] = ..., name_size_file: _Optional[str] = ..., num_test_image: _Optional[int] = ..., resize_param: _Optional[_Union[ResizeParameter, _Mapping]] = ...) -> None: ...
+
+class ResizeParameter(_message.Message):
+    __slots__ = ("prob", "resize_mode", "height", "width", "height_scale", "width_scale", "pad_mode", "pad_value", "interp_mode")
+    class Resize_mode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        WARP: _ClassVar[ResizeParameter.Resize_mode]
+        FIT_SMALL_SIZE: _ClassVar[ResizeParameter.Resize_mode]
+        FIT_LARGE_SIZE_AND_PAD: _ClassVar[ResizeParameter.Resize_mode]
+    WARP: ResizeParameter.Resize_mode
+    FIT_SMALL_SIZE: ResizeParameter.Resize_mode
+    FIT_LARGE_SIZE_AND_PAD: ResizeParameter.Resize_mode
+    class Pad_mode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        CONSTANT: _ClassVar[ResizeParameter.Pad_mode]
+        MIRRORED: _ClassVar[ResizeParameter.Pad_mode]
+        REPEAT_NEAREST: _ClassVar[ResizeParameter.Pad_mode]
+    CONSTANT: ResizeParameter.Pad_mode
+    MIRRORED: ResizeParameter.Pad_mode
+    REPEAT_NEAREST: ResizeParameter.Pad_mode
+    class Interp_mode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        LINEAR: _ClassVar[ResizeParameter.Interp_mode]
+        AREA: _ClassVar[ResizeParameter.Interp_mode]
+        NEAREST: _ClassVar[ResizeParameter.Interp_mode]
+        CUBIC: _ClassVar[ResizeParameter.Interp_mode]
+        LANCZOS4: _ClassVar[ResizeParameter.Interp_mode]
+    LINEAR: ResizeParameter.Interp_mode
+    AREA: ResizeParameter.Interp_mode
+    NEAREST: ResizeParameter.Interp_mode
+    CUBIC: ResizeParameter.Interp_mode
+    LANCZOS4: ResizeParameter.Interp_mode
+    PROB_FIELD_NUMBER: _ClassVar[int]
+    RESIZE_MODE_FIELD_NUMBER: _ClassVar[int]
+    HEIGHT_FIELD_NUMBER: _ClassVar[int]
+    WIDTH_FIELD_NUMBER: _ClassVar[int]
+    HEIGHT_SCALE_FIELD_NUMBER: _ClassVar[int]
+    WIDTH_SCALE_FIELD_NUMBER: _ClassVar[int]
+    PAD_MODE_FIELD_NUMBER: _ClassVar[int]
+    PAD_VALUE_FIELD_NUMBER: _ClassVar[int]
+    INTERP_MODE_FIELD_NUMBER: _ClassVar[int]
+    prob: float
+    resize_mode: ResizeParameter.Resize_mode
+    height: int
+    width: int
+    height_scale: int
+    width_scale: int
+    pad_mode: ResizeParameter.Pad_mode
+    pad_value: _containers.RepeatedScalarFieldContainer[float]
+    interp_mode: _containers.RepeatedScalarFieldContainer[ResizeParameter.Interp_mode]
+    def __init__(self, prob: _Optional[float] = ..., resize_mode: _Optional[_Union[ResizeParameter.Resize_mode, str]] = ..., height: _Optional[int] = ..., width: _Optional[int] = ..., height_scale: _Optional[int] = ..., width_scale: _Optional[int] = ..., pad_mode: _Optional[_Union[ResizeParameter.Pad_mode, str]] = ..., pad_value: _Optional[_Iterable[float]] = ..., interp_mode: _Optional[_Iterable[_Union[ResizeParameter.Interp_mode, str]]] = ...) -> None: ...
+
+class ROIPoolingParameter(_message.Message):
+    __slots__ = ("pooled_h", "pooled_w", "spatial_scale")
+    POOLED_H_FIELD_NUMBER: _ClassVar[int]
+    POOLED_W_FIELD_NUMBER: _ClassVar[int]
+    SPATIAL_SCALE_FIELD_NUMBER: _ClassVar[int]
+    pooled_h: int
+    pooled_w: int
+    spatial_scale: float
+    def __init__(self, pooled_h: _Optional[int] = ..., pooled_w: _Optional[int] = ..., spatial_scale: _Optional[float] = ...) -> None: ...
+
+class SmoothL1LossParameter(_message.Message):
+    __slots__ = ("sigma",)
+    SIGMA_FIELD_NUMBER: _ClassVar[int]
+    sigma: float
+    def __init__(self, sigma: _Optional[float] = ...) -> None: ...
+
+class BoxAnnotatorOHEMParameter(_message.Message):
+    __slots__ = ("roi_per_img", "ignore_label")
+    ROI_PER_IMG_FIELD_NUMBER: _ClassVar[int]
+    IGNORE_LABEL_FIELD_NUMBER: _ClassVar[int]
+    roi_per_img: int
+    ignore_label: int
+    def __init__(self, roi_per_img: _Optional[int] = ..., ignore_label: _Optional[int] = ...) -> None: ...
+
+class PSROIPoolingParameter(_message.Message):
+    __slots__ = ("spatial_scale", "output_dim", "group_size")
+    SPATIAL_SCALE_FIELD_NUMBER: _ClassVar[int]
+    OUTPUT_DIM_FIELD_NUMBER: _ClassVar[int]
+    GROUP_SIZE_FIELD_NUMBER: _ClassVar[int]
+    spatial_scale: float
+    output_dim: int
+    group_size: int
+    def __init__(self, spatial_scale: _Optional[float] = ..., output_dim: _Optional[int] = ..., group_size: _Optional[int] = ...) -> None: ...
+
+class InterpParameter(_message.Message):
+    __slots__ = ("height", "width", "zoom_factor", "shrink_factor", "pad_beg", "pad_end")
+    HEIGHT_FIELD_NUMBER: _ClassVar[int]
+    WIDTH_FIELD_NUMBER: _ClassVar[int]
+    ZOOM_FACTOR_FIELD_NUMBER: _ClassVar[int]
+    SHRINK_FACTOR_FIELD_NUMBER: _ClassVar[int]
+    PAD_BEG_FIELD_NUMBER: _ClassVar[int]
+    PAD_END_FIELD_NUMBER: _ClassVar[int]
+    height: int
+    width: int
+    zoom_factor: int
+    shrink_factor: int
+    pad_beg: int
+    pad_end: int
+    def __init__(self, height: _Optional[int] = ..., width: _Optional[int] = ..., zoom_factor: _Optional[int] = ..., shrink_factor: _Optional[int] = ..., pad_beg: _Optional[int] = ..., pad_end: _Optional[int] = ...) -> None: ...
+
+class UpsampleParameter(_message.Message):
+    __slots__ = ("scale", "scale_h", "scale_w", "pad_out_h", "pad_out_w", "upsample_h", "upsample_w")
+    SCALE_FIELD_NUMBER: _ClassVar[int]
+    SCALE_H_FIELD_NUMBER: _ClassVar[int]
+    SCALE_W_FIELD_NUMBER: _ClassVar[int]
+    PAD_OUT_H_FIELD_NUMBER: _ClassVar[int]
+    PAD_OUT_W_FIELD_NUMBER: _ClassVar[int]
+    UPSAMPLE_H_FIELD_NUMBER: _ClassVar[int]
+    UPSAMPLE_W_FIELD_NUMBER: _ClassVar[int]
+    scale: int
+    scale_h: int
+    scale_w: int
+    pad_out_h: bool
+    pad_out_w: bool
+    upsample_h: int
+    upsample_w: int
+    def __init__(self, scale: _Optional[int] = ..., scale_h: _Optional[int] = ..., scale_w: _Optional[int] = ..., pad_out_h: _Optional[bool] = ..., pad_out_w: _Optional[bool] = ..., upsample_h: _Optional[int] = ..., upsample_w: _Optional[int] = ...) -> None: ...
+
+class ReLU6Parameter(_message.Message):
+    __slots__ = ("negative_slope",)
+    NEGATIVE_SLOPE_FIELD_NUMBER: _ClassVar[int]
+    negative_slope: float
+    def __init__(self, negative_slope: _Optional[float] = ...) -> None: ...
+
+class ShuffleChannelParameter(_message.Message):
+    __slots__ = ("group",)
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    group: int
+    def __init__(self, group: _Optional[int] = ...) -> None: ...
+
+class ProposalParameter(_message.Message):
+    __slots__ = ("feat_stride", "base_size", "min_size", "ratio", "scale", "pre_nms_topn", "post_nms_topn", "nms_thresh")
+    FEAT_STRIDE_FIELD_NUMBER: _ClassVar[int]
+    BASE_SIZE_FIELD_NUMBER: _ClassVar[int]
+    MIN_SIZE_FIELD_NUMBER: _ClassVar[int]
+    RATIO_FIELD_NUMBER: _ClassVar[int]
+    SCALE_FIELD_NUMBER: _ClassVar[int]
+    PRE_NMS_TOPN_FIELD_NUMBER: _ClassVar[int]
+    POST_NMS_TOPN_FIELD_NUMBER: _ClassVar[int]
+    NMS_THRESH_FIELD_NUMBER: _ClassVar[int]
+    feat_stride: int
+    base_size: int
+    min_size: int
+    ratio: _containers.RepeatedScalarFieldContainer[float]
+    scale: _containers.RepeatedScalarFieldContainer[float]
+    pre_nms_topn: int
+    post_nms_topn: int
+    nms_thresh: float
+    def __init__(self, feat_stride: _Optional[int] = ..., base_size: _Optional[int] = ..., min_size: _Optional[int] = ..., ratio: _Optional[_Iterable[float]] = ..., scale: _Optional[_Iterable[float]] = ..., pre_nms_topn: _Optional[int] = ..., post_nms_topn: _Optional[int] = ..., nms_thresh: _Optional[float] = ...) -> None: ...
+
+class MMDParameter(_message.Message):
+    __slots__ = ("kernel_num", "kernel_mul", "fix_gamma")
+    KERNEL_NUM_FIELD_NUMBER: _ClassVar[int]
+    KERNEL_MUL_FIELD_NUMBER: _ClassVar[int]
+    FIX_GAMMA_FIELD_NUMBER: _ClassVar[int]
+    kernel_num: int
+    kernel_mul: float
+    fix_gamma: bool
+    def __init__(self, kernel_num: _Optional[int] = ..., kernel_mul: _Optional[float] = ..., fix_gamma: _Optional[bool] = ...) -> None: ...
+
+class EntropyParameter(_message.Message):
+    __slots__ = ("threshold", "ignore_label", "iterations_num")
+    THRESHOLD_FIELD_NUMBER: _ClassVar[int]
+    IGNORE_LABEL_FIELD_NUMBER: _ClassVar[int]
+    ITERATIONS_NUM_FIELD_NUMBER: _ClassVar[int]
+    threshold: float
+    ignore_label: int
+    iterations_num: int
+    def __init__(self, threshold: _Optional[float] = ..., ignore_label: _Optional[int] = ..., iterations_num: _Optional[int] = ...) -> None: ...
+
+class GradientScalerParameter(_message.Message):
+    __slots__ = ("lower_bound", "upper_bound", "alpha", "max_iter", "threshold_iter")
+    LOWER_BOUND_FIELD_NUMBER: _ClassVar[int]
+    UPPER_BOUND_FIELD_NUMBER: _ClassVar[int]
+    ALPHA_FIELD_NUMBER: _ClassVar[int]
+    MAX_ITER_FIELD_NUMBER: _ClassVar[int]
+    THRESHOLD_ITER_FIELD_NUMBER: _ClassVar[int]
+    lower_bound: float
+    upper_bound: float
+    alpha: float
+    max_iter: float
+    threshold_iter: int
+    def __init__(self, lower_bound: _Optional[float] = ..., upper_bound: _Optional[float] = ..., alpha: _Optional[float] = ..., max_iter: _Optional[float] = ..., threshold_iter: _Optional[int] = ...) -> None: ...
+
+class JMMDParameter(_message.Message):
+    __slots__ = ("kernel_num", "sigma", "label_kernel_mul", "label_kernel_num", "kernel_mul", "fix_gamma", "auto_sigma")
+    KERNEL_NUM_FIELD_NUMBER: _ClassVar[int]
+    SIGMA_FIELD_NUMBER: _ClassVar[int]
+    LABEL_KERNEL_MUL_FIELD_NUMBER: _ClassVar[int]
+    LABEL_KERNEL_NUM_FIELD_NUMBER: _ClassVar[int]
+    KERNEL_MUL_FIELD_NUMBER: _ClassVar[int]
+    FIX_GAMMA_FIELD_NUMBER: _ClassVar[int]
+    AUTO_SIGMA_FIELD_NUMBER: _ClassVar[int]
+    kernel_num: int
+    sigma: float
+    label_kernel_mul: float
+    label_kernel_num: int
+    kernel_mul: float
+    fix_gamma: bool
+    auto_sigma: bool
+    def __init__(self, kernel_num: _Optional[int] = ..., sigma: _Optional[float] = ..., label_kernel_mul: _Optional[float] = ..., label_kernel_num: _Optional[int] = ..., kernel_mul: _Optional[float] = ..., fix_gamma: _Optional[bool] = ..., auto_sigma: _Optional[bool] = ...) -> None: ...
+
+class MultiModalBatchNormParameter(_message.Message):
+    __slots__ = ("use_global_stats", "moving_average_fraction", "eps")
+    USE_GLOBAL_STATS_FIELD_NUMBER: _ClassVar[int]
+    MOVING_AVERAGE_FRACTION_FIELD_NUMBER: _ClassVar[int]
+    EPS_FIELD_NUMBER: _ClassVar[int]
+    use_global_stats: bool
+    moving_average_fraction: float
+    eps: float
+    def __init__(self, use_global_stats: _Optional[bool] = ..., moving_average_fraction: _Optional[float] = ..., eps: _Optional[float] = ...) -> None: ...

@@ -45,7 +45,6 @@ _INTEGER_RANGES = {
 }
 _BOOLS = {"true": True, "True": True, "t": True, "false": False, "False": False, "f": False}
 _ROOTS = {"NetParameter": ("net", "SolverParameter"), "SolverParameter": ("solver", "NetParameter")}
-_ROUNDING = (("PoolingParameter", "ceil_mode"), ("PoolingParameter", "round_mode"))
 _LAYER_MESSAGES = ("LayerParameter", "V1LayerParameter", "V0LayerParameter")
 
 
@@ -317,20 +316,41 @@ class Parser:
         problem = f'{block.descriptor.name} has no field "{shortened(word)}"'
         if any(word in around.descriptor.fields_by_name for around in outer):
             return f'{problem}: remove it, or close the block before it with "}}"'
-        if match := get_close_matches(word, block.descriptor.fields_by_name, n=1, cutoff=0.8):
-            return f'{problem}: did you mean "{match[0]}"?'
+        if match := next((name for name in block.descriptor.fields_by_name if _is_slip(word, name)), None):
+            return f'{problem}: did you mean "{match}"?'
         kind, other = _ROOTS.get(block.descriptor.name, ("", ""))
         if other and word in block.descriptor.file.message_types_by_name[other].fields_by_name:
             return f"{problem}, {other} has: a {kind} is wanted here"
-        if (block.descriptor.name, word) in _ROUNDING:
-            return (
-                f"{problem}: in another version of Caffe it says how the size of the top is rounded, which is not "
-                "supported yet; Caffe rounds up, so the net stays the same without it only where it says that"
-            )
         return (
             f"{problem}: correct its name; a field that only another version of Caffe knows is not supported, and "
             "without it the net may be another one"
         )
+
+
+def _is_slip(word: str, name: str) -> bool:
+    """Whether `word` is `name` with a slip of the pen, rather than the name of another field.
+
+    Forks have names that differ little and mean something else (selu_param, kernel_d), so that besides the case and
+    the underscores only one part of the name may differ: by two neighbours that are swapped, by a letter that is
+    doubled, or where it has five letters, by any one letter.
+    """
+    if word.lower().replace("_", "") == name.lower().replace("_", ""):
+        return True
+    parts, named = word.split("_"), name.split("_")
+    differing = [pair for pair in zip(parts, named, strict=False) if pair[0] != pair[1]]
+    if len(parts) != len(named) or len(differing) != 1:
+        return False
+    a, b = sorted(differing[0], key=len)
+    start = next((i for i, letter in enumerate(a) if letter != b[i]), len(a))
+    if len(a) == len(b):
+        swapped = a[:start] + a[start : start + 2][::-1] + a[start + 2 :]
+        return swapped == b or (
+            len(a) >= 5 and a[start].isalpha() and b[start].isalpha() and a[start + 1 :] == b[start + 1 :]
+        )
+    letter = b[start]
+    return a == b[:start] + b[start + 1 :] and (
+        (start > 0 and letter == b[start - 1]) or (len(a) >= 5 and letter.isalpha())
+    )
 
 
 def _integer(text: str) -> int:

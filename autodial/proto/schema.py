@@ -1,15 +1,19 @@
-"""Message classes made from caffe.desc, the compiled form of caffe.proto.
+"""Caffe's messages and those of its forks as one schema, and the message classes made from it.
 
 Generated code would load on few protobuf runtimes and would collide with another package's caffe.proto, as the default
-descriptor pool holds only one. Type checkers read messages.pyi. After a change of caffe.proto, from the root of the
-repository:
+descriptor pool holds only one. Type checkers read messages.pyi. After a change of caffe.proto or of a dialect, from the
+root of the repository:
 
-    python -m grpc_tools.protoc -I autodial/proto --descriptor_set_out=autodial/proto/caffe.desc --pyi_out=. caffe.proto
-    mv caffe_pb2.pyi autodial/proto/messages.pyi
+    (cd autodial/proto && python -m grpc_tools.protoc -I. --descriptor_set_out=caffe.desc caffe.proto dialects/*.proto)
+    python -m autodial.proto.stub
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cache
 from importlib.resources import files
 from typing import Any
 
@@ -19,20 +23,140 @@ from google.protobuf import (
     message_factory,
 )
 
+from .dialects import DIALECTS
 
-def load(*, packed_as_bytes: bool = False) -> dict[str, Any]:
-    """Each message's class and each top-level enum value's number by name, in a descriptor pool of their own.
+PACKAGE = "caffe"
+STRIDE = 10_000_000
+"""Beyond every number that a fork uses: field n of dialect i may become i * STRIDE + n."""
+UNREAD = 52 * STRIDE
+"""What binary files hold under n and no dialect explains is kept as the unknown field UNREAD + n."""
+
+
+@dataclass
+class Schema:
+    """The messages of all dialects in one file, and the numbers that each dialect has for them."""
+
+    file: Any
+    """FileDescriptorProto of the package `caffe`."""
+    fields: dict[tuple[str, str], dict[int, int]] = field(default_factory=lambda: defaultdict(dict))
+    """By message and field: the field's number in each dialect that has it, by the dialect's index in DIALECTS."""
+    enums: dict[str, dict[int, dict[int, int]]] = field(default_factory=lambda: defaultdict(dict))
+    """By enum, such as "LossParameter.NormalizationMode", and dialect: the schema's number for each number there."""
+
+
+@cache
+def schema() -> Schema:
+    """The dialects' messages merged by name."""
+    data = files(__package__).joinpath("caffe.desc").read_bytes()
+    sources = {file.package: file for file in descriptor_pb2.FileDescriptorSet.FromString(data).file}
+    packages = [f"{PACKAGE}.{dialect.name}" if dialect.name else PACKAGE for dialect in DIALECTS]
+    merged = Schema(descriptor_pb2.FileDescriptorProto.FromString(sources[PACKAGE].SerializeToString()))
+    owners: dict[tuple[str, int], set[str]] = defaultdict(set)  # the names of each message's each number
+    for package in packages:
+        for message in sources[package].message_type:
+            for each in message.field:
+                owners[message.name, each.number].add(each.name)
+    messages = {message.name: message for message in merged.file.message_type}
+    for index, package in enumerate(packages):
+        for message in sources[package].message_type:
+            target = messages.get(message.name)
+            if target is None:
+                target = messages[message.name] = merged.file.message_type.add(name=message.name)
+            _add_enums(merged, index, message, target)
+            known = {each.name: each for each in target.field}
+            for each in message.field:
+                merged.fields[message.name, each.name][index] = each.number
+                if each.name in known:
+                    if index and each.default_value != known[each.name].default_value:
+                        # No one default is right: layers ask whether the field is given.
+                        known[each.name].ClearField("default_value")
+                    continue
+                new = target.field.add()
+                new.CopyFrom(each)
+                if len(owners[message.name, each.number]) > 1:
+                    new.number += index * STRIDE
+                if each.HasField("type_name"):
+                    new.type_name = each.type_name.replace(f".{package}.", f".{PACKAGE}.", 1)
+    return merged
+
+
+def _add_enums(merged: Schema, index: int, message: Any, target: Any) -> None:
+    """Put the enums of the dialect's `message` into `target`, each name once."""
+    known = {enum.name: enum for enum in target.enum_type}
+    for enum in message.enum_type:
+        if enum.name not in known:
+            known[enum.name] = target.enum_type.add(name=enum.name)
+        values = {value.name: value.number for value in known[enum.name].value}
+        for value in enum.value:
+            if value.name not in values:
+                number = value.number + (index * STRIDE if value.number in values.values() else 0)
+                known[enum.name].value.add(name=value.name, number=number)
+                values[value.name] = number
+        merged.enums[f"{message.name}.{enum.name}"][index] = {value.number: values[value.name] for value in enum.value}
+
+
+def fork_fields(message: Any) -> list[str]:
+    """What a message says in fields and enum values that Caffe has not, as paths such as "pooling_param.ceil_mode".
+
+    In a LayerParameter the messages of a fork's own layers don't count, as their type says whose they are.
+    """
+    return [path for path in _fork_fields(message) if message.DESCRIPTOR.name != "LayerParameter" or "." in path]
+
+
+def _fork_fields(message: Any) -> Iterator[str]:
+    for each, value in message.ListFields():
+        if 0 not in schema().fields[message.DESCRIPTOR.name, each.name]:
+            yield each.name
+            continue
+        for item in [value] if each.has_presence else value:
+            if each.message_type is not None:
+                yield from (f"{each.name}.{path}" for path in _fork_fields(item))
+            elif each.enum_type is not None and item >= STRIDE:
+                yield f"{each.name}: {each.enum_type.values_by_number[item].name}"
+
+
+# What reading and writing weights needs to see; whatever else a file holds passes through as unknown fields.
+_FRAME = {
+    "BlobShape": None,
+    "BlobProto": None,
+    "SolverState": None,
+    "ParamSpec": None,
+    "NetParameter": ("name", "layer", "layers"),
+    # Those in front of the blobs too, so that what is written is in the order of the numbers.
+    "LayerParameter": ("name", "type", "bottom", "top", "loss_weight", "param", "blobs"),
+    "V1LayerParameter": ("name", "blobs", "layer"),
+    "V0LayerParameter": ("name", "blobs"),
+}
+
+
+def load_frame(*, packed_as_bytes: bool) -> dict[str, Any]:
+    """The messages around blobs, in a descriptor pool of their own, without the parameters of layers.
 
     With `packed_as_bytes` the packed floats and doubles are declared as repeated bytes: the same on the wire, and each
     packed run comes and goes as one bytes object of little-endian values.
     """
-    descriptor_set = descriptor_pb2.FileDescriptorSet.FromString(files(__package__).joinpath("caffe.desc").read_bytes())
-    (file,) = descriptor_set.file
-    if packed_as_bytes:
-        for field in (field for message in file.message_type for field in message.field):
-            if field.options.packed and field.type in (field.TYPE_FLOAT, field.TYPE_DOUBLE):
-                field.type = field.TYPE_BYTES
-                field.ClearField("options")
+    merged = schema().file
+    file = descriptor_pb2.FileDescriptorProto(name=merged.name, package=merged.package)
+    for message in merged.message_type:
+        if message.name not in _FRAME:
+            continue
+        wanted = _FRAME[message.name]
+        reduced = file.message_type.add(name=message.name)
+        reduced.field.extend(each for each in message.field if wanted is None or each.name in wanted)
+        reduced.enum_type.extend(message.enum_type if wanted is None else ())
+        for each in reduced.field:
+            if packed_as_bytes and each.options.packed and each.type in (each.TYPE_FLOAT, each.TYPE_DOUBLE):
+                each.type = each.TYPE_BYTES
+                each.ClearField("options")
+    return load(file)
+
+
+def load(file: Any) -> dict[str, Any]:
+    """Each message's class and each top-level enum value's number by name, in a descriptor pool of their own.
+
+    Args:
+        file: FileDescriptorProto.
+    """
     pool = descriptor_pool.DescriptorPool()
     pool.Add(file)
     descriptor = pool.FindFileByName(file.name)

@@ -1,6 +1,6 @@
-"""What `autodial report` does: from a run's folder to one page with its figures.
+"""What `autodial report` does: it turns run folders into one page with figures.
 
 `run` reads what was run and logged. `evaluation` runs the trained net on images, with `data`, `features` and
-`predictions`. `contents` writes the sections, with what `figures` draws in the `style` that the demo's picture has too,
-and `page` is their HTML.
+`predictions`. `contents` writes the sections on one run. `figures` draws, in the `style` of the demo's picture. `page`
+makes the HTML.
 """

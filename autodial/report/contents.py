@@ -1,24 +1,20 @@
-"""What the report says: a run and its evaluation, section by section, with every figure and the tables behind it."""
+"""What the report on one run says, section by section, with the figures and the tables behind them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import numpy as np
-from matplotlib.figure import Figure
 
-from autodial import __version__
 from autodial.report.data import Sizes
 from autodial.report.evaluation import Absent, Evaluation, Thumbnail
-from autodial.report.features import Floats
 from autodial.report.figures import (
     CONFUSION_CLASSES,
     DRAWN_CURVES,
     SHOWN_CLASSES,
-    curve_label,
     draw_alphas_by_depth,
     draw_alphas_by_iteration,
     draw_class_shares,
@@ -27,38 +23,32 @@ from autodial.report.figures import (
     draw_features,
     shown_confusion,
 )
-from autodial.report.page import Page, ShownImage, data_uri, short_path
-from autodial.report.predictions import Predictions
+from autodial.report.page import Look, ShownImage, data_uri, short_path
+from autodial.report.predictions import Floats, Predictions
 from autodial.report.run import Curve, Run
-from autodial.report.style import Picture, figure_style, picture
+from autodial.report.style import figure_style
+from autodial.report.words import curve_label, date, number, percent, scope
+from autodial.report.writer import Report, Writer
 from autodial.training.collapse import SHARE
-from autodial.training.run_record import Start
 from autodial.wording import counted
 
 _ROWS = 40
 """Rows of a table of logged numbers."""
 _OPEN_ROWS = 12
-"""Rows of a table that is open from the start."""
+"""Rows of the longest table that is not folded."""
 _CONFUSIONS = 10
+"""Rows of the table of confusions."""
 _RESUMED = 20
-"""Resumed starts that are listed."""
+"""Resumed starts that the page lists."""
 _NAMED = 5
-"""Curves that a warning names."""
+"""Curves that a warning names at most."""
 _SMALL = 64
 """Images up to this size, in pixels, are shown with hard pixels."""
 
 
-@dataclass
-class Report:
-    """A page, and its figures by name."""
-
-    html: bytes
-    figures: dict[str, Picture] = field(default_factory=dict)
-
-
 def write_report(run: Run, evaluation: Evaluation) -> Report:
     """The report of a run."""
-    writer = _Writer(run, evaluation)
+    writer = _RunWriter(run, evaluation)
     with figure_style():
         writer.head()
         writer.alphas()
@@ -67,35 +57,23 @@ def write_report(run: Run, evaluation: Evaluation) -> Report:
         writer.class_balance()
         writer.confusion()
         writer.images()
-    trained_by = run.record["versions"].get("autodial", "an unknown version")
-    return Report(
-        writer.page.html(f"Written by AutoDIAL {__version__}; the run is of {trained_by}."),
-        writer.figures,
-    )
+    return writer.report(f"trained by {run.record['versions'].get('autodial', 'an unknown version')}")
 
 
-class _Writer:
+class _RunWriter(Writer):
     """Writes the sections, in order."""
 
     def __init__(self, run: Run, evaluation: Evaluation) -> None:
+        super().__init__(f"AutoDIAL: {run.name}")
         self.run, self.evaluation = run, evaluation
-        self.page = Page(f"AutoDIAL: {run.name}")
-        self.figures: dict[str, Picture] = {}
         self._alphas, self._resumed = run.alphas(), run.resumed_at
-
-    def _figure(self, name: str, figure: Figure, alt: str, caption: str) -> None:
-        self.figures[name] = picture(figure)
-        self.page.figure(self.figures[name].svg, alt, caption)
-
-    def _absent(self, what: str, why: Absent) -> None:
-        self.page.paragraph(f"{what}: {why.reason}.", "note")
 
     # --- what was run
 
     def head(self) -> None:
         run, record = self.run, self.run.record
         variants = ", ".join(record["variants"]) or "the net as its prototxt has it"
-        self.page.paragraph(f"{variants}, seed {record['seed']}, {_date(run.starts[0])}", "under")
+        self.page.paragraph(f"{variants}, seed {record['seed']}, {date(run.starts[0])}", "under")
         self.page.key_numbers(self._key_numbers())
         for kind, note in self._notes():
             self.page.paragraph(note, kind)
@@ -110,26 +88,27 @@ class _Writer:
             if predictions.accuracy is not None:
                 what = f"accuracy on {len(predictions.labelled):,} labelled target images"
                 numbers.append((f"{predictions.accuracy:.1%}", what))
+                numbers.append((percent(predictions.balanced_accuracy), "balanced accuracy, the classes' mean recall"))
             share = "entropy of the mean target prediction, of log(classes)"
             numbers.append((f"{predictions.diversity:.1%}", share))
         else:
             numbers += [
-                (_percent(curve.last), f"test: {curve.name}, at iteration {curve.iterations[-1]:,}")
+                (percent(curve.last), f"test: {curve.name}, at iteration {curve.iterations[-1]:,}")
                 for curve in run.accuracies()
                 if curve.kind == "test"
             ]
         loss = run.loss()
         if loss.values:
-            numbers.append((_number(loss.last, ".4g"), f"loss at iteration {loss.iterations[-1]:,}"))
+            numbers.append((number(loss.last, ".4g"), f"loss at iteration {loss.iterations[-1]:,}"))
         last = [curve.last for curve in self._alphas if curve.last is not None]
         if last:
             numbers.append((f"{min(last):.3f} to {max(last):.3f}", f"alpha of {counted(len(last), 'Dial layer')}"))
         return numbers
 
-    def _notes(self) -> list[tuple[str, str]]:
-        """Kind and text of what a reader should know before the numbers."""
+    def _notes(self) -> list[tuple[Look, str]]:
+        """What a reader should know before the numbers, as looks and texts of paragraphs."""
         run, snapshot = self.run, self.evaluation.snapshot
-        notes = []
+        notes: list[tuple[Look, str]] = []
         if not run.finished:
             notes.append(
                 (
@@ -159,14 +138,14 @@ class _Writer:
                     "warning",
                     f"At iteration {alarm['iteration']:,}, training raised the alarm that the target's predictions had "
                     f"collapsed: in front of layer {alarm['layer']}, their mean was spread over "
-                    f"{_number(alarm['in_use'])} of {alarm['classes']:,} classes, the source's labels over "
-                    f"{_number(alarm['in_source'])}.",
+                    f"{number(alarm['in_use'])} of {alarm['classes']:,} classes, the source's labels over "
+                    f"{number(alarm['in_source'])}.",
                 )
             )
         return notes
 
     def _not_finite(self) -> Iterator[str]:
-        """What was logged or predicted and is no number."""
+        """What was logged or predicted and is not a number."""
         curves = [self.run.loss(), *self.run.outputs()]
         lost = [iteration for curve in curves for iteration, value in curve.points() if value is None]
         if lost:
@@ -210,7 +189,7 @@ class _Writer:
             ("Images per iteration", run.images_per_iteration),
             ("Seed", str(record["seed"])),
             ("Device", record["device"]),
-            ("Started", _date(run.starts[0])),
+            ("Started", date(run.starts[0])),
             ("Logged for", f"{timedelta(seconds=round(seconds))}{starts}" if seconds is not None else "not known"),
             ("Versions", ", ".join(f"{name} {version}" for name, version in record["versions"].items())),
             ("Command", record["command"]),
@@ -228,7 +207,7 @@ class _Writer:
         curves = self._alphas
         if not curves:
             why = "nothing was logged yet" if self.run.dials else "the net has no Dial layer"
-            self._absent("No alphas", Absent(why))
+            self.absent("No alphas", Absent(why))
             return
         last = [np.nan if curve.last is None else curve.last for curve in curves]
         half = (len(last) + 1) // 2
@@ -238,9 +217,9 @@ class _Writer:
             if len(last) > 1
             else ""
         )
-        self._figure(
+        self.figure(
             "alpha-by-depth",
-            draw_alphas_by_depth(curves),
+            partial(draw_alphas_by_depth, curves),
             f"Alpha of {counted(len(curves), 'Dial layer')} by depth, from {last[0]:.3f} at the input to "
             f"{last[-1]:.3f} at the output.{halves} The table below has every value.",
             "Alpha by layer depth. At 1 each domain is normalized with statistics of its own, at 0.5 both with joint "
@@ -249,9 +228,9 @@ class _Writer:
         many = (
             "" if len(curves) <= 8 else " Each row of the map is a layer, the input's at the top; brighter is nearer 1."
         )
-        self._figure(
+        self.figure(
             "alpha-by-iteration",
-            draw_alphas_by_iteration(curves, self._resumed),
+            partial(draw_alphas_by_iteration, curves, self._resumed),
             f"Alpha by iteration, up to {curves[0].iterations[-1]:,}. {_describe_range(curves)}",
             f"Alpha by iteration.{many}",
         )
@@ -260,8 +239,8 @@ class _Writer:
             ["layer", "depth", f"iteration {curves[0].iterations[0]:,}", f"iteration {curves[0].iterations[-1]:,}",
              "lowest", "highest"],
             [
-                [curve.name, str(depth), *(_number(value, ".4f") for value in (curve.values[0], curve.last)),
-                 *(_number(limit, ".4f") for limit in _limits(curve))]
+                [curve.name, str(depth), *(number(value, ".4f") for value in (curve.values[0], curve.last)),
+                 *(number(limit, ".4f") for limit in _limits(curve))]
                 for depth, curve in enumerate(curves, start=1)
             ],
             folded=len(curves) > _OPEN_ROWS,
@@ -273,7 +252,7 @@ class _Writer:
         loss, rate = run.loss(), run.learning_rate()
         losses, accuracies = run.losses(), run.accuracies()
         if not loss.values and not losses and not accuracies:
-            self._absent("No curves", Absent("nothing was logged yet"))
+            self.absent("No curves", Absent("nothing was logged yet"))
             return
         total = [Curve("total", "train", None, loss.iterations, loss.values)] if loss.values else []
         weights = "The total is the sum of the training losses by their weights"
@@ -311,9 +290,9 @@ class _Writer:
             curves = curves[:DRAWN_CURVES]
         lost = sum(value is None for curve in curves for value in curve.values)
         crosses = f" Crosses at the top: {counted(lost, 'value')} not finite (NaN or infinite)." if lost else ""
-        self._figure(
+        self.figure(
             name,
-            draw_curves(curves, self._resumed, ylabel=ylabel, **options),
+            partial(draw_curves, curves, self._resumed, ylabel=ylabel, **options),
             f"{caption} {_describe_range(curves)}{crosses}",
             caption + thinned + crosses,
         )
@@ -326,12 +305,12 @@ class _Writer:
         columns = [dict(zip(curve.iterations, curve.values, strict=True)) for curve in curves]
         step = -(-len(iterations) // _ROWS)
         shown = sorted({*iterations[::step], iterations[-1]})
-        every = f", every {step}th logged iteration and the last; log.jsonl has all" if step > 1 else ""
+        every = f", one logged iteration in {step}, and the last; log.jsonl has all" if step > 1 else ""
         self.page.table(
             f"{title}: logged numbers{every}",
             ["iteration", *(curve_label(curve) for curve in curves)],
             [
-                [f"{iteration:,}", *(_number(values[iteration]) if iteration in values else "" for values in columns)]
+                [f"{iteration:,}", *(number(values[iteration]) if iteration in values else "" for values in columns)]
                 for iteration in shown
             ],
             folded=True,
@@ -343,12 +322,12 @@ class _Writer:
         self.page.section("Features of source and target, before and after alignment")
         features = self.evaluation.features
         if isinstance(features, Absent):
-            self._absent("No features", features)
+            self.absent("No features", features)
             return
         for layer in features:
-            self._figure(
+            self.figure(
                 f"features-{self._file_name(layer.layer)}",
-                draw_features(layer),
+                partial(draw_features, layer),
                 f"Histograms of {counted(len(layer.channels), 'channel')} of layer {layer.layer}, source and target. "
                 f"The domains are {layer.before:.3f} apart before the layer and {layer.after:.3f} after it.",
                 f"Features in front of and behind {layer.layer}, the highest and lowest 0.5% of the values cut off. "
@@ -368,7 +347,7 @@ class _Writer:
         )
 
     def _file_name(self, layer: str) -> str:
-        """A layer's name as a part of a file's that no other layer has."""
+        """A layer's name as part of a file name, different for each layer."""
         name = "".join(c if c.isascii() and (c.isalnum() or c in "-_") else "_" for c in layer)[:60]
         taken = f"features-{name}" in self.figures
         return f"{name}-{len(self.figures)}" if taken else name
@@ -377,12 +356,12 @@ class _Writer:
         self.page.section("Class balance")
         predictions, source = self.evaluation.predictions, self.evaluation.source_shares
         if isinstance(predictions, Absent):
-            self._absent("No predictions", predictions)
+            self.absent("No predictions", predictions)
             return
         names = self.evaluation.classes
         shares: dict[str, Floats] = {"mean prediction on the target": predictions.mean}
         if isinstance(source, Absent):
-            self._absent("Without the source's labels", source)
+            self.absent("Without the source's labels", source)
         else:
             shares = {"source labels": source, **shares}
         confusion = predictions.confusion()
@@ -393,30 +372,30 @@ class _Writer:
             if len(names) > SHOWN_CLASSES
             else ""
         )
-        self._figure(
+        self.figure(
             "class-balance",
-            draw_class_shares(names, shares),
+            partial(draw_class_shares, names, shares),
             f"Shares of {counted(len(names), 'class', 'classes')}: {', '.join(shares)}. The table below has every one.",
             f"Class shares: {', '.join(shares)}. The prediction is over "
-            f"{self._scope(predictions)}.{limited} Its entropy is {predictions.diversity:.1%} of log(classes); a mean "
+            f"{scope(predictions)}.{limited} Its entropy is {predictions.diversity:.1%} of log(classes); a mean "
             "prediction on few classes is a collapse, unless the target is so.",
         )
-        rows = []
+        rows, recalls = [], predictions.recalls()
         for i, name in enumerate(names):
-            true, hits = confusion[i].sum(), confusion[i, i]
-            recall = [f"{true:,}", f"{hits / true:.1%}" if true else ""] if confusion.any() else []
+            true = confusion[i].sum()
+            recall = [f"{true:,}", f"{recalls[i]:.1%}" if true else ""] if confusion.any() else []
             rows.append([name, *(f"{values[i]:.2%}" for values in shares.values()), *recall])
-        labelled = ["target images", "rightly predicted"] if confusion.any() else []
+        labelled = ["target images", "recall"] if confusion.any() else []
         self.page.table("By class", ["class", *shares, *labelled], rows, folded=len(names) > _OPEN_ROWS)
 
     def confusion(self) -> None:
         self.page.section("Confusion matrix of the target")
         predictions, names = self.evaluation.predictions, self.evaluation.classes
         if isinstance(predictions, Absent):
-            self._absent("No predictions", predictions)
+            self.absent("No predictions", predictions)
             return
         if predictions.unlabelled is not None:
-            self._absent("No target labels to compare with", Absent(predictions.unlabelled))
+            self.absent("No target labels to compare with", Absent(predictions.unlabelled))
             return
         counts = predictions.confusion()
         limited = (
@@ -426,13 +405,13 @@ class _Writer:
             else ""
         )
         right = int(np.trace(counts))
-        self._figure(
+        self.figure(
             "confusion",
-            draw_confusion(names, shown_confusion(counts)),
+            partial(draw_confusion, names, shown_confusion(counts)),
             f"Confusion matrix: {right:,} of {counts.sum():,} images are on its diagonal. The table below has the most "
             "frequent confusions.",
             f"Rows are true classes, columns predicted ones, numbers images, colours shares of the row; "
-            f"{self._scope(predictions)}. Target labels serve to score alone.{limited}",
+            f"{scope(predictions)}. Target labels serve to score alone.{limited}",
         )
         wrong = counts - np.diag(np.diag(counts))
         order = np.argsort(-wrong, axis=None, kind="stable")[:_CONFUSIONS]
@@ -453,7 +432,7 @@ class _Writer:
         evaluation = self.evaluation
         for heading, images in (("The most certain", evaluation.certain), ("The least certain", evaluation.uncertain)):
             if isinstance(images, Absent):
-                self._absent("No images", images)
+                self.absent("No images", images)
                 return
             if images:
                 self.page.heading(heading)
@@ -463,7 +442,7 @@ class _Writer:
         assert isinstance(predictions, Predictions)
         self.page.paragraph(
             "As the net gets them, resized and cropped. Certain means a large probability of the predicted class, "
-            f"among {self._scope(predictions)}."
+            f"among {scope(predictions)}."
         )
 
     def _shown(self, image: Thumbnail) -> ShownImage:
@@ -480,18 +459,6 @@ class _Writer:
             lines.append(mark)
         alt = f"{short_path(row.path)}: predicted {', '.join(lines)}"
         return ShownImage(data_uri(image.data, image.media_type), alt, lines, row.path)
-
-    def _scope(self, predictions: Predictions) -> str:
-        """Which images were predicted."""
-        count, total = len(predictions.rows) + predictions.lost, predictions.total
-        lost = f", without {predictions.lost:,} whose scores are not finite" if predictions.lost else ""
-        if count == total:
-            return f"all {total:,} images of {predictions.name}{lost}"
-        return f"{count:,} of the {total:,} images of {predictions.name}, evenly spaced{lost}"
-
-
-def _date(record: Start) -> str:
-    return datetime.fromisoformat(record["started"]).strftime("%Y-%m-%d %H:%M %Z")
 
 
 def _decoded(image: Thumbnail) -> Any:
@@ -513,17 +480,9 @@ def _limits(curve: Curve) -> tuple[float | None, float | None]:
 
 
 def _describe_range(curves: Sequence[Curve]) -> str:
-    """First and last value of each of few curves, for alternative texts."""
+    """The first and last value of each curve, for alternative texts; many curves are counted."""
     if len(curves) > 8:
         return f"{len(curves)} curves; the table has their values."
     return " ".join(
-        f"{curve_label(curve)}: from {_number(curve.values[0])} to {_number(curve.last)}." for curve in curves
+        f"{curve_label(curve)}: from {number(curve.values[0])} to {number(curve.last)}." for curve in curves
     )
-
-
-def _number(value: float | None, form: str = ".6g") -> str:
-    return "not finite" if value is None else format(value, form)
-
-
-def _percent(value: float | None) -> str:
-    return "not finite" if value is None else f"{value:.1%}"

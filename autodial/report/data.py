@@ -1,4 +1,4 @@
-"""The data of a run's nets: which of it is the source's and the target's, and how to read single rows of it."""
+"""The data of a run's nets: which layers read the source and the target, and how to read single rows."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import stat
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,20 +25,20 @@ from autodial.report.run import Run
 
 
 class LabelTop(NamedTuple):
-    """The data layer that a loss or accuracy takes labels from, and the number of that top."""
+    """A data layer, and the number of its top that a loss or an accuracy takes labels from."""
 
-    layer: Any
+    layer: pb.LayerParameter
     top: int
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """Rows of a run's lists and databases; None where the nets read none of that kind.
+    """Numbers of rows in a run's lists and databases; None where the nets read no such data.
 
     Attributes:
-        source: of the training data whose labels the loss reads.
-        target: of the other training data.
-        test: of the TEST phase's.
+        source: rows of the training data whose labels the loss reads.
+        target: rows of the other training data.
+        test: rows that the TEST phase reads.
     """
 
     source: int | None
@@ -47,11 +47,11 @@ class Sizes:
 
 
 class ChosenRows:
-    """Some rows of a source of single rows, in batches; a Source itself, of which the last batch may be shorter.
+    """A Source of some rows of another one; the last batch may be shorter.
 
     Args:
-        source: batch k is its row k.
-        rows: their numbers.
+        source: reads one row per batch.
+        rows: the numbers of the chosen rows.
         batch_size: rows per batch.
     """
 
@@ -84,12 +84,12 @@ class ChosenRows:
 
 
 def data_nodes(graph: Graph) -> list[Node]:
-    """The nodes of data layers."""
+    """A graph's data layers."""
     return [node for node in graph.nodes if layer_class(node.param.type).is_data]
 
 
 def label_top(graph: Graph) -> LabelTop | None:
-    """Where the first loss or accuracy takes its labels from; None if that is no data layer."""
+    """Where the first loss or accuracy takes its labels from; None if that is not a data layer."""
     for node in graph.nodes:
         if layer_class(node.param.type).reads_labels:
             producer = graph.producer(node.bottoms[1])
@@ -98,11 +98,11 @@ def label_top(graph: Graph) -> LabelTop | None:
     return None
 
 
-def row_reader(layer: Any, base_dir: Path | None) -> tuple[Net, SourceLayer]:
-    """A net of a data layer alone, of which batch k is row k of its files, unaugmented; and the layer.
+def row_reader(layer: pb.LayerParameter, base_dir: Path | None) -> tuple[Net, SourceLayer]:
+    """A net that consists of a data layer, and the layer itself; batch k is row k of its files, unaugmented.
 
     Raises:
-        InputError: a program feeds it, or its files can't be read.
+        InputError: a program feeds the layer, or its files can't be read.
     """
     refuse_pipes(layer, base_dir)
     data = DataTop(layer, layer.top[0])
@@ -112,18 +112,18 @@ def row_reader(layer: Any, base_dir: Path | None) -> tuple[Net, SourceLayer]:
 
 
 def mode_of(path: Path) -> int:
-    """What a path leads to, as `stat` tells; 0 for nothing, and for a path that the system can't have."""
+    """The mode of what a path leads to, as in `os.stat`; 0 if there is nothing, or the system allows no such path."""
     try:
         return path.stat().st_mode
     except (OSError, ValueError):  # too long a name, or one with NUL
         return 0
 
 
-def refuse_pipes(layer: Any, base_dir: Path | None) -> None:
-    """Refuse a data layer whose list, database or mean is neither a file nor a folder: reading might never end.
+def refuse_pipes(layer: pb.LayerParameter, base_dir: Path | None) -> None:
+    """Refuse a data layer whose list, database or mean is neither a file nor a folder: reading it might never end.
 
     Raises:
-        InputError: it names the path.
+        InputError: there is such a path.
     """
     for path in files_of(pb.NetParameter(layer=[layer]), base_dir or Path()):
         mode = mode_of(path)
@@ -138,7 +138,11 @@ def source_layer(net: Net) -> SourceLayer:
 
 
 def count_rows(run: Run) -> Sizes:
-    """The sizes of a run's data; InputError as `row_reader`."""
+    """Count the rows of a run's data.
+
+    Raises:
+        InputError: as `row_reader`.
+    """
     train = Graph(filter_net(run.train_net, pb.TRAIN).layer)
     test = Graph(filter_net(run.test_net, pb.TEST).layer)
     labelled = label_top(train)
@@ -152,7 +156,7 @@ def count_rows(run: Run) -> Sizes:
 
 
 def source_shares(run: Run, classes: int) -> NDArray[np.float64]:
-    """Each class's share of the source's labels, (classes,); labels that are no class count for nothing.
+    """The share of each class among the source's labels, float64 (classes,); labels that are not a class don't count.
 
     Raises:
         InputError: there are no such labels, or the files can't be read.

@@ -1,4 +1,4 @@
-"""The trained net of a run on some images: what it predicts of the target, and features of both domains."""
+"""What the trained net of a run makes of images: predictions for the target, and features of both domains."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import stat
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import cv2
 import numpy as np
@@ -24,7 +24,8 @@ from autodial.data.labels import read_labels, tell_apart
 from autodial.data.source import Source
 from autodial.errors import InputError
 from autodial.evaluation.domains import DataTop, data_in_train, file_options, without_augmentation
-from autodial.evaluation.scoring import Row
+from autodial.evaluation.recalibrate import Domain
+from autodial.evaluation.scoring import ScoredImage
 from autodial.layers import DomainAlignment
 from autodial.layers.data_sources import SourceLayer
 from autodial.net.feed import Feed
@@ -44,9 +45,9 @@ from autodial.report.data import (
     source_layer,
     source_shares,
 )
-from autodial.report.features import Capture, Domain, LayerFeatures
+from autodial.report.features import Capture, LayerFeatures
 from autodial.report.predictions import Predictions, why_unlabelled
-from autodial.report.run import Run, Snapshot
+from autodial.report.run import LoggedSnapshot, Run
 from autodial.system.devices import full_memory_errors
 from autodial.system.hashing import file_hash
 from autodial.training.solver import load_weights
@@ -55,14 +56,14 @@ from autodial.wording import counted
 T = TypeVar("T")
 
 _SHOWN = 12
-"""Images to show of the most and of the least certain ones."""
+"""The most certain images to show, and the least certain ones."""
 _THUMBNAIL = 160
-"""Largest side of a shown image, in pixels."""
+"""Pixels of a shown image's longer side."""
 
 
 @dataclass(frozen=True)
 class Absent:
-    """A part that can't be had, and why, in one sentence."""
+    """A part that is missing, and why, in one sentence without its full stop."""
 
     reason: str
 
@@ -70,27 +71,27 @@ class Absent:
 class Thumbnail(NamedTuple):
     """A target image as the net gets it, resized and cropped, encoded."""
 
-    row: Row
+    row: ScoredImage
     data: bytes
     media_type: str
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What running a net gave.
+    """What a run's net and data gave.
 
     Attributes:
-        snapshot: the weights.
-        sizes: of the data.
-        classes: names of the classes, those of labels.txt beside the net where it has as many.
-        predictions: of the target's images.
-        source_shares: of each class among the source's labels, (classes,).
-        features: around the chosen Dial layers.
+        snapshot: the weights that were run.
+        sizes: numbers of images.
+        classes: the classes' names, from labels.txt in the net's folder if it has as many; otherwise numbers.
+        predictions: for the target's images.
+        source_shares: the share of each class among the source's labels, (classes,).
+        features: what enters and leaves the chosen Dial layers.
         certain, uncertain: target images with the largest and the smallest probability of the predicted class, the most
             extreme first.
     """
 
-    snapshot: Snapshot | Absent
+    snapshot: LoggedSnapshot | Absent
     sizes: Sizes | Absent
     classes: Sequence[str]
     predictions: Predictions | Absent
@@ -110,19 +111,20 @@ def evaluate(
     allow_python: bool = False,
     progress: Callable[[float], None] = lambda share: None,
 ) -> Evaluation:
-    """Run the newest weights of a run, those whose file is as it wrote it.
+    """Run the newest weights of a run whose file has not changed since.
 
-    It is done in the working directory of the training, which the net's relative paths mean, if that is still there.
-    The target are the TEST phase's images. They are normalized as that phase says, with the target's stored statistics;
-    the source's, for the features, with the source's. What fails for want of files is Absent, and the rest is there.
-    Only the layers that the logits need are built: what else the TEST phase does, such as writing files, is left out.
+    The working directory is the training's while this runs, if that folder is still there: relative paths in the net
+    start there. The target's images are those of the TEST phase. That phase says how they are normalized, usually with
+    the target's stored statistics; the source's images, for the features, go through with the source's. A part whose
+    files are missing is Absent, and the other parts are there. Only the layers that the logits need are built: other
+    layers of the TEST phase, such as ones that write files, do not run.
 
     Args:
-        images: of each domain, evenly spaced over its list.
+        images: images of each domain, evenly spaced over its list.
         layers: Dial layers to look at.
         workers: processes that read images.
-        allow_python: run the code of Python layers, which is whatever the run's maker wrote; a net that needs them is
-            not evaluated otherwise.
+        allow_python: run the code of Python layers, which can do anything; otherwise a net that needs it is not
+            evaluated.
         progress: is called with the share of the images that is done, in [0, 1].
 
     Raises:
@@ -157,7 +159,7 @@ def _or_absent(make: Callable[[], T]) -> T | Absent:
 
 @contextmanager
 def _working_directory(run: Run) -> Iterator[None]:
-    """Work where the run was trained, if that is still there, and import nothing from there."""
+    """Work in the folder where the run was trained, if it is still there, and import nothing from there."""
     folder, before, path = Path(run.record["folder"]), Path.cwd(), list(sys.path)
     safe = os.environ.get("PYTHONSAFEPATH")
     if stat.S_ISDIR(mode_of(folder)):
@@ -175,8 +177,11 @@ def _working_directory(run: Run) -> Iterator[None]:
             os.environ["PYTHONSAFEPATH"] = safe
 
 
-def _find_snapshot(run: Run) -> Snapshot | Absent:
-    """The newest snapshot whose weights are still those that the run wrote, where it wrote them or by its folder."""
+def _find_snapshot(run: Run) -> LoggedSnapshot | Absent:
+    """The newest snapshot whose file is as the run wrote it.
+
+    The file is looked for where it was written, in the folder that holds the run's folder, and in the run's folder.
+    """
     if not run.snapshots:
         return Absent(
             "the run has written no snapshot yet, and predictions and features need its weights: make the report "
@@ -188,7 +193,7 @@ def _find_snapshot(run: Run) -> Snapshot | Absent:
         places = [snapshot.model, folder.parent / snapshot.model.name, folder / snapshot.model.name]
         for path in (path for path in dict.fromkeys(places) if stat.S_ISREG(mode_of(path))):
             if file_hash(path) == snapshot.sha256:
-                return Snapshot(snapshot.iteration, path, snapshot.sha256)
+                return replace(snapshot, model=path)
             changed.append(path)
     if changed:
         return Absent(
@@ -202,7 +207,7 @@ class _Model:
     """The TEST net of a run with its weights, and its data layer, read row by row.
 
     Attributes:
-        classes: their names.
+        classes: the classes' names.
 
     Raises:
         InputError: the TEST phase can't be built or fed from files, or has no logits.
@@ -211,7 +216,7 @@ class _Model:
     def __init__(
         self,
         run: Run,
-        snapshot: Snapshot,
+        snapshot: LoggedSnapshot,
         device: torch.device,
         workers: int,
         images: int,
@@ -239,7 +244,7 @@ class _Model:
         self._net = Net(param, pb.TEST, base_dir=run.test_folder).to(device)
         shape = self._net.blob_shapes[self._logits]
         if any(size != 1 for size in shape[2:]):
-            raise InputError(f'blob "{self._logits}", the logits, has shape {shape}, and not a row of scores per image')
+            raise InputError(f'blob "{self._logits}", the logits, has shape {shape}, not a row of scores per image')
         load_weights(self._net, [snapshot.model])
         self.classes = _class_names(run.test_folder, shape[1])
         self._reader = source_layer(self._net)
@@ -250,22 +255,22 @@ class _Model:
         self._captures: dict[str, Capture] = {}
 
     def watch(self, layers: Sequence[str]) -> None:
-        """Keep features around these layers from now on."""
+        """Keep from now on what enters and leaves these layers."""
         for name in layers:
             dial = self._net.layer(name)
             assert isinstance(dial, DomainAlignment)
             self._captures[name] = Capture(dial)
 
     def predict(self) -> Predictions:
-        """The target's images."""
+        """Predict the target's images."""
         positions = _evenly(len(self._source), self._images)
-        rows: list[Row] = []
+        rows: list[ScoredImage] = []
         for names, tops in self._batches(self._net, self._reader, positions, part=0):
             scores = self._forward(tops, "target").flatten(1)
             labels = (
                 [None] * len(scores) if self._label_top is None else tops[self._label_top].flatten().long().tolist()
             )
-            rows += (Row(*row) for row in zip(names, labels, scores.softmax(1).cpu().numpy(), strict=True))
+            rows += (ScoredImage(*row) for row in zip(names, labels, scores.softmax(1).cpu().numpy(), strict=True))
         # of scores that are NaN or infinite, softmax makes NaN, whose largest is no class
         whole = [i for i, row in enumerate(rows) if np.isfinite(row.probabilities).all()]
         if not whole:
@@ -276,7 +281,7 @@ class _Model:
         return Predictions(rows, positions, len(self._source), name, why_unlabelled(rows, name), lost)
 
     def features(self) -> list[LayerFeatures]:
-        """Those of the watched layers, after `predict`, which the target's are from; the source's images are run."""
+        """The features of the watched layers; the target's were seen by `predict`, the source's images are run here."""
         if not self._captures:
             raise InputError("the net has no Dial layer")
         found = data_in_train(self._run.train_net)
@@ -299,7 +304,7 @@ class _Model:
     def _batches(
         self, net: Net, reader: SourceLayer, positions: Sequence[int], part: int
     ) -> Iterator[tuple[list[str], dict[str, Tensor]]]:
-        """Rows of a net's data layer in batches, with their names; `part` is the half of all the work."""
+        """Rows of a net's data layer in batches, with their names; `part` says which half of all the work this is."""
         chosen = reader.source = ChosenRows(reader.source, positions, self._batch_size)
         count = -(-len(positions) // self._batch_size)
         feed = Feed(net, range(count), device=self._device, workers=self._workers)
@@ -323,7 +328,11 @@ class _Model:
                 dial.test_stats = before
 
     def thumbnails(self, predictions: Predictions, numbers: Sequence[int]) -> list[Thumbnail]:
-        """The images of some rows; InputError if the net's data are no images."""
+        """The images of some rows.
+
+        Raises:
+            InputError: the net's data are not images.
+        """
         return [self._thumbnail(predictions, number) for number in numbers]
 
     def _thumbnail(self, predictions: Predictions, number: int) -> Thumbnail:
@@ -338,9 +347,9 @@ class _Model:
 
 
 def _shown(source: Source, row: int) -> NDArray[np.uint8]:
-    """A row of a source of single rows as the net gets it, its scale and mean undone: uint8 (H, W, 1 or 3)."""
+    """A row as the net gets it, scale and mean undone: uint8 (H, W, 1 or 3); the source reads one row per batch."""
     if not isinstance(source, ImageData | DatumData):
-        raise InputError("the net reads numbers that are no images")
+        raise InputError("the net reads numbers that are not images")
     transform = source.transform
     (image,) = source.batch(row)[0]
     if transform.scale:
@@ -356,20 +365,20 @@ def _shown(source: Source, row: int) -> NDArray[np.uint8]:
     return pixels
 
 
-def _needed(graph: Graph, logits: str) -> Any:
-    """A NetParameter of the layers that the logits depend on, and of the data layers."""
+def _needed(graph: Graph, logits: str) -> pb.NetParameter:
+    """A net of the layers that the logits depend on, and of the data layers."""
     value = graph.last(logits)
     assert value is not None
     needed = {*graph.ancestors(value), *data_nodes(graph)}
     return pb.NetParameter(layer=[node.param for node in graph.nodes if node in needed])
 
 
-def _refuse_python(net: Any) -> None:
+def _refuse_python(net: pb.NetParameter) -> None:
     names = [f'"{layer.name}" ({layer.python_param.module})' for layer in net.layer if layer.type == "Python"]
     if names:
         raise InputError(
             f"the net is not evaluated, as it has {counted(len(names), 'Python layer')} ({', '.join(names[:3])}), and "
-            "reports run no code that comes with a run: --allow-python runs it, if you trust whoever wrote it"
+            "reports run no code that comes with a run unless Python layers are allowed"
         )
 
 

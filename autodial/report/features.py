@@ -1,27 +1,25 @@
-"""Features of both domains in front of a Dial layer and behind it (the paper's appendix on feature distributions)."""
+"""Features of both domains before and after a Dial layer (the paper's appendix on feature distributions)."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from autodial.errors import InputError
+from autodial.evaluation.recalibrate import Domain
 from autodial.layers import DomainAlignment
-
-Floats = NDArray[np.float64]
-Domain = Literal["source", "target"]
+from autodial.report.predictions import Floats
 
 _CHANNELS = 4
 """Channels of a layer whose values are kept."""
 _POSITIONS = 64
-"""Positions of a feature map, evenly spaced, that an image gives values of."""
+"""Positions of a feature map whose values are kept, evenly spaced."""
 
 
 class Channel(NamedTuple):
@@ -34,15 +32,15 @@ class Channel(NamedTuple):
 
 @dataclass(frozen=True)
 class LayerFeatures:
-    """Features around a Dial layer.
+    """Features before and after a Dial layer.
 
     Attributes:
-        layer: its name.
+        layer: the layer's name.
         alpha: clipped to [0.5, 1].
         channels: some channels' values, sorted by channel.
-        before, after: how far the two domains are apart there: per channel sqrt((difference of means)^2 + (difference
-            of deviations)^2), the Wasserstein distance of two normal distributions, averaged over all channels. Before,
-            in deviations of an even mixture of both domains; after, in the units of the layer's output.
+        before, after: how far the two domains are apart: per channel sqrt((difference of means)^2 + (difference of
+            deviations)^2), the Wasserstein distance of two normal distributions, averaged over all channels. `before`
+            is in deviations of an even mixture of both domains, `after` in the units of the layer's output.
     """
 
     layer: str
@@ -53,16 +51,16 @@ class LayerFeatures:
 
 
 class Capture:
-    """Watches a Dial layer: the values of some channels, and the moments of all, by domain.
+    """Watches a Dial layer and keeps the values of some channels and the moments of all, by domain.
 
-    Images of which a value is not finite are left out.
+    Images with values that are not finite are left out.
 
     Args:
-        dial: the layer, with its stored statistics. The channels are chosen by these: from the one whose stored means
-            differ most between source and target to the one in the middle of that order.
+        dial: the layer, with its stored statistics. Channels are ordered by how much their stored means differ between
+            source and target; the chosen ones are spread from the first to the middle of that order.
 
     Attributes:
-        domain: whose images are being run.
+        domain: the domain whose images are being run.
     """
 
     def __init__(self, dial: DomainAlignment) -> None:
@@ -90,10 +88,10 @@ class Capture:
             self._sums[key] = self._sums.get(key, torch.zeros(())) + sums
 
     def features(self, name: str) -> LayerFeatures:
-        """What was seen of both domains at the layer, which is called `name`.
+        """What was seen of both domains; `name` is the layer's.
 
         Raises:
-            InputError: of one of the domains, no image has finite values alone.
+            InputError: every image of a domain has values that are not finite.
         """
         values = {key: torch.cat(parts, 1).numpy() for key, parts in self._values.items()}
         for (domain, _), seen in values.items():
@@ -110,7 +108,7 @@ class Capture:
         return LayerFeatures(name, self._dial.mixing, channels, self._apart(), self._apart(behind=True))
 
     def _apart(self, *, behind: bool = False) -> float:
-        """The mean distance of the two domains, in front of the layer in deviations of their mixture."""
+        """The mean distance of the two domains; before the layer, in deviations of their mixture."""
         (source_mean, source_var), (target_mean, target_var) = (self._moments(domain, behind) for domain in _DOMAINS)
         eps = 0.0 if behind else self._dial.eps
         gap = source_mean - target_mean

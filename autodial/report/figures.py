@@ -1,4 +1,7 @@
-"""The report's figures, each from plain numbers; call them inside `style.figure_style()`."""
+"""The report's figures, each from plain numbers; call them inside `style.figure_style()`.
+
+Every function takes the figure's width in inches: WIDE, or NARROW for a phone.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +13,12 @@ import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.image import AxesImage
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
-from autodial.report.features import Floats, LayerFeatures
+from autodial.report.features import LayerFeatures
+from autodial.report.predictions import Floats
 from autodial.report.run import Curve
 from autodial.report.style import (
     COLOUR_MAP,
@@ -21,39 +26,42 @@ from autodial.report.style import (
     SOURCE,
     TARGET,
     TRUTH,
-    EndLabel,
+    WIDE,
+    LineLabel,
     drawable,
     is_drawable,
-    label_ends,
+    is_narrow,
+    label_lines,
     line_style,
     new_figure,
     shortened,
 )
+from autodial.report.words import curve_label
 
-_WIDTH = 7.0
-"""Inches."""
 _POINTS = 300
-"""Points of a curve that are drawn; more are averaged."""
+"""Points of a drawn curve; longer curves are averaged."""
 _RESUMED = 20
-"""Resumed starts that are marked."""
+"""Resumed starts that a figure marks."""
 DRAWN_CURVES = 24
-"""Curves in a figure; more could not be told apart."""
+"""Curves in a figure; more would look alike."""
 _LINES = 8
 """Dial layers that get a line each; more become the rows of a map."""
 _NAMED = 12
 """Layers whose names fit along an axis."""
 _BINS = 40
+_LEGIBLE = 4.0
+"""Points of the smallest letters."""
 _FILLED = f"{SOURCE}59"
-"""The source's colour, see-through."""
+"""The source's colour, transparent."""
 SHOWN_CLASSES = 30
-"""Classes that a figure of class shares shows; of more, those where the shares differ most."""
+"""Classes in a figure of class shares; of more classes, those whose shares differ most."""
 CONFUSION_CLASSES = 20
-"""Rows of a confusion matrix; of more classes, those with the most errors have one, and the rest share the last."""
+"""Rows of a confusion matrix; of more classes, those with the most errors have a row, and the others share the last."""
 
 
-def draw_alphas_by_depth(alphas: Sequence[Curve]) -> Figure:
+def draw_alphas_by_depth(alphas: Sequence[Curve], width: float = WIDE) -> Figure:
     """Alpha of each Dial layer, first and last logged, from the net's input to its output (the paper's figure)."""
-    figure = new_figure(_WIDTH, 3.6)
+    figure = new_figure(width, 3.6)
     axes = figure.subplots()
     depth = np.arange(1, len(alphas) + 1)
     size = 7 if len(alphas) <= _NAMED else 3.5
@@ -64,28 +72,34 @@ def draw_alphas_by_depth(alphas: Sequence[Curve]) -> Figure:
     labels = {}
     for place, look in looks.items():
         values = [_number(curve.values[place]) for curve in alphas]
-        axes.plot(depth, values, markersize=size, **look)
+        (line,) = axes.plot(depth, values, markersize=size, **look)
         iteration = alphas[0].iterations[place]
-        labels[iteration] = EndLabel(f"at iteration {iteration:,}", values[-1], look["color"])
+        labels[iteration] = LineLabel(f"at iteration {iteration:,}", values[-1], line)
     _set_alpha_axis(axes)
     axes.set_xlim(0.5, len(alphas) + 0.5)
-    if len(alphas) <= _NAMED:
-        names = [drawable(shortened(curve.name, 20)) for curve in alphas]
-        crowded = sum(map(len, names)) > 70
-        axes.set_xticks(depth, names, rotation=40 if crowded else 0, ha="right" if crowded else "center")
-        axes.set_xlabel("Dial layer, from the input to the output")
-    else:
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
-        axes.set_xlabel("depth: number of the Dial layer, from the input to the output")
-    label_ends(axes, list(labels.values()))
+    name_depths(axes, [curve.name for curve in alphas])
+    label_lines(axes, list(labels.values()))
     return figure
 
 
-def draw_alphas_by_iteration(alphas: Sequence[Curve], resumed_at: Sequence[int]) -> Figure:
+def name_depths(axes: Axes, names: Sequence[str]) -> None:
+    """Name the Dial layers, from the net's input to its output, along an axes; many have numbers."""
+    if len(names) <= _NAMED:
+        shown = [drawable(shortened(name, 20)) for name in names]
+        crowded = sum(map(len, shown)) > (30 if is_narrow(axes) else 70)
+        rotation = 0 if not crowded else 90 if is_narrow(axes) else 40
+        axes.set_xticks(range(1, len(names) + 1), shown, rotation=rotation, ha="right" if rotation == 40 else "center")
+        axes.set_xlabel("Dial layer, from the input to the output")
+    else:
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+        axes.set_xlabel("number of the Dial layer, from the input")
+
+
+def draw_alphas_by_iteration(alphas: Sequence[Curve], resumed_at: Sequence[int], width: float = WIDE) -> Figure:
     """Alpha by iteration: a line for each of few layers, a map of depth and iteration for many."""
     if len(alphas) > _LINES:
-        return _draw_alpha_map(alphas)
-    figure = new_figure(_WIDTH, 3.6)
+        return _draw_alpha_map(alphas, width)
+    figure = new_figure(width, 3.6)
     plot_alphas(figure.subplots(), alphas, resumed_at)
     return figure
 
@@ -94,15 +108,15 @@ def plot_alphas(axes: Axes, alphas: Sequence[Curve], resumed_at: Sequence[int] =
     """Alpha by iteration, a line for each layer with its name at the end."""
     labels = []
     for i, curve in enumerate(alphas):
-        axes.plot(*_thinned(curve), **line_style(i), **_markers(curve, i))
-        labels.append(EndLabel(curve.name, _last_finite(curve), line_style(i)["color"]))
+        (line,) = axes.plot(*_thinned(curve), **line_style(i), **_markers(curve, i))
+        labels.append(LineLabel(curve.name, _last_finite(curve), line))
     _set_alpha_axis(axes)
     _set_iterations(axes, alphas, resumed_at)
-    _label(axes, labels)
+    label_lines(axes, labels)
 
 
-def _draw_alpha_map(alphas: Sequence[Curve]) -> Figure:
-    figure = new_figure(_WIDTH, min(7.0, 1.5 + 0.14 * len(alphas)))
+def _draw_alpha_map(alphas: Sequence[Curve], width: float) -> Figure:
+    figure = new_figure(width, min(7.0, 1.5 + 0.14 * len(alphas)))
     axes = figure.subplots()
     columns = [_thinned(curve) for curve in alphas]
     iterations = columns[0][0]
@@ -137,6 +151,7 @@ def draw_curves(
     percent: bool = False,
     log: bool = False,
     floor: float | None = None,
+    width: float = WIDE,
 ) -> Figure:
     """Curves by iteration, those of tests with markers, a cross at the top where a value was not finite.
 
@@ -148,14 +163,14 @@ def draw_curves(
         log: have a logarithmic axis.
         floor: a value to draw a dotted line at, on an axis that starts at 0.
     """
-    figure = new_figure(_WIDTH, max(3.2, 1 + 0.2 * len(curves)))
+    figure = new_figure(width, 3.2 if width < WIDE else max(3.2, 1 + 0.2 * len(curves)))
     axes = figure.subplots()
     labels, lost = [], []
     for i, curve in enumerate(curves):
         tested = {"marker": MARKERS[i % len(MARKERS)], "markersize": 4} if curve.kind == "test" else _markers(curve, i)
-        axes.plot(*_thinned(curve), **line_style(i), **tested)
+        (line,) = axes.plot(*_thinned(curve), **line_style(i), **tested)
         lost += [iteration for iteration, value in curve.points() if value is None]
-        labels.append(EndLabel(curve_label(curve), _last_finite(curve), line_style(i)["color"]))
+        labels.append(LineLabel(curve_label(curve), _last_finite(curve), line))
     if log:
         axes.set_yscale("log")
     axes.set_ylabel(ylabel)
@@ -165,41 +180,47 @@ def draw_curves(
     if lost:
         lost = _spread(lost)
         axes.plot(lost, [0.97] * len(lost), "x", color="black", transform=axes.get_xaxis_transform(), clip_on=False)
-        axes.annotate(
-            "\N{MULTIPLICATION SIGN} not finite", (1.04, 0.97), xycoords="axes fraction", va="center", fontsize="small"
-        )
+        place = {"xy": (1, 1.06), "ha": "right"} if is_narrow(axes) else {"xy": (1.04, 0.97), "ha": "left"}
+        words = "\N{MULTIPLICATION SIGN} not finite"
+        axes.annotate(words, **place, xycoords="axes fraction", va="center", fontsize="small")
     _set_iterations(axes, curves, resumed_at)
     axes.autoscale_view()
     if floor is not None:
         axes.axhline(floor, color="black", linewidth=1, linestyle=":")
         axes.set_ylim(0, max(1.05, axes.get_ylim()[1]))
     axes.set_ylim(axes.get_ylim())
-    _label(axes, labels)
+    label_lines(axes, labels)
     return figure
 
 
-def curve_label(curve: Curve) -> str:
-    """What a curve of losses or accuracies is called."""
-    kind = "test: " if curve.kind == "test" else ""
-    weight = "" if curve.weight is None or curve.weight == 1 else f" (weight {curve.weight:.3g})"
-    return f"{kind}{curve.name}{weight}"
-
-
-def draw_features(layer: LayerFeatures) -> Figure:
+def draw_features(layer: LayerFeatures, width: float = WIDE) -> Figure:
     """Histograms of a layer's channels, of source and target, in front of the Dial layer and behind it."""
-    figure = new_figure(_WIDTH, 3.7)
-    grid = figure.subplots(2, len(layer.channels), squeeze=False)
+    count = len(layer.channels)
+    if width < WIDE:
+        figure = new_figure(width, 1.2 + 1.3 * count)
+        grid = figure.subplots(count, 2, squeeze=False).T
+        titled, labelled = grid[:, 0], grid[0]
+    else:
+        figure = new_figure(width, 3.7)
+        grid = figure.subplots(2, count, squeeze=False)
+        titled, labelled = grid[0], grid[:, 0]
     for column, channel in enumerate(layer.channels):
         for axes, (source, target) in zip(grid[:, column], (channel.before, channel.after), strict=True):
             _draw_histograms(axes, source, target)
-        grid[0, column].set_title(f"channel {channel.number}")
-    grid[0, 0].set_ylabel("before\ndensity")
-    grid[1, 0].set_ylabel("after\ndensity")
+    channels, places = [f"channel {channel.number}" for channel in layer.channels], ["before", "after"]
+    titles, labels = (places, channels) if width < WIDE else (channels, places)
+    for axes, title in zip(titled, titles, strict=True):
+        axes.set_title(title)
+    for axes, label in zip(labelled, labels, strict=True):
+        axes.set_ylabel(f"{label}\ndensity")
     handles = [
         matplotlib.patches.Patch(facecolor=_FILLED, edgecolor=SOURCE, linewidth=1.6, label="source"),
         matplotlib.lines.Line2D([], [], color=TARGET, linestyle="--", label="target"),
     ]
-    figure.legend(handles=handles, loc="outside upper right", ncols=2, frameon=False)
+    if width < WIDE:
+        figure.legend(handles=handles, loc="outside lower center", ncols=2, frameon=False)
+    else:
+        figure.legend(handles=handles, loc="outside upper right", ncols=2, frameon=False)
     figure.suptitle(f"{_name(layer.layer)}, alpha {layer.alpha:.3f}", x=0.02, ha="left")
     return figure
 
@@ -222,7 +243,7 @@ def _draw_histograms(axes: Axes, source: Floats, target: Floats) -> None:
     axes.set_ylim(bottom=0)
 
 
-def draw_class_shares(names: Sequence[str], shares: Mapping[str, Floats]) -> Figure:
+def draw_class_shares(names: Sequence[str], shares: Mapping[str, Floats], width: float = WIDE) -> Figure:
     """Each class's shares as points on a line of its own.
 
     Args:
@@ -231,7 +252,8 @@ def draw_class_shares(names: Sequence[str], shares: Mapping[str, Floats]) -> Fig
             there are too many classes to show all.
     """
     chosen = classes_apart(shares)
-    figure = new_figure(_WIDTH, 1.3 + 0.22 * len(chosen))
+    columns = 1 if width < WIDE else 3
+    figure = new_figure(width, 1.1 + 0.2 * 3 / columns + 0.22 * len(chosen))
     axes = figure.subplots()
     place = np.arange(len(chosen))
     stacked = np.stack([values[chosen] for values in shares.values()])
@@ -249,7 +271,7 @@ def draw_class_shares(names: Sequence[str], shares: Mapping[str, Floats]) -> Fig
     axes.xaxis.set_major_formatter(_percent)
     axes.set_xlabel("share of the images")
     axes.grid(axis="y", visible=False)
-    figure.legend(loc="outside upper left", ncols=3, frameon=False, fontsize="small")
+    figure.legend(loc="outside upper left", ncols=columns, frameon=False, fontsize="small")
     return figure
 
 
@@ -288,30 +310,49 @@ def shown_confusion(counts: NDArray[np.int64]) -> ShownConfusion:
     return ShownConfusion(merged, [*kept.tolist(), None])
 
 
-def draw_confusion(names: Sequence[str], shown: ShownConfusion) -> Figure:
-    """Colours are shares of a row, the true class; numbers are images."""
-    counts = shown.counts
-    size = len(counts)
-    totals = counts.sum(1)
-    shares = counts / np.maximum(totals, 1)[:, None]
-    others = len(names) - size + 1
-    labels = [f"other {others}" if i is None else class_label(names, i) for i in shown.classes]
+def draw_confusion(names: Sequence[str], shown: ShownConfusion, width: float = WIDE) -> Figure:
+    """Colours are shares of a row, the true class; numbers are images, where they fit."""
+    size = len(shown.counts)
+    labels = confusion_labels(names, shown)
     margin = 0.075 * max(map(len, labels))
-    side = min(_WIDTH - 1, 1.2 + 0.27 * size)
-    figure = new_figure(side + margin + 2.2, side + (margin if margin > 0.2 else 0) + 0.7, layout="compressed")
+    if width < WIDE:
+        side = width - margin - 0.5
+        figure = new_figure(width, side + margin + 0.9)
+    else:
+        side = min(width - 1, 1.2 + 0.27 * size)
+        figure = new_figure(side + margin + 2.2, side + (margin if margin > 0.2 else 0) + 0.7, layout="compressed")
     axes = figure.subplots()
+    image = plot_confusion(axes, shown, labels, side)
+    if width < WIDE:
+        figure.colorbar(image, ax=axes, location="bottom", shrink=0.7, format=_percent, label="share of the true class")
+    else:
+        totals = shown.counts.sum(1)
+        axes.set_yticklabels([f"{label} ({total:,})" for label, total in zip(labels, totals, strict=True)])
+        figure.colorbar(image, ax=axes, shrink=0.7, format=_percent, label="share of the true class")
+    return figure
+
+
+def confusion_labels(names: Sequence[str], shown: ShownConfusion) -> list[str]:
+    """What the rows of a confusion matrix are called."""
+    others = len(names) - len(shown.counts) + 1
+    return [f"other {others}" if i is None else class_label(names, i) for i in shown.classes]
+
+
+def plot_confusion(axes: Axes, shown: ShownConfusion, labels: Sequence[str], side: float) -> AxesImage:
+    """A confusion matrix in an axes whose sides have that many inches."""
+    counts, size = shown.counts, len(shown.counts)
+    shares = counts / np.maximum(counts.sum(1), 1)[:, None]
     image = axes.imshow(shares, cmap="Blues", vmin=0, vmax=1, aspect="equal", interpolation="nearest")
-    axes.set_xticks(range(size), labels, rotation=90 if margin > 0.2 else 0, fontsize="small")
-    axes.set_yticks(
-        range(size), [f"{label} ({total:,})" for label, total in zip(labels, totals, strict=True)], fontsize="small"
-    )
+    letters = max(5.0, min(8.3, 0.85 * 72 * side / size))
+    axes.set_xticks(range(size), labels, rotation=90 if max(map(len, labels)) > 2 else 0, fontsize=letters)
+    axes.set_yticks(range(size), labels, fontsize=letters)
     axes.set_xlabel("predicted class")
-    axes.set_ylabel("true class (images)")
+    axes.set_ylabel("true class (images)" if not is_narrow(axes) else "true class")
     axes.grid(False)
     axes.spines[:].set_visible(False)
     for (row, column), count in np.ndenumerate(counts):
-        if count:
-            fitting = 72 * 0.85 * side / size / (0.62 * len(str(count)))
+        fitting = 0.85 * 72 * side / size / (0.62 * len(str(count)))
+        if count and fitting >= _LEGIBLE:
             axes.text(
                 *(column, row, f"{count}"),
                 ha="center",
@@ -319,8 +360,7 @@ def draw_confusion(names: Sequence[str], shown: ShownConfusion) -> Figure:
                 fontsize=min(9.0, fitting),
                 color="white" if shares[row, column] > 0.5 else "black",
             )
-    figure.colorbar(image, ax=axes, shrink=0.7, format=_percent, label="share of the true class")
-    return figure
+    return image
 
 
 def class_label(names: Sequence[str], index: int) -> str:
@@ -383,7 +423,3 @@ def _spread(iterations: Sequence[int], most: int = _POINTS) -> list[int]:
     """Different iterations, ascending; of too many to tell apart in a figure, some that are evenly spaced."""
     unique = sorted(set(iterations))
     return unique[:: -(-len(unique) // most)] if unique else []
-
-
-def _label(axes: Axes, labels: Sequence[EndLabel]) -> None:
-    label_ends(axes, [EndLabel(shortened(label.text), label.y, label.colour) for label in labels])

@@ -1,4 +1,4 @@
-"""What a net says of the target's images."""
+"""What a net predicts for the target's images."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from autodial.evaluation.scoring import Row
+from autodial.evaluation.scoring import ScoredImage
 
 Floats = NDArray[np.float64]
 
@@ -18,15 +18,15 @@ class Predictions:
     """The TEST phase's images, and their scores.
 
     Attributes:
-        rows: one per image whose scores are finite; labels are None where the net reads none.
+        rows: one per image whose scores are finite; labels are None if the net reads none.
         positions: the rows' places in the list, from 0, ascending.
         total: length of the list.
         name: the list or database, as the net names it.
-        unlabelled: why there are no labels to compare with; None where there are.
-        lost: number of images that were run and left out of the rows, as their scores are not finite.
+        unlabelled: why there are no labels to compare with; None if there are.
+        lost: number of images without a row, as their scores are not finite.
     """
 
-    rows: Sequence[Row]
+    rows: Sequence[ScoredImage]
     positions: Sequence[int]
     total: int
     name: str
@@ -46,20 +46,20 @@ class Predictions:
 
     @property
     def diversity(self) -> float:
-        """The entropy of the mean prediction, as a share of that of equally frequent classes, in [0, 1]."""
+        """The entropy of the mean prediction divided by log(classes), in [0, 1]."""
         p = self.mean[self.mean > 0]
         return float(-(p * np.log(p)).sum() / np.log(len(self.mean))) if len(self.mean) > 1 else 0.0
 
     @property
     def labelled(self) -> list[tuple[int, int]]:
-        """Label and prediction of every image whose label is a class."""
+        """Label and predicted class of every image whose label is a class."""
         if self.unlabelled is not None:
             return []
         return [(row.label, row.predicted) for row in self.rows if row.label is not None and row.loss is not None]
 
     @property
     def accuracy(self) -> float | None:
-        """Share of the labelled images that are predicted rightly, in [0, 1]; None if there are none."""
+        """Share of the labelled images whose class is predicted, in [0, 1]; None if there are none."""
         pairs = self.labelled
         return sum(label == predicted for label, predicted in pairs) / len(pairs) if pairs else None
 
@@ -70,15 +70,36 @@ class Predictions:
             counts[label, predicted] += 1
         return counts
 
+    def recalls(self) -> Floats:
+        """Per class, the share of its labelled images that are predicted as this class; NaN without images."""
+        return recalls(self.confusion())
+
+    @property
+    def balanced_accuracy(self) -> float | None:
+        """The mean recall of the classes that have labelled images, in [0, 1]; None if there are none."""
+        return balanced_accuracy(self.confusion())
+
     def extremes(self, count: int) -> tuple[list[int], list[int]]:
-        """Numbers of the rows that are most certain, and of the others that are least, the most extreme first."""
+        """Numbers of the most certain rows, and of the least certain other rows, the most extreme first."""
         order = np.argsort(-self.probabilities.max(1), kind="stable").tolist()
         half = min(count, len(order) // 2)
         return order[:half], order[::-1][: min(count, len(order) - half)]
 
 
-def why_unlabelled(rows: Sequence[Row], name: str) -> str | None:
-    """Why the labels of a list called `name` are not to be compared with; None where they are."""
+def recalls(confusion: NDArray[np.int64]) -> Floats:
+    """Each class's recall from a confusion matrix, (classes,): row i counts class i's images; NaN without images."""
+    totals = confusion.sum(1)
+    shares: Floats = np.where(totals > 0, np.diag(confusion) / np.maximum(totals, 1), np.nan)
+    return shares
+
+
+def balanced_accuracy(confusion: NDArray[np.int64]) -> float | None:
+    """The mean recall of the classes that have images, in [0, 1]; None if no class has any."""
+    return float(np.nanmean(recalls(confusion))) if confusion.any() else None
+
+
+def why_unlabelled(rows: Sequence[ScoredImage], name: str) -> str | None:
+    """Why the labels of a list called `name` can't be compared with; None if they can."""
     if all(row.label is None for row in rows):
         return "the TEST phase reads no labels"
     real = {row.label for row in rows if row.loss is not None}

@@ -12,6 +12,7 @@ from typing import Any, Literal
 from autodial import proto
 from autodial.errors import InputError
 from autodial.netparam.net_state import filter_net
+from autodial.proto import messages as pb
 from autodial.training.run_record import LOG, RECORD, Start, read_events, read_starts
 
 Kind = Literal["train", "test"]
@@ -22,11 +23,11 @@ class Curve:
     """A number by iteration.
 
     Attributes:
-        name: of the output blob or layer.
-        kind: what logged it.
-        weight: in the loss, None for what has none.
+        name: the output blob's or the layer's.
+        kind: what logged the number.
+        weight: the number's weight in the loss; None if it has none.
         iterations: ascending.
-        values: one per iteration; None where it was not finite.
+        values: one per iteration; None where the number was not finite.
     """
 
     name: str
@@ -50,8 +51,8 @@ class Curve:
 
 
 @dataclass(frozen=True)
-class Snapshot:
-    """A snapshot as the log has it: where its weights were written, and the SHA-256 of the file."""
+class LoggedSnapshot:
+    """What the log says of a snapshot: its iteration, its file of weights, and the SHA-256 of that file."""
 
     iteration: int
     model: Path
@@ -64,19 +65,20 @@ class Run:
 
     Attributes:
         folder: the run's.
-        starts: the records of run.json, the first start's first.
-        events: the lines of the log, without those that a resumed run logged anew.
-        solver: the last start's SolverParameter.
-        train_net, test_net: its NetParameters, variants and settings applied; the same unless the solver names two.
-        train_folder, test_folder: the folders of their files.
+        starts: the records of run.json, from the first start to the last.
+        events: the lines of the log; where a resumed run repeated iterations, the later lines.
+        solver: the solver of the last start.
+        train_net, test_net: the nets of the last start, variants and settings applied; they differ if the solver
+            names two nets.
+        train_folder, test_folder: the folders of the nets' files; None where they are not known.
     """
 
     folder: Path
     starts: Sequence[Start]
     events: Sequence[Mapping[str, Any]]
-    solver: Any
-    train_net: Any
-    test_net: Any
+    solver: pb.SolverParameter
+    train_net: pb.NetParameter
+    test_net: pb.NetParameter
     train_folder: Path | None
     test_folder: Path | None
 
@@ -85,13 +87,15 @@ class Run:
         """Read a run's folder.
 
         Raises:
-            InputError: it is none, naming what is missing, or a file in it is damaged.
+            InputError: the folder is not a run's, or a file in it is damaged.
         """
         if not folder.is_dir():
-            raise InputError(f"{folder} is no folder: name the run folder that `autodial train` wrote")
+            raise InputError(f"{folder} is not a folder: name the run folder that `autodial train` wrote")
         for name in (RECORD, LOG):
             if not (folder / name).is_file():
-                raise InputError(f"{folder} is no run's folder, as {name} is missing: `autodial train` writes one")
+                raise InputError(
+                    f"{folder} is not a run's folder, as {name} is missing: name the folder that `autodial train` wrote"
+                )
         path = folder / RECORD
         starts = read_starts(folder)
         last = starts[-1]
@@ -113,22 +117,22 @@ class Run:
 
     @property
     def record(self) -> Start:
-        """What run.json says of the last start."""
+        """The record of the last start in run.json."""
         return self.starts[-1]
 
     @property
     def name(self) -> str:
-        """The net's, or else the folder's."""
+        """The net's name, or else the folder's."""
         return self.train_net.name or self.folder.resolve().name
 
     @property
     def reached(self) -> int:
-        """The largest iteration that anything was logged of."""
+        """The last logged iteration."""
         return max((event["iteration"] for event in self.events), default=0)
 
     @property
     def finished(self) -> bool:
-        """Whether training got to max_iter, as far as the log tells."""
+        """Whether training reached max_iter, as far as the log tells."""
         # without a last snapshot, the last displayed iteration is the end
         ahead = 0 if self.solver.snapshot_after_train else self.solver.display
         return bool(self.reached + ahead >= self.solver.max_iter)
@@ -136,7 +140,7 @@ class Run:
     @property
     def dials(self) -> list[str]:
         """Names of the TEST phase's Dial layers, from the net's input to its output."""
-        layers = filter_net(self.test_net, proto.messages.TEST).layer
+        layers = filter_net(self.test_net, pb.TEST).layer
         return [layer.name for layer in layers if layer.type == "Dial"]
 
     @property
@@ -144,7 +148,7 @@ class Run:
         """Batch sizes of the TRAIN phase's data layers, by layer, in words."""
         sizes = [
             f"{layer.name} {getattr(layer, field).batch_size}"
-            for layer in filter_net(self.train_net, proto.messages.TRAIN).layer
+            for layer in filter_net(self.train_net, pb.TRAIN).layer
             for field in ("image_data_param", "data_param", "hdf5_data_param", "memory_data_param")
             if layer.HasField(field)
         ]
@@ -168,7 +172,7 @@ class Run:
 
     @property
     def seconds(self) -> float | None:
-        """Time from each start to the last line that it logged, added up; None where the log has no times."""
+        """Seconds from each start to its last logged line, added up; None if the log has no times."""
         total = 0.0
         started = None
         for event, following in zip_longest(self.events, self.events[1:]):
@@ -181,10 +185,10 @@ class Run:
         return total
 
     @property
-    def snapshots(self) -> list[Snapshot]:
-        """What was written, the newest first."""
+    def snapshots(self) -> list[LoggedSnapshot]:
+        """The snapshots that were written, the newest first."""
         return [
-            Snapshot(event["iteration"], Path(event["model"]), event["sha256"])
+            LoggedSnapshot(event["iteration"], Path(event["model"]), event["sha256"])
             for event in reversed(self.events)
             if event["event"] == "snapshot"
         ]
@@ -194,15 +198,15 @@ class Run:
         return self._mappings("alphas")
 
     def diversity(self) -> list[Curve]:
-        """Of the target's predictions, by EntropyLoss layer (autodial.training.collapse)."""
+        """Diversity of the target's predictions by EntropyLoss layer (`autodial.training.collapse`)."""
         return self._mappings("diversity")
 
     def learning_rate(self) -> Curve:
-        """The solver's, before any lr_mult."""
+        """The solver's learning rate, before any lr_mult."""
         return self._curve("lr")
 
     def loss(self) -> Curve:
-        """The weighted sum that is minimized, averaged over average_loss iterations."""
+        """The weighted sum of the losses, averaged over average_loss iterations."""
         return self._curve("loss")
 
     def _curve(self, key: str) -> Curve:
@@ -219,7 +223,7 @@ class Run:
         return list(curves.values())
 
     def outputs(self) -> list[Curve]:
-        """Every output blob of one number that was logged, those of training first."""
+        """Every logged output blob that is one number, those of training first."""
         curves: dict[tuple[str, int, str], Curve] = {}
         for kind in ("train", "test"):
             for row in self._rows(kind):
@@ -233,7 +237,7 @@ class Run:
         return list(curves.values())
 
     def accuracies(self) -> list[Curve]:
-        """The outputs that Accuracy layers make."""
+        """The outputs of Accuracy layers."""
         return [curve for curve in self.outputs() if self._is_accuracy(curve)]
 
     def losses(self) -> list[Curve]:

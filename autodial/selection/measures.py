@@ -156,7 +156,7 @@ class _Domains:
             raise InputError("--target-labels: the TEST phase's list has no label that is a class")
         return accuracy
 
-    def _logits(self, data: DataTop, statistics: int | None) -> NDArray[np.float32]:
+    def _logits(self, data: DataTop, statistics: pb.DialParameter.TestStats | None) -> NDArray[np.float32]:
         batches = DomainBatches(data, self._test.blob, **self._options)
         param, logits = fed_net(self._net, self._test.blob, batches.shape)
         if logits is None:

@@ -1,4 +1,4 @@
-"""Imported first where PyTorch is needed, for what it says where that is missing."""
+"""Imported first where PyTorch is needed: if it is missing, the error says how to install it."""
 
 from __future__ import annotations
 

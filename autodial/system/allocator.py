@@ -10,12 +10,12 @@ _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4
 
 
 def keep_freed_memory() -> bool:
-    """Have glibc keep memory that is freed in this process for the next request, from now on.
+    """Make glibc keep freed memory in this process for later requests, from now on.
 
-    By default it asks the system for every large block anew and returns it afterwards. A training step allocates
-    gigabytes in such blocks, and the system clears each page again: a fifth of a step of AlexNet on the CPU. The price
-    is that the process stays as large as it once was, and that its heap grows over the first steps by what no longer
-    fits together: by 3% for Inception-BN, by 30% for AlexNet.
+    By default, glibc requests every large block from the system and returns it afterwards. A training step allocates
+    gigabytes in such blocks, and the system clears each page every time, which takes a fifth of a step of AlexNet on
+    the CPU. In exchange, the process stays as large as it once was, and fragmentation makes its heap grow over the
+    first steps: by 3% for Inception-BN, by 30% for AlexNet.
 
     Returns:
         whether this process uses glibc.

@@ -1,4 +1,7 @@
-"""How many CPUs this process may keep busy."""
+"""How many CPUs this process may keep busy.
+
+Python knows a process's affinity, but no container's quota. joblib does, and the plain install does without it.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,7 @@ def cgroup_quota(cgroups: Path = _CGROUPS, mount: Path = _MOUNT) -> float | None
 
     Args:
         cgroups: the file that lists this process's groups.
-        mount: where the groups' files lie.
+        mount: the folder with the groups' files.
     """
     try:
         lines = cgroups.read_text().splitlines()
@@ -44,7 +47,7 @@ def cgroup_quota(cgroups: Path = _CGROUPS, mount: Path = _MOUNT) -> float | None
             continue
         top, read = (mount / controllers, _version_1) if controllers else (mount, _version_2)
         group = top / path.lstrip("/")
-        # In a container the path may be the host's, and its files are those of the mount itself.
+        # In a container the path may be the host's; the group's files then lie in the mount itself.
         for folder in dict.fromkeys((group, *group.parents, top)):
             if folder == top or top in folder.parents:
                 quotas.append(read(folder))

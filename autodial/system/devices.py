@@ -14,7 +14,7 @@ _log = logging.getLogger(__name__)
 
 _FULL = (
     "the memory is full: lower batch_size in the data layers, and with it slice_point in Dial and Slice layers, or "
-    "take fewer --workers"
+    "read images with fewer worker processes"
 )
 
 
@@ -27,9 +27,9 @@ def choose_device(device: str, *, prefer_gpu: bool = True, index: int = 0) -> to
     """The torch device that `device` means. On CUDA, TF32 is switched off for matrix products and convolutions.
 
     Args:
-        device: "auto", "cpu", "cuda" or "cuda:N". "auto" takes GPU number `index` if `prefer_gpu`, and the CPU, saying
-            so, where there is none.
-        prefer_gpu: what the solver's solver_mode says.
+        device: "auto", "cpu", "cuda" or "cuda:N". With `prefer_gpu`, "auto" means GPU number `index`, or the CPU with a
+            warning if there is no GPU; otherwise the CPU.
+        prefer_gpu: whether the solver's solver_mode is GPU.
         index: the solver's device_id.
 
     Raises:
@@ -41,12 +41,12 @@ def choose_device(device: str, *, prefer_gpu: bool = True, index: int = 0) -> to
         raise InputError(f'device "{device}" does not exist; it is auto, cpu, cuda or cuda:N')
     count = torch.cuda.device_count()
     if device == "auto" and prefer_gpu and not count:
-        _log.warning("No GPU here: running on the CPU.")
+        _log.warning("No GPU here: running on the CPU")
     if device == "cpu" or (device == "auto" and not (prefer_gpu and count)):
         return torch.device("cpu")
     chosen = int(number) if number else index
     if not count:
-        raise WorkError(f"device {device}: torch {torch.__version__} finds no GPU here; use --device cpu or auto")
+        raise WorkError(f"device {device}: torch {torch.__version__} finds no GPU here: choose cpu or auto")
     if chosen >= count:
         raise WorkError(f"GPU {chosen} does not exist: this machine has {count}, numbered from 0")
     torch.backends.cuda.matmul.allow_tf32 = False
@@ -56,7 +56,7 @@ def choose_device(device: str, *, prefer_gpu: bool = True, index: int = 0) -> to
 
 @contextmanager
 def full_memory_errors() -> Iterator[None]:
-    """Turn errors about full memory, of which torch's for a GPU is a page of text, into a WorkError."""
+    """Turn errors about full memory into a WorkError; torch's error for a GPU is a page of text."""
     try:
         yield
     except MemoryError as error:
@@ -64,7 +64,7 @@ def full_memory_errors() -> Iterator[None]:
     except torch.OutOfMemoryError as error:
         raise WorkError(
             "the GPU's memory is full: lower batch_size in the data layers, and with it slice_point in Dial and Slice "
-            "layers, or use a GPU with more memory or --device cpu"
+            "layers, or use a GPU with more memory, or the CPU"
         ) from error
     except RuntimeError as error:
         if "can't allocate memory" not in str(error):  # torch has no type for it on the CPU

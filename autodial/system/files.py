@@ -1,4 +1,4 @@
-"""Reading whole files, and writing them so that a failure leaves the old file as it was."""
+"""Reads whole files, and writes files so that a failure leaves the old file unchanged."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _HDF5_SIGNATURE = b"\x89HDF\r\n\x1a\n"
 
 
 def existing_file(path: str | os.PathLike[str], kind: str) -> Path:
-    """`path`, or an InputError in one sentence if there is no file or pipe; `kind` says what it should be."""
+    """`path`; InputError in one sentence if there is no file or pipe. `kind` is the kind of file it should be."""
     path = Path(path)
     if path.is_dir():
         raise InputError(f"{path} is a folder: name the {kind} file itself")
@@ -56,15 +56,15 @@ def is_hdf5(path: str | os.PathLike[str], kind: str) -> bool:
 
 
 class AppendedFile:
-    """A file that grows by whole pieces: one that can't be written, on a full disk say, leaves nothing of itself.
+    """A file that grows by whole pieces: a piece that can't be written, on a full disk say, leaves nothing behind.
 
-    Use it as a context manager, which closes it.
+    It is a context manager, which closes it.
 
     Args:
-        path: made if it is not there.
+        path: made if it does not exist.
 
     Raises:
-        OSError: it can't be opened.
+        OSError: the file can't be opened.
     """
 
     def __init__(self, path: Path) -> None:
@@ -82,7 +82,7 @@ class AppendedFile:
         """Write a piece at the end.
 
         Raises:
-            OSError: it can't be written, or the file is no longer at its place, where others would find it.
+            OSError: the piece can't be written, or the file was moved or removed, so that nobody would find it.
         """
         if not os.path.samestat(self._path.stat(), os.fstat(self._file.fileno())):
             raise FileNotFoundError(errno.ENOENT, "another file has taken its place", str(self._path))
@@ -98,11 +98,11 @@ class AppendedFile:
 
 @contextmanager
 def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
-    """A file to write that takes `path`'s place, complete and on disk, when the block ends without an exception.
+    """A file to write that replaces `path`, complete and on disk, when the block ends without an exception.
 
-    It lies in the same folder, as a rename is atomic only within a file system; where `path` is a link, that is the
-    folder of what it leads to. After an exception it is removed and `path` is what it was; an OSError becomes a
-    WorkError that names `path`. What a process that was killed left of such a file goes with the next one.
+    It lies in the same folder, as a rename is atomic only within a file system; if `path` is a link, in the folder that
+    the link leads to. After an exception the file is removed and `path` is unchanged; an OSError becomes a WorkError
+    that names `path`. Files that killed processes left behind are removed by the next call.
     """
     final = Path(os.path.realpath(path))
     try:
@@ -121,13 +121,13 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
 
 @contextmanager
 def replacing_files(folder: str | os.PathLike[str], last: str) -> Iterator[Path]:
-    """An empty folder for files that take their places in `folder` together, when the block ends without an exception.
+    """An empty folder for files that move to `folder` together when the block ends without an exception.
 
-    A folder that is not there yet, in one that is, appears complete; one that another process puts there meanwhile
-    stays as it is, and is an error. In one that is there, files of other names stay; the old `last` goes before and the
-    new one comes after all others, so that it never stands beside files that it does not belong to, whatever
-    interrupts. After an exception nothing has changed; an OSError becomes a WorkError that names `folder`. What a
-    process that was killed left of such a folder goes with the next one.
+    A `folder` that does not exist yet, in a folder that does, appears complete; if another process makes it meanwhile,
+    it stays unchanged, and this is an error. In an existing `folder`, files with other names stay. The old `last` is
+    removed first and the new one comes after all others, so that it is never beside files that it does not belong to,
+    whatever interrupts. After an exception nothing has changed; an OSError becomes a WorkError that names `folder`.
+    Folders that killed processes left behind are removed by the next call.
     """
     folder = Path(folder)
     final = Path(os.path.abspath(folder))  # noqa: PTH100 - the working directory has a name, and a link its own
@@ -145,38 +145,46 @@ def replacing_files(folder: str | os.PathLike[str], last: str) -> Iterator[Path]
                 for path in sorted(aside.iterdir(), key=lambda path: path.name == last):
                     path.replace(folder / path.name)
             else:
-                aside.rename(folder)
+                try:
+                    aside.rename(folder)
+                except OSError as error:
+                    if not folder.exists():
+                        raise
+                    raise WorkError(
+                        f"{folder} was made by another process while its files were being written: it stays as it is, "
+                        "so run this again to replace its files, or name another folder"
+                    ) from error
     except OSError as error:
         raise WorkError(f"{folder} can't be written: {error.strerror or error}") from error
 
 
-# --- what killed processes leave
+# --- what killed processes leave behind
 
 
 def entries(folder: Path) -> list[Path]:
-    """What a folder holds, but for what killed processes left there of what `replacing` and `replacing_files` write."""
+    """A folder's entries, without what killed processes left there in `replacing` and `replacing_files`."""
     return [path for path in folder.iterdir() if not (_ASIDE.fullmatch(path.name) and is_abandoned(path))]
 
 
 def was_interrupted(folder: Path) -> bool:
-    """Whether a process was killed while it put files into a folder that was there (`replacing_files`)."""
+    """Whether a process was killed while it moved files to an existing folder (`replacing_files`)."""
     return folder.is_dir() and any(
         _ASIDE.fullmatch(path.name) and path.is_dir() and is_abandoned(path) for path in folder.iterdir()
     )
 
 
 _ASIDE = re.compile(r"\.(.+)\.\d+-\d+\.tmp", re.DOTALL)
-"""A name from `_asides`, and the name that was to be."""
+"""A name from `_asides`; the group is the final name."""
 _numbers = itertools.count()
 
 
 def _asides(final: Path) -> Iterator[Path]:
-    """Names in the same folder, for what is to be `final`, that this process has not used."""
+    """Names in the folder of `final`, for what will be renamed to it, that this process has not used yet."""
     return (final.with_name(f".{final.name}.{os.getpid()}-{number}.tmp") for number in _numbers)
 
 
 def _remove_leftovers(final: Path) -> None:
-    """Remove what killed processes left aside of a file or folder; what one is writing is locked."""
+    """Remove what killed processes left beside a file or folder; what a running process writes is locked."""
     for path in list(final.parent.iterdir()):
         match = _ASIDE.fullmatch(path.name)
         if match and match[1] == final.name and is_abandoned(path):
@@ -186,11 +194,11 @@ def _remove_leftovers(final: Path) -> None:
 
 @contextmanager
 def _locked_file(final: Path) -> Iterator[tuple[Path, BinaryIO]]:
-    """A new file aside, which is removed in the end, if it is still there, and locked until then."""
+    """A new, locked file beside `final`; it is removed in the end if it is still there."""
     for aside in _asides(final):
         try:
             file = aside.open("xb")
-        except FileExistsError:  # that of a process of the same number, in another container
+        except FileExistsError:  # from a process with the same number in another container
             continue
         try:
             with file:
@@ -204,7 +212,7 @@ def _locked_file(final: Path) -> Iterator[tuple[Path, BinaryIO]]:
 
 @contextmanager
 def _locked_folder(final: Path) -> Iterator[Path]:
-    """A new folder aside, which is removed in the end, if it is still there, and locked until then."""
+    """A new, locked folder beside `final`; it is removed in the end if it is still there."""
     for aside in _asides(final):
         try:
             aside.mkdir()
@@ -222,7 +230,7 @@ def _locked_folder(final: Path) -> Iterator[Path]:
 
 
 def _lock(descriptor: int, aside: Path) -> bool:
-    """Lock what was just made; False if another process, which took it for abandoned, has removed it or does so."""
+    """Lock a new file or folder; False if another process took it for abandoned and has removed it or is doing so."""
     try:
         return lock(descriptor) and os.path.samestat(aside.stat(), os.fstat(descriptor))
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""Hashes that tell files apart."""
+"""Hashes that identify files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""JSON that others may have written or damaged: read strictly, and checked against the type that it should have."""
+"""JSON that other programs may have written or damaged: read strictly, and checked against a type."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ _INTEGERS = range(-(2**63), 2**63)
 
 
 class NotJsonError(ValueError):
-    """Text that is no JSON, or JSON that no program of ours writes."""
+    """Text that is no JSON, or JSON that is not written by this package."""
 
 
 class WrongValueError(ValueError):
     """A value that is not what it should be.
 
     Args:
-        wanted: what it must be.
-        value: what it is.
+        wanted: a description of valid values.
+        value: the value.
 
     Attributes:
-        place: where inside of a larger value it is, such as `.starts[0].seed`.
+        place: the value's place inside a larger value, such as `.starts[0].seed`.
     """
 
     def __init__(self, wanted: str, value: Any) -> None:
@@ -44,7 +44,7 @@ class WrongValueError(ValueError):
         self.place = ""
 
     def inside(self, step: str) -> WrongValueError:
-        """The same, seen from a larger value in which a step leads to this one."""
+        """This error with the place in a larger value, in which `step` leads to the value."""
         self.place = _short(step) + self.place
         return self
 
@@ -78,17 +78,17 @@ def parse(text: str | bytes) -> Any:
 
 
 def check(value: Any, schema: type[T]) -> T:
-    """`value`, if it is what a type says.
+    """`value`, if it has the type `schema`.
 
     Args:
         value: as `parse` gives it.
         schema: a TypedDict, of which an object may have more keys; list[...]; Mapping[str, ...]; str, int, float, bool
-            or None, and unions of them; Annotated[..., ...] with a range of integers or a Check. A whole number is a
-            float, too; True and False are no numbers.
+            or None, and unions of these; Annotated[..., ...] with a range of integers or a Check. A whole number is
+            also a float; True and False are no numbers.
 
     Raises:
-        InputError: it is something else; the message names the place inside of it. A float that is not finite, such as
-            1e999, is no number.
+        InputError: the value has another type; the message names the place. A float that is not finite, such as 1e999,
+            is no number.
     """
     try:
         _check_of(cast(Hashable, schema))(value)
@@ -103,12 +103,12 @@ def read(path: Path, schema: type[T], *, remedy: str) -> T:
     Args:
         path: the file.
         schema: as for `check`.
-        remedy: what to do about a damaged one, which ends the message.
+        remedy: what to do about a damaged file; it ends the message.
 
     Raises:
-        InputError: it can't be read, is no JSON, or is something else than its type says; it names the file.
+        InputError: the file can't be read, is no JSON, or does not have the type; the message names the file.
     """
-    from autodial.system.files import read_bytes  # late: it brings protobuf, which those who only `check` do without
+    from autodial.system.files import read_bytes  # late: it loads protobuf, which `check` does not need
 
     if path.exists() and not path.is_file():
         raise InputError(f"{path} is not a regular file: {remedy}")
@@ -236,7 +236,7 @@ def _union_check(checks: Sequence[Check]) -> Check:
                 check_item(value)
                 return
             except WrongValueError as error:
-                first = first or error  # the first member is what the value is meant to be
+                first = first or error  # the first member is the intended type
         assert first is not None
         raise first
 
@@ -265,5 +265,5 @@ def _shown(value: Any) -> str:
 
 
 def _short(text: str) -> str:
-    """The beginning of a text, without characters that a terminal would obey."""
+    """The beginning of a text, with control characters shown."""
     return printable(text if len(text) <= _SHOWN else f"{text[:_SHOWN]}...")

@@ -1,8 +1,9 @@
-"""The processes that torchrun starts for one training run, the ranks, and what they tell one another."""
+"""The ranks, the processes that torchrun starts for one training run, and their communication."""
 
 from __future__ import annotations
 
 import logging
+import math
 import os
 import time
 from collections.abc import Iterable, Iterator
@@ -18,13 +19,13 @@ from autodial.errors import AutodialError, InputError, WorkError
 _TIMEOUT = timedelta(minutes=30)
 """How long a rank waits for another, which may be reading a slow disk."""
 _SIGNAL_INTERVAL = timedelta(seconds=1)
-"""How long it waits at a stretch: signals are seen in between."""
+"""How long a single wait takes; signals are handled in between."""
 _GRACE_PERIOD = 5.0
-"""Seconds that the others have to answer after SIGTERM; torchrun kills after 30."""
+"""Seconds that the other ranks have to answer after SIGTERM; torchrun kills after 30."""
 _POLL_INTERVAL = 0.0005
-"""Seconds between two looks at whether the GPU is done."""
+"""Seconds between checks whether the GPU is done."""
 _BUCKET_BYTES = 25 * 2**20
-"""Bytes that are summed in one go."""
+"""Bytes that are summed in one call."""
 _REPORT_TIMEOUT = timedelta(seconds=2)
 """How long a rank that fails waits for rank 0 to report the same error."""
 
@@ -36,7 +37,7 @@ class LostRankError(WorkError):
 class Ranks:
     """The ranks of a torchrun run: tensors on the CPU travel by gloo, those on GPUs by NCCL.
 
-    What all ranks must take part in says so; it raises LostRankError where one of them is gone.
+    A method in which all ranks must take part says so, and raises LostRankError if one of them is gone.
 
     Attributes:
         rank: the number of this process, from 0 to size - 1. Rank 0 writes.
@@ -46,19 +47,19 @@ class Ranks:
 
     def __init__(self, rank: int, size: int, local_rank: int, local_size: int) -> None:
         self.rank, self.size, self.local_rank, self.local_size = rank, size, local_rank, local_size
-        self._limited_at: float | None = None
+        self._last_wait = math.inf
         self._parent = os.getppid()
 
     @classmethod
     def join(cls) -> Ranks | None:
-        """Meet the other ranks; None where torchrun did not start this process, or started no other.
+        """Meet the other ranks; None if torchrun did not start this process, or started only this one.
 
         Raises:
-            LostRankError: they did not come.
+            LostRankError: the other ranks did not come.
         """
         if not dist.is_torchelastic_launched() or os.environ["WORLD_SIZE"] == "1":
             return None
-        # torch's watchdog would end the process, and with it the chance to write a snapshot
+        # torch's watchdog would end the process, which could then write no snapshot
         os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
         gpus = torch.cuda.is_available() and dist.is_nccl_available()
         try:
@@ -68,27 +69,27 @@ class Ranks:
         names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
         ranks = cls(*(int(os.environ[name]) for name in names))
         if ranks.rank:
-            logging.getLogger("autodial").setLevel(logging.ERROR)  # rank 0 warns
+            logging.getLogger("autodial").setLevel(logging.ERROR)  # rank 0 logs the warnings
         return ranks
 
     @property
     def abandoned(self) -> bool:
-        """Whether torchrun is gone, which would otherwise end the ranks when one is lost or told to stop."""
+        """Whether torchrun is gone, which otherwise ends all ranks when one is lost or asked to stop."""
         return os.getppid() != self._parent
 
     def share(self, rows: int, rank: int | None = None) -> slice:
-        """The rows, of so many, that a rank takes; shares differ by one row at most. None means this rank."""
+        """A rank's rows out of `rows` rows; the shares differ by at most one row. None means this rank."""
         rank = self.rank if rank is None else rank
         return slice(rows * rank // self.size, rows * (rank + 1) // self.size)
 
     def sum(self, tensor: Tensor) -> Tensor:
-        """The sum of the ranks' tensors of one shape; `tensor` itself may hold it afterwards. All ranks take part."""
+        """The sum of the ranks' tensors, which have one shape; may overwrite `tensor`. All ranks take part."""
         tensor = tensor.contiguous()
         self._reduce(tensor, dist.ReduceOp.SUM)
         return tensor
 
     def sum_all(self, tensors: Iterable[Tensor]) -> None:
-        """Replace each tensor, all of one dtype, by the sum of the ranks'. All ranks take part."""
+        """Replace each tensor by the sum of the ranks' tensors; all have one dtype. All ranks take part."""
         for bucket in _buckets(tensors):
             sums = self.sum(torch.cat([tensor.reshape(-1) for tensor in bucket]))
             parts = torch.split(sums, [tensor.numel() for tensor in bucket])
@@ -96,13 +97,13 @@ class Ranks:
                 tensor.copy_(part.view(tensor.shape))
 
     def gather(self, tensor: Tensor) -> Tensor:
-        """The ranks' tensors of one shape, (size, ...). All ranks take part."""
+        """The ranks' tensors, which have one shape, stacked as (size, ...). All ranks take part."""
         rows = tensor.new_zeros(self.size, *tensor.shape)
         rows[self.rank] = tensor
         return self.sum(rows)
 
     def any(self, here: bool) -> bool:
-        """Whether it is true for any rank. All ranks take part."""
+        """Whether `here` is true on any rank. All ranks take part."""
         flag = torch.tensor(int(here))
         self._reduce(flag, dist.ReduceOp.MAX)
         return bool(flag)
@@ -122,12 +123,12 @@ class Ranks:
                 )
 
     def settle(self, device: torch.device) -> None:
-        """Wait until the device has done what it was given, so that sums on it are there. The CPU has none left.
+        """Wait until the device has finished its work, so that its sums have arrived. The CPU's sums already have.
 
-        Signals are seen meanwhile, and what is given to the device afterwards builds on sums that did come.
+        Signals are handled meanwhile, and later work on the device can rely on the sums.
 
         Raises:
-            LostRankError: a sum on the GPU does not end, as another rank is gone.
+            LostRankError: a sum on the GPU does not end, because another rank is gone.
         """
         if device.type != "cuda":
             return
@@ -139,13 +140,13 @@ class Ranks:
                 raise LostRankError("another rank is gone, or can't be reached")
             time.sleep(_POLL_INTERVAL)
 
-    def limit_waits(self) -> None:
-        """Wait for the others for some seconds more, and no longer; to be called when SIGTERM comes."""
-        self._limited_at = time.monotonic()
+    def limit_waits(self, seconds: float = _GRACE_PERIOD) -> None:
+        """Wait only `seconds` longer for the other ranks; to be called when SIGTERM comes."""
+        self._last_wait = time.monotonic() + seconds
 
     @staticmethod
     def should_report(error: AutodialError) -> bool:
-        """Whether this process is to report an error: where all ranks have the same one, rank 0 does."""
+        """Whether this process should report an error: if all ranks have the same error, rank 0 does."""
         if not dist.is_initialized():
             return True
         store = dist.distributed_c10d._get_default_store()
@@ -157,14 +158,14 @@ class Ranks:
                 return False
             store.wait(["error"], _REPORT_TIMEOUT)
             return bool(store.get("error").decode() != str(error))
-        except RuntimeError:  # rank 0 goes on, or the store is gone with torchrun
+        except RuntimeError:  # rank 0 goes on, or torchrun is gone with the store
             return True
 
     @staticmethod
     def leave(error: AutodialError | None = None) -> None:
-        """Part from the others when all is done, or ends with `error`: gloo's threads abort a process that does not.
+        """Leave the process group after the work or an error: gloo's threads abort a process that does not.
 
-        Nothing is done where it could mean to wait: for a rank that is lost, or with `error` for sums by NCCL.
+        Nothing is done if that could wait: for a lost rank, or after `error` for sums by NCCL.
         """
         if not dist.is_initialized() or isinstance(error, LostRankError):
             return
@@ -195,8 +196,8 @@ class Ranks:
                 raise LostRankError("torchrun ended the run, and another rank can't be reached")
 
     def _gives_up(self) -> bool:
-        """Whether the grace period after `limit_waits` is over."""
-        return self._limited_at is not None and time.monotonic() - self._limited_at > _GRACE_PERIOD
+        """Whether the time that `limit_waits` set is over."""
+        return time.monotonic() > self._last_wait
 
 
 def _buckets(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:
@@ -218,5 +219,5 @@ def _lost(error: RuntimeError) -> LostRankError:
 
 
 def _first_line(error: RuntimeError) -> str:
-    """What torch says, without the place in its source that it begins with."""
+    """The first sentence of torch's message, without the place in its source."""
     return str(error).partition("\n")[0].rpartition("] ")[2].split(". ")[0].rstrip(".")

@@ -1,4 +1,4 @@
-"""Standard output and standard error as commands write to them: names of files are harmless, and failures are named."""
+"""Standard output and standard error of commands: they show control characters, and errors name them."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
 STANDARD_OUTPUT = "standard output"
-"""Its name in errors."""
+"""The name of standard output in errors."""
 
 _STYLE = re.compile(r"(\x1b\[[0-9;]*m)")
-"""What sets colours and the like."""
+"""Escape sequences that set colours and other styles."""
 
 
 class _Stream:
-    """A text stream; all but writing and flushing is the wrapped one's."""
+    """A text stream around another one, which does everything except writing and flushing."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -41,7 +41,7 @@ class _Stream:
 
 
 class _Named(_Stream):
-    """Names itself in the errors of the system, as files do."""
+    """A stream that names itself in the system's errors, as files do."""
 
     def __init__(self, stream: TextIO, name: str) -> None:
         super().__init__(stream)
@@ -65,7 +65,7 @@ class _Named(_Stream):
 
 
 class _Styled(_Stream):
-    """Lets through what sets colours, and shows other control characters."""
+    """A stream that passes on escape sequences for styles, and shows other control characters."""
 
     def write(self, text: str) -> int:
         shown = (part if _STYLE.fullmatch(part) else printable(part, but="\n\t") for part in _STYLE.split(text))
@@ -73,26 +73,26 @@ class _Styled(_Stream):
 
 
 class _Plain(_Stream):
-    """Shows control characters in place of obeying them."""
+    """A stream that shows control characters, so that the terminal does not obey them."""
 
     def write(self, text: str) -> int:
         return self._stream.write(printable(text, but="\n\t"))
 
     @property
     def rich_proxied_file(self) -> TextIO:
-        """Where consoles of rich write, which style their text and move the cursor."""
+        """The stream for rich's consoles, which style their text and move the cursor."""
         return self._stream._stream if isinstance(self._stream, _Styled) else self._stream
 
 
 @contextmanager
 def named() -> Iterator[None]:
-    """Let errors in writing to standard output and standard error say so; usage errors show a name as it is."""
+    """Make errors in writing name standard output or standard error, and show control characters in usage errors."""
     with _replaced(lambda stream: _Named(stream, STANDARD_OUTPUT), lambda stream: _Styled(_text(stream))):
         yield
 
 
 def harmless(command: Callable[_P, _R]) -> Callable[_P, _R]:
-    """A command whose printed text, warnings and logs can't give the terminal orders, whatever files are called."""
+    """A command whose output, warnings and logs can't control the terminal, whatever file names they contain."""
 
     @functools.wraps(command)
     def run(*arguments: _P.args, **options: _P.kwargs) -> _R:
@@ -103,7 +103,7 @@ def harmless(command: Callable[_P, _R]) -> Callable[_P, _R]:
 
 
 def discard(*descriptors: int) -> None:
-    """Let what is written to these file descriptors go nowhere from now on, also what a stream holds back."""
+    """Discard everything written to these file descriptors from now on, including what streams still buffer."""
     with Path(os.devnull).open("wb") as nowhere:
         for descriptor in descriptors:
             os.dup2(nowhere.fileno(), descriptor)
@@ -111,7 +111,7 @@ def discard(*descriptors: int) -> None:
 
 @contextmanager
 def _replaced(output: Callable[[TextIO], _Stream], error: Callable[[TextIO], _Stream]) -> Iterator[None]:
-    """Standard output and standard error, each as a function makes it; one that is closed stays so."""
+    """Replace standard output and standard error by what two functions make of them; a closed one stays closed."""
     out = sys.stdout and _text(output(sys.stdout))
     err = sys.stderr and _text(error(sys.stderr))
     with redirect_stdout(out), redirect_stderr(err):

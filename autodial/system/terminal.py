@@ -14,9 +14,9 @@ from autodial.wording import printable
 
 
 class Console(rich.console.Console):  # noqa: TID251
-    """rich's Console, on which control characters in text are shown: rich obeys them.
+    """rich's Console, which shows control characters in text instead of obeying them.
 
-    It writes where standard output, or standard error, leads to when it is made.
+    It writes to where standard output, or standard error, leads at the time of construction.
     """
 
     def __init__(self, *, stderr: bool = False, file: IO[str] | None = None, **options: Any) -> None:

@@ -1,8 +1,8 @@
 """The alarm for the failure that an entropy loss invites: every target image gets the same class.
 
-A net that answers one class, whatever it sees, has no entropy left to pay for. The mean of the target's predictions
-tells this from success: decided predictions whose mean is spread over the classes are what is wanted, and a mean that
-is itself decided is the collapse.
+A net that answers one class, whatever it sees, has an entropy loss of zero. The mean of the target's predictions tells
+this failure from success: predictions should be confident, while their mean is spread over the classes. A mean that is
+itself confident is a collapse.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,36 +17,37 @@ from torch import Tensor, nn
 from autodial.layers.base import canonical_axis
 from autodial.layers.shares import Shares
 from autodial.net.net import Net
+from autodial.proto import messages as pb
 from autodial.training.monitor import CollapseRow
 
 SHARE = 1 / 3
-"""Collapsed is a mean prediction with less than this share of the entropy of the source's labels.
+"""A mean prediction with less than this share of the entropy of the source's labels counts as collapsed.
 
-Of balanced labels, whose entropy is log(classes), a third means that no more classes are in use than a cube root: 2.2
-of 10, 3.1 of 31, 10 of 1,000, and of 2 classes that one holds 94%. Real targets stay above it: 90% in one of two
-classes are 0.47, and frequencies that fall off to a hundredth from the first class to the last are 0.71 for 10 classes
-and more for more. As it is a share of the source's entropy, a rare class, 3% of both domains, is no collapse either.
-The mean can't tell a target in which a class is rarer than that from one whose class got lost: such an alarm is to be
-judged by whoever knows the images.
+Balanced labels have an entropy of log(classes). A third of that means that the number of classes in use is the cube
+root: 2.2 of 10, 3.1 of 31, 10 of 1,000; with 2 classes, one holds 94%. Real targets stay above it: 90% in one of two
+classes gives 0.47. Frequencies that fall to a hundredth from the first class to the last give 0.71 for 10 classes, and
+more for more classes. The threshold is relative to the source, so that a class that is rare in both domains, with 3%,
+is no collapse either. The mean can't distinguish a target in which a class is even rarer from one in which the class
+got lost: someone who knows the images must judge such an alarm.
 """
 _REARMED = 1.2 * SHARE
-"""Where a collapse counts as over, so that a value about the threshold does not raise the alarm again and again."""
+"""The diversity above which a collapse is over: values near the threshold then raise no repeated alarms."""
 _SAMPLES, _PER_CLASS = 1000, 20
-"""Samples that are averaged over: a thousand, or 20 per class.
+"""The number of samples in an average: a thousand, or 20 per class.
 
-They leave a relative frequency of 0.1 an error of 0.01, so that two classes at 90 to 10 stay four deviations from the
-alarm, and take (classes - 1) / (2 * samples) < 0.03 off the expected entropy.
+A relative frequency of 0.1 then has an error of 0.01, so that two classes at 90 to 10 stay four deviations from the
+alarm. The expected entropy is (classes - 1) / (2 * samples) < 0.03 too low.
 """
 
 
 class CollapseWatch:
     """Follows the mean prediction in front of every EntropyLoss layer that takes part in a train net's loss.
 
-    Exponential averages of the target's predictions and of the source's labels, as the SoftmaxWithLoss layer of as many
-    classes reads them, are kept on the net's device: nothing waits for it but `read`.
+    It keeps exponential averages of the target's predictions and of the source's labels, which are those that a
+    SoftmaxWithLoss layer with the same number of classes reads. They stay on the net's device, and only `read` waits.
 
     Args:
-        net: a train net, on the device where it stays. Where its batch is shared out, all processes `read` together.
+        net: a train net, on the device where it stays. Processes that share out its batch call `read` together.
     """
 
     def __init__(self, net: Net) -> None:
@@ -57,13 +57,13 @@ class CollapseWatch:
     def read(self) -> dict[str, float]:
         """Diversity by layer: the entropy of the mean prediction as a share of that of the source's labels.
 
-        A layer is left out until there were enough samples, or where the source's labels are all the same. Waits for
-        the device.
+        A layer is missing until enough samples were seen, and where all labels of the source are the same. This call
+        waits for the device.
         """
         return {mean.layer: mean.diversity for mean in self._means if mean.read()}
 
     def alarms(self, iteration: int) -> list[CollapseRow]:
-        """The layers that, as last `read`, have collapsed since they were last found in order."""
+        """A row for each layer that has newly collapsed, by the values last `read`."""
         rows = []
         for mean in self._means:
             if mean.diversity < SHARE and mean.layer not in self._alarmed:
@@ -84,7 +84,7 @@ class _MeanPrediction:
         diversity: as last read; infinite before.
     """
 
-    def __init__(self, net: Net, message: Any) -> None:
+    def __init__(self, net: Net, message: pb.LayerParameter) -> None:
         self.layer: str = message.name
         shape = net.blob_shapes[message.bottom[0]]
         axis = _class_axis(message, shape)
@@ -116,7 +116,7 @@ class _MeanPrediction:
         self._source.add(bottoms[1].reshape(-1, 1) == self._source.classes)
 
     def read(self) -> bool:
-        """Bring `in_use` and `diversity` up to date; False where there is nothing to tell yet."""
+        """Update `in_use` and `diversity`; False if there are too few samples yet, or only one class in the source."""
         if float(self._seen) < self._passes:
             return False
         target, source = self._target.entropy(), self._source.entropy()
@@ -128,9 +128,9 @@ class _MeanPrediction:
 
 
 class _RunningMean:
-    """An exponential average of rows of class probabilities; before the first, all classes are equal.
+    """An exponential average of rows of class probabilities; all classes are equal before the first row.
 
-    With `shares` it is this process's part of the whole batch's.
+    With `shares`, this process holds its part of the whole batch's average.
     """
 
     def __init__(self, classes: int, newest: float, device: torch.device, shares: Shares | None) -> None:
@@ -143,7 +143,7 @@ class _RunningMean:
         self._sums.lerp_(rows.mean(0, dtype=torch.float32), self._newest)
 
     def entropy(self) -> float:
-        """Of the average, in nats."""
+        """The entropy of the average, in nats."""
         sums = self._sums
         if self._shares is not None:
             sums = self._shares.whole(sums * (self._shares.here / self._shares.rows))
@@ -152,11 +152,11 @@ class _RunningMean:
         return float(torch.special.entr(p).sum())
 
 
-def _takes_part(net: Net, message: Any) -> bool:
+def _takes_part(net: Net, message: pb.LayerParameter) -> bool:
     return message.type == "EntropyLoss" and any(top in net.loss_weights for top in message.top)
 
 
-def _reads_labels(net: Net, message: Any, classes: int) -> bool:
+def _reads_labels(net: Net, message: pb.LayerParameter, classes: int) -> bool:
     """Whether a layer is a SoftmaxWithLoss of that many classes."""
     if message.type != "SoftmaxWithLoss":
         return False
@@ -164,5 +164,5 @@ def _reads_labels(net: Net, message: Any, classes: int) -> bool:
     return shape[_class_axis(message, shape)] == classes
 
 
-def _class_axis(message: Any, shape: Sequence[int]) -> int:
+def _class_axis(message: pb.LayerParameter, shape: Sequence[int]) -> int:
     return canonical_axis(message.softmax_param.axis, len(shape))

@@ -12,14 +12,14 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from autodial.data.decoder_messages import real_stderr
 from autodial.system.streams import discard
 from autodial.system.terminal import Console
-from autodial.training.monitor import CollapseRow, Monitor, RunningSolver, TestRow, TrainRow, Values
+from autodial.training.monitor import BlobValues, CollapseRow, Monitor, RunningSolver, TestRow, TrainRow
 from autodial.training.score_watch import describe
 from autodial.training.solver import Solver
 
 _SHOWN = 8
-"""Elements of an output blob that a line shows."""
+"""The number of elements of an output blob that a line shows."""
 _REFRESH = 0.5
-"""Seconds between two looks at the loss for the progress bar, each of which waits for the device."""
+"""Seconds between updates of the progress bar's loss, each of which waits for the device."""
 
 
 class Lines(Monitor):
@@ -44,20 +44,20 @@ class Lines(Monitor):
         self._write(f"Iteration {row.iteration}, testing net {row.net}")
         self._outputs("Test", row.outputs, row.loss_weights)
         if row.not_finite:
-            self._write(f"Warning: {describe(row.not_finite)}, so that accuracies say nothing.")
+            self._write(f"Warning: {describe(row.not_finite)}, so that accuracies mean nothing")
 
     def collapsed(self, row: CollapseRow) -> None:
         self._write(
             f'Warning: in front of layer "{row.layer}" the target\'s predictions have collapsed: their mean is spread '
-            f"over {row.in_use:.2g} of {row.classes} classes, the source's labels over {row.in_source:.2g}. Remedies: "
-            "a smaller loss_weight of that layer (lambda), larger batches, alpha fixed to 1 (--variant fixed-alpha); "
-            "`autodial select` chooses among such settings without target labels."
+            f"over {row.in_use:.2g} of {row.classes} classes, the source's labels over {row.in_source:.2g}; what helps "
+            "is a smaller loss_weight of that layer (lambda), larger batches, or alpha fixed to 1 (variant "
+            "fixed-alpha), and `autodial select` chooses among such settings without target labels"
         )
 
     def saved(self, model: Path, state: Path) -> None:
         self._write(f"Snapshot: {model} and {state.name}")
 
-    def _outputs(self, kind: str, outputs: Mapping[str, Values], loss_weights: Mapping[str, float]) -> None:
+    def _outputs(self, kind: str, outputs: Mapping[str, BlobValues], loss_weights: Mapping[str, float]) -> None:
         number = 0  # Caffe counts elements
         for name, values in outputs.items():
             line = describe_output(name, values, loss_weights.get(name, 0.0))
@@ -106,7 +106,7 @@ class Bar(Monitor):
 
 
 def write_line(text: str) -> None:
-    """Print a line; where standard output is gone, with `tee` or on a full disk, training goes on without it."""
+    """Print a line; training goes on without it if standard output can't be written, with `tee` or on a full disk."""
     try:
         print(text, flush=True)
     except OSError as error:
@@ -120,7 +120,7 @@ def write_line(text: str) -> None:
             discard(real_stderr())
 
 
-def describe_output(name: str, values: Values, loss_weight: float) -> str:
+def describe_output(name: str, values: BlobValues, loss_weight: float) -> str:
     """`loss-target = 1.2 (* 0.1 = 0.12 loss)`, or a list where the blob has several elements."""
     if len(values) == 1:
         loss = f" (* {loss_weight:.6g} = {loss_weight * values[0]:.6g} loss)" if loss_weight else ""

@@ -1,4 +1,4 @@
-"""Training one net on several ranks: how its batch is shared out, and which nets can be."""
+"""Training one net on several ranks: how they share out its batch, and for which nets they can."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from autodial.system.ranks import Ranks
 Parts = tuple[int, ...]
 """Rows of a blob by the data layer that they come from (`Shares.parts`)."""
 Layout = Parts | None
-"""None: a number, or several, to which each rank adds what its rows give."""
+"""None: the blob holds sums, to which each rank adds the share of its rows."""
 
 _ALONE = "train without torchrun"
 
@@ -39,12 +39,12 @@ _ALONE = "train without torchrun"
 class DataParallel:
     """A train net whose batch is shared out over ranks, so that they train it as one process would.
 
-    Each rank reads its share of every data layer's rows, and its layers see these rows alone, but for what they need of
-    the whole batch (autodial.layers.shares). So every rank's loss is what its rows add to the whole batch's, and so are
-    its gradients.
+    Each rank reads its share of every data layer's rows, and its layers see only these rows. What they need from the
+    whole batch comes from autodial.layers.shares. So a rank's loss is what its rows add to the whole batch's loss, and
+    the same holds for its gradients.
 
     Args:
-        net: the train net, on the device where it stays; its layers are told their shares.
+        net: the train net, on the device where it stays; this sets the `shares` of its layers.
         ranks: the ranks.
 
     Raises:
@@ -57,7 +57,7 @@ class DataParallel:
         self._layouts = _share_out(net, ranks)
 
     def sum(self, loss: Tensor, device: torch.device) -> Tensor:
-        """Replace the gradients by those of the whole batch, and return its loss. All ranks take part."""
+        """Replace the gradients by the whole batch's, and return the whole batch's loss. All ranks take part."""
         loss = loss.reshape(1)
         gradients = [param.tensor.grad for param in self._net.params if param.tensor.grad is not None]
         self._ranks.sum_all([*gradients, loss])
@@ -65,7 +65,7 @@ class DataParallel:
         return loss.reshape(())
 
     def outputs(self, outputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """What output blobs hold for the whole batch. All ranks take part."""
+        """The output blobs of the whole batch. All ranks take part."""
         whole = {}
         for name, value in outputs.items():
             parts = self._layouts[name]
@@ -75,12 +75,12 @@ class DataParallel:
 
 
 def check_test_net(net: Net) -> None:
-    """Raise InputError unless several ranks can test a net, each with some of the batches; it names the layer."""
+    """Raise InputError, which names the layer, unless several ranks can test a net, each with some of the batches."""
     for message, layer in zip(net.param.layer, net.layers.values(), strict=True):
         where = f'layer "{message.name}" ({message.type})'
         assert isinstance(layer, Layer)
         if layer.rows is Rows.ALL_IN_ONE_PROCESS:
-            raise InputError(f"{where} sees every batch of a test in one process only: train without torchrun")
+            raise InputError(f"{where} needs to see every batch of a test in one process: train without torchrun")
         if not isinstance(layer, (BatchNorm, DomainAlignment)):
             continue
         stored = not layer.training if layer.use_global_stats is None else layer.use_global_stats
@@ -92,7 +92,7 @@ def check_test_net(net: Net) -> None:
 
 
 def _share_out(net: Net, ranks: Ranks) -> dict[str, Layout]:
-    """Tell the layers their shares; the layouts of all blobs."""
+    """Set the shares of the layers; returns the layouts of all blobs."""
     layouts: dict[str, Layout] = {}
     shapes: dict[str, Shape] = {}
     for message, layer in zip(net.param.layer, net.layers.values(), strict=True):
@@ -121,9 +121,9 @@ def _layouts(
     if layer.rows is Rows.PASSED_ON:
         return [bottoms[0]] * len(top_shapes)
     if layer.rows in (None, Rows.NONE, Rows.ALL_IN_ONE_PROCESS):
-        raise LayerError(f"can't be trained in several processes, for which its type is not made: {_ALONE}")
+        raise LayerError(f"has a type that does not support training in several processes: {_ALONE}")
     if None in bottoms:
-        raise LayerError(f"computes with a loss or an accuracy, of which each process has a part: {_ALONE}")
+        raise LayerError(f"computes with a loss or an accuracy, and each process has only a part of that: {_ALONE}")
     parts, *others = (bottom for bottom in bottoms if bottom is not None)
     axis = getattr(layer, "axis", None)
     across = axis is not None and canonical_axis(axis, len(bottom_shapes[0])) == 0
@@ -151,7 +151,9 @@ def _layouts(
     if isinstance(layer, Reshape):
         _check_reshape(layer, bottom_shapes[0], top_shapes[0], Shares(ranks, parts).here)
     elif across and not second:
-        raise LayerError(f"works across the rows of the batch (axis 0), of which each process has some: {_ALONE}")
+        raise LayerError(
+            f"works across the rows of the batch (axis 0), and each process has only some of them: {_ALONE}"
+        )
     if layer.rows is Rows.SUMMED:
         return [None] * len(top_shapes)
     if layer.rows is Rows.SUMMED_FIRST:
@@ -163,40 +165,40 @@ def _data_parts(shape: Shape, ranks: int) -> Parts:
     rows = shape[0] if shape else 1
     if rows < ranks:
         raise LayerError(
-            f"has a batch of {rows}, too small for {ranks} processes, each of which needs a row of it: start at most "
-            f"{rows}, or make the batch larger"
+            f"has a batch of {rows}, too small for {ranks} processes, which need a row each: start at most {rows}, or "
+            "make the batch larger"
         )
     return (rows,)
 
 
 def _check_points(ranks: Ranks, parts: Parts, points: Sequence[int]) -> None:
-    """LayerError unless a part of the batch begins at every one of these rows."""
+    """Raise LayerError unless a part of the batch begins at each of these rows."""
     for point in points:
         try:
             Shares(ranks, parts).before(point)
         except ValueError:
             raise LayerError(
-                f"parts the batch at row {point}, among the rows of one data layer (it is made of {_listed(parts)}): "
-                "for several processes, source and target must be data layers of their own that a Concat joins"
+                f"splits the batch at row {point}, inside the rows of one data layer (the batch has {_listed(parts)}): "
+                "for several processes, source and target need a data layer each, and a Concat that joins them"
             ) from None
 
 
 def _cut(parts: Parts, points: Sequence[int]) -> list[Parts]:
-    """The parts between points that lie on their boundaries."""
+    """The parts between points, all of which lie on boundaries of parts."""
     starts = list(accumulate(parts, initial=0))
     cuts = [starts.index(point) for point in (0, *points, sum(parts))]
     return [parts[start:end] for start, end in pairwise(cuts)]
 
 
 def _check_reshape(layer: Reshape, bottom: Shape, top: Shape, here: int) -> None:
-    """LayerError unless rows stay rows, however many there are."""
+    """Raise LayerError unless each row stays a row, whatever their number."""
     try:
         kept = top[:1] == bottom[:1] and layer.top_shapes([(here, *bottom[1:])]) == [(here, *top[1:])]
     except LayerError:
         kept = False
     if not kept:
         raise LayerError(
-            f"makes {bottom} into {top}: for several processes it must leave the batch's axis as it is, whatever its "
+            f"turns {bottom} into {top}: for several processes it must keep the batch's axis, whatever its "
             "length (dim: 0)"
         )
 

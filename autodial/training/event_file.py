@@ -1,5 +1,6 @@
-"""TensorBoard's event files, written at once: SummaryWriter has a thread for it, which a full disk or a folder that is
-gone ends with a traceback.
+"""TensorBoard's event files, each event on disk at once.
+
+SummaryWriter would write in a thread, and a full disk or a removed folder ends that with a traceback.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _numbers = itertools.count()
 
 
 def event_file(folder: Path) -> Path:
-    """A new name for an event file in a folder, by which TensorBoard knows it and its place among others."""
+    """A new name for an event file in a folder: TensorBoard recognizes and sorts event files by their names."""
     name = f"events.out.tfevents.{int(time.time()):010}.{socket.gethostname()}.{os.getpid()}.{next(_numbers)}"
     return folder / name
 
@@ -31,9 +32,9 @@ class EventFile:
     """Scalars as TensorBoard reads them.
 
     Args:
-        file: empty.
+        file: an empty one.
 
-    Every method raises OSError where the file can't be written; nothing of what it was to write is in there then.
+    Every method raises OSError if the file can't be written, and has written nothing then.
     """
 
     def __init__(self, file: AppendedFile) -> None:
@@ -43,7 +44,7 @@ class EventFile:
         """Begin the file.
 
         Args:
-            resumed_at: the iteration from which on events of earlier files no longer count; None where there are none.
+            resumed_at: the iteration from which events of earlier files no longer count; None without earlier files.
         """
         events = [Event(file_version="brain.Event:2")]
         if resumed_at is not None:
@@ -51,7 +52,7 @@ class EventFile:
         self._append(events)
 
     def write(self, scalars: Mapping[str, float], iteration: int) -> None:
-        """Write numbers of an iteration, by tag."""
+        """Write an iteration's numbers, by tag."""
         self._append(
             Event(step=iteration, summary=Summary(value=[Summary.Value(tag=tag, simple_value=value)]))
             for tag, value in scalars.items()

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 from autodial.errors import InputError
+from autodial.proto import messages as pb
 
 REQUIRED: dict[str, tuple[str, ...]] = {
     "fixed": (),
@@ -19,7 +19,7 @@ REQUIRED: dict[str, tuple[str, ...]] = {
 """The SolverParameter fields that each policy reads besides base_lr."""
 
 
-def check_policy(param: Any) -> None:
+def check_policy(param: pb.SolverParameter) -> None:
     """Refuse a learning rate that can't be computed.
 
     Raises:
@@ -41,14 +41,14 @@ def check_policy(param: Any) -> None:
         raise InputError(f"max_iter must be at least 1, not {param.max_iter}")
 
 
-def next_step(param: Any, iteration: int, current_step: int) -> int:
-    """The number of steps that the rate has come down at an iteration, which snapshots keep as current_step.
+def next_step(param: pb.SolverParameter, iteration: int, current_step: int) -> int:
+    """The number of steps by which the rate has come down at an iteration; snapshots hold it as current_step.
 
     Args:
         param: a SolverParameter that `check_policy` accepts.
         iteration: counted from 0.
         current_step: the number at the iteration before (0 at the first). Under "multistep" it rises by one at most,
-            so that steps that lie closer together than iterations are taken one by one, as in Caffe.
+            so that several steps at one iteration are taken one by one, as in Caffe.
     """
     if param.lr_policy == "step":
         return int(iteration // param.stepsize)
@@ -58,7 +58,7 @@ def next_step(param: Any, iteration: int, current_step: int) -> int:
     return current_step
 
 
-def learning_rate(param: Any, iteration: int, current_step: int) -> float:
+def learning_rate(param: pb.SolverParameter, iteration: int, current_step: int) -> float:
     """The learning rate of an iteration, before any blob's lr_mult.
 
     Caffe's formulas, with b = base_lr, g = gamma, i = iteration and s = current_step:

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
-Values = tuple[float, ...]
+from autodial.proto import messages as pb
+
+BlobValues = tuple[float, ...]
 """The elements of an output blob, in order; most output blobs have one."""
 NotFinite = Mapping[str, tuple[int, int]]
-"""By blob of scores, in the net's order: for how many rows they are not finite, and of how many rows."""
+"""By blob of scores, in the net's order: the number of rows with scores that are not finite, and of all rows."""
 
 
 @dataclass(frozen=True)
@@ -25,13 +27,14 @@ class TrainRow:
         loss_weights: weight in the loss of the outputs that have one.
         alphas: alpha of every Dial layer, clipped to [0.5, 1], by layer name.
         images_per_s: images read per second of training since the last row; None for the first row.
-        diversity: of the target's predictions, by EntropyLoss layer (see `CollapseWatch`), once enough were seen.
+        diversity: the diversity of the target's predictions, by EntropyLoss layer (see `CollapseWatch`), once enough
+            samples were seen.
     """
 
     iteration: int
     lr: float
     loss: float
-    outputs: Mapping[str, Values]
+    outputs: Mapping[str, BlobValues]
     loss_weights: Mapping[str, float]
     alphas: Mapping[str, float]
     images_per_s: float | None
@@ -47,14 +50,14 @@ class TestRow:
         net: index of the test net.
         outputs: output blobs, averaged over the test's batches.
         loss_weights: weight in the loss of the outputs that have one.
-        not_finite: the blobs of scores that are not finite; accuracies of such say nothing.
+        not_finite: the blobs with scores that are not finite; an accuracy over such scores means nothing.
     """
 
     __test__ = False  # not a test case, whatever pytest makes of the name
 
     iteration: int
     net: int
-    outputs: Mapping[str, Values]
+    outputs: Mapping[str, BlobValues]
     loss_weights: Mapping[str, float]
     not_finite: NotFinite = field(default_factory=dict)
 
@@ -68,7 +71,7 @@ class CollapseRow:
         layer: the EntropyLoss layer that reads the predictions.
         classes: their number.
         in_use: over how many classes the mean prediction is spread, exp(its entropy).
-        in_source: over how many the source's labels are.
+        in_source: over how many classes the source's labels are spread.
     """
 
     iteration: int
@@ -86,7 +89,7 @@ class RunningSolver(Protocol):
         iter: number of updates so far.
     """
 
-    param: Any
+    param: pb.SolverParameter
     iter: int
 
     def smoothed_loss(self) -> float:
@@ -97,7 +100,7 @@ class RunningSolver(Protocol):
 
 
 class Monitor:
-    """Base of those who watch a solver; every method may be left out."""
+    """Base class for what watches a solver; subclasses override what they need."""
 
     def displayed(self, row: TrainRow) -> None:
         """Called every `display` iterations."""
@@ -106,10 +109,10 @@ class Monitor:
         """Called after each test of each net."""
 
     def collapsed(self, row: CollapseRow) -> None:
-        """Called when the target's predictions are found to have collapsed, and not again until they have recovered."""
+        """Called when the target's predictions have collapsed, and again only after they recovered."""
 
     def saved(self, model: Path, state: Path) -> None:
         """Called after each snapshot."""
 
     def iterated(self, solver: RunningSolver) -> None:
-        """Called after each iteration; what it reads from the device makes training wait."""
+        """Called after each iteration; reading from the device here makes training wait."""

@@ -1,4 +1,4 @@
-"""Where a solver trains: in this process alone, or on several ranks, of which this process is one."""
+"""Where a solver trains: in this process alone, or on several ranks that include this process."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from autodial.training.data_parallel import DataParallel, check_test_net
 
 
 class OneProcess:
-    """Training in this process alone. `OnRanks` does the same for several.
+    """Training in this process alone; `OnRanks` is the same for several processes.
 
     Attributes:
         writes: whether this process writes snapshots.
@@ -38,7 +38,7 @@ class OneProcess:
         """Raise InputError, naming the layer, if a net can't be tested here."""
 
     def check_alike(self, fingerprint: Callable[[], str]) -> None:
-        """Raise InputError unless all processes start from the same; `fingerprint` makes a hash of it."""
+        """Raise InputError unless all processes start from the same state, of which `fingerprint` makes a hash."""
 
     def any(self, here: bool) -> bool:
         """Whether something is true in any process."""
@@ -49,11 +49,11 @@ class OneProcess:
         return loss
 
     def outputs(self, outputs: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """What the train net's output blobs hold for the whole batch."""
+        """The train net's output blobs for the whole batch."""
         return outputs
 
     def test_batches(self, count: int) -> range:
-        """The numbers of those of a test's `count` batches that this process tests."""
+        """The numbers of the batches that this process tests, out of a test's `count` batches."""
         return range(count)
 
     def test_totals(self, totals: Mapping[str, Tensor], net: Net, device: torch.device) -> Mapping[str, Tensor]:
@@ -74,7 +74,7 @@ class OnRanks(OneProcess):
         ranks: the ranks.
     """
 
-    can_leave_test = False  # the others wait for what it adds up
+    can_leave_test = False  # the other ranks wait for its sums
 
     def __init__(self, ranks: Ranks) -> None:
         self._ranks = ranks
@@ -85,7 +85,7 @@ class OnRanks(OneProcess):
     def choose_device(self, device: str, *, prefer_gpu: bool, index: int) -> torch.device:
         """The CPU, or GPU number local_rank, whatever `index` says."""
         if device.startswith("cuda:"):
-            raise InputError(f"device {device}: each process of a machine takes a GPU of its own, so say cuda or auto")
+            raise InputError(f"device {device}: each process of a machine takes a GPU of its own: choose cuda or auto")
         chosen = super().choose_device(device, prefer_gpu=prefer_gpu, index=self._ranks.local_rank)
         if chosen.type == "cuda":
             torch.cuda.set_device(chosen)  # for what torch puts on a GPU by itself

@@ -1,4 +1,4 @@
-"""What a forward pass changes of a net, put back when the iteration is cut short."""
+"""Undoes what forward passes changed in a net when an iteration is cut short."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ class Rollback:
 
     @torch.no_grad()
     def keep(self) -> None:
-        """Remember them: an iteration begins."""
+        """Remember the statistics and alphas: an iteration begins."""
         if self._blobs:
             torch._foreach_copy_(self._kept, self._blobs)
         self._begun = True
 
     def forget(self) -> None:
-        """The iteration is done."""
+        """Keep the changes: the iteration is done."""
         self._begun = False
 
     @torch.no_grad()

@@ -7,8 +7,8 @@
     if result.outcome is Outcome.FINISHED:
         print(result.snapshot.weights)
 
-Snapshots go where the solver's snapshot_prefix says. The folder gets run.json and log.jsonl (see
-`autodial.training.run_record`) and the same numbers for TensorBoard.
+Snapshots go where the solver's snapshot_prefix says. The folder gets run.json, log.jsonl (see
+`autodial.training.run_record`), and the same numbers for TensorBoard.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class TrainingResult:
         folder: the folder of the run, with its record and its log.
         snapshot: the last one, written or resumed from; None if there is none. After DIVERGED it may be an older one.
         collapsed_at: iteration of the last alarm that the target's predictions had collapsed; None without one.
-        error: after DIVERGED, what was not finite, and where.
+        error: after DIVERGED, what was not finite and where; else None.
     """
 
     outcome: Outcome
@@ -93,10 +93,10 @@ class TrainingResult:
 
 
 class Training:
-    """A solver to be trained into a folder: whatever would stop it later is found here, before anything is written.
+    """A solver to be trained into a folder. The constructor finds what would stop it later, before anything is written.
 
-    Warnings go to the logger `autodial.training.run`: of several layers whose weights are all 0, and of a run that goes
-    on in another precision.
+    The logger `autodial.training.run` warns if all weights of several layers are 0, and if a run continues in another
+    precision.
 
     Args:
         solver: solver.prototxt.
@@ -110,12 +110,12 @@ class Training:
     Attributes:
         solver: the Solver; `solver.stop()` ends `run` after the iteration.
         folder: the run's.
-        missing: names of layers with blobs that no file of `weights` holds; they are as their fillers made them.
+        missing: names of layers with blobs that no file of `weights` holds; their fillers made the blobs.
 
     Raises:
         InputError: what `Solver`, `Solver.load_weights`, `Solver.restore` or `Solver.check` raises; both `weights` and
-            `snapshot`; snapshots of an earlier run that this one might write over; a snapshot whose weights are not
-            those that were written with it; or a folder that can't be written to, or holds a run of other variants.
+            `snapshot`; snapshots of an earlier run that this one might overwrite; a snapshot whose weights are not the
+            ones written with it; or a folder that can't be written to, or holds a run of other variants.
         WorkError: a device that is not there.
     """
 
@@ -183,7 +183,7 @@ class Training:
 
     @property
     def done(self) -> bool:
-        """Whether the snapshot resumed from is of max_iter already, or beyond, so that `run` has nothing to do."""
+        """Whether the snapshot resumed from is already at max_iter or beyond, so that `run` has nothing to do."""
         param = self.solver.param
         return self._resumed is not None and param.HasField("max_iter") and self._resumed.iteration >= param.max_iter
 
@@ -206,22 +206,22 @@ class Training:
     ) -> TrainingResult:
         """Train to max_iter; to be called once. All ranks take part, and rank 0 writes.
 
-        Meanwhile <snapshot_prefix>.lock is there, and locked, so that no other training writes snapshots of these
-        names. Where the snapshot resumed from is of max_iter already, nothing is written.
+        A locked file <snapshot_prefix>.lock keeps other trainings from writing snapshots of the same names meanwhile.
+        Nothing is written if the snapshot resumed from is already at max_iter.
 
         Args:
-            monitors: who watches the solver, besides the log; of several ranks, rank 0's are used.
-            command: what run.json calls the command of this start; None: the command line of this process.
-            begun: called when the lock is held and the log is open, right before training; on rank 0 alone.
+            monitors: what watches the solver in addition to the log; with several ranks, only those of rank 0 are used.
+            command: the command of this start, for run.json; None: the command line of this process.
+            begun: called on rank 0 right before training, when the lock is held and the log is open.
 
         Returns:
-            how it ended. That training diverged is a result, too.
+            how it ended; diverging is a result, too.
 
         Raises:
             InputError: an image can't be read; another training writes snapshots of these names; or the folder holds
                 a run, and this is not its continuation.
-            WorkError: a device, a disk or another rank fails. As long as that is possible, a snapshot of the last whole
-                iteration is left (see `snapshot`).
+            WorkError: a device, a disk or another rank fails. It leaves a snapshot of the last whole iteration, if that
+                is possible (see `snapshot`).
         """
         error = None
         finished = self.done
@@ -255,13 +255,13 @@ class Training:
             return solver.solve()
 
     def _check_same_run(self) -> None:
-        """Refuse to go on with a run of another variant of the net; tell of one of another precision."""
+        """Refuse to continue a run of other variants of the net; warn if it had another precision."""
         if not holds_run(self.folder):
             return
         last = read_starts(self.folder)[-1]
         precision = last.get("precision", "float32")
         if precision != self.solver.precision:
-            _log.warning("%s holds a run in %s, which goes on in %s.", self.folder, precision, self.solver.precision)
+            _log.warning("%s holds a run in %s, which continues in %s", self.folder, precision, self.solver.precision)
         before = last.get("variants", [])
         if before != self._variants:
             named = f"`variants` {', '.join(before)}" if before else "no `variants`"
@@ -297,13 +297,13 @@ class Training:
             },
             "solver": to_text(solver.param),
             "nets": [to_text(param) for param, _ in nets.values()],
-            # where their relative paths lead if not from the working directory
+            # where relative paths in a net lead if not from the working directory
             "net_folders": [net.base_dir and str(net.base_dir.absolute()) for _, net in nets.values()],
         }
 
 
 def _choose_folder(prefix: str, *, resumed: bool) -> Path:
-    """PREFIX_run, or PREFIX_run2 and so on: the first that holds no run, or the last that does, to go on with it."""
+    """PREFIX_run, PREFIX_run2 and so on: the first that holds no run, or to resume the last one that does."""
     folders = (Path(f"{prefix}_run{n if n > 1 else ''}") for n in itertools.count(1))
     last = None
     for folder in folders:
@@ -314,19 +314,19 @@ def _choose_folder(prefix: str, *, resumed: bool) -> Path:
 
 
 def _check_free(prefix: str) -> None:
-    """Refuse to write over the snapshots of an earlier run."""
+    """Refuse to overwrite the snapshots of an earlier run."""
     names = (f"{glob.escape(Path(prefix).name)}_iter_*.{kind}*" for kind in ("caffemodel", "solverstate"))
     found = sorted(path for name in names for path in Path(prefix).parent.glob(name))
     if found:
         raise InputError(
-            f"{found[0]} is a snapshot of an earlier run, which this one might write over: name another place with "
-            "`overrides` solver.snapshot_prefix=PREFIX, go on from a snapshot with `snapshot`, or delete them"
+            f"{found[0]} is a snapshot of an earlier run, which this run might overwrite: name another place with "
+            "`overrides` solver.snapshot_prefix=PREFIX, resume from a snapshot with `snapshot`, or delete them"
         )
 
 
 @contextmanager
 def _alone_at(prefix: str) -> Iterator[None]:
-    """Keep other trainings from writing snapshots of the same names: PREFIX.lock is there, and locked, meanwhile."""
+    """Keep other trainings from writing snapshots of the same names, by a locked file PREFIX.lock."""
     path = Path(f"{prefix}.lock")
     with ExitStack() as stack:
         while True:
@@ -337,7 +337,7 @@ def _alone_at(prefix: str) -> Iterator[None]:
                     "`overrides` solver.snapshot_prefix=PREFIX, or wait until it is done"
                 )
             if path.exists() and os.path.samestat(path.stat(), os.fstat(file.fileno())):
-                break  # else the one that had it ended just now and took the file away
+                break  # otherwise its last owner has just ended and removed the file
         stack.callback(_remove, path)
         yield
 
@@ -348,7 +348,7 @@ def _remove(path: Path) -> None:
 
 
 def _warn_of_zeros(solver: Solver) -> None:
-    """Say so where several layers start at 0, as a deploy file's do: no gradient gets past two of them."""
+    """Warn if several layers start at 0, as those of a deploy file do: no gradient gets through two of them."""
     names = [
         message.name
         for message in solver.net.param.layer
@@ -357,24 +357,24 @@ def _warn_of_zeros(solver: Solver) -> None:
     if len(names) > 1:
         _log.warning(
             "All weights of %s are 0, and nothing is learned through them: start from trained weights, or state a "
-            "weight_filler.",
+            "weight_filler",
             f"{', '.join(names[:3])}{', ...' if len(names) > 3 else ''}",
         )
 
 
 def _check_pair(folder: Path, state: Path, model: Path | None) -> None:
-    """Refuse weights that, by the run's log, are not those that were written with the state."""
+    """Refuse weights that, by the run's log, are not the ones written with the state."""
     if model is None or not holds_run(folder):
         return
     try:
         snapshots = [row for row in read_events(folder) if row["event"] == "snapshot"]
-    except InputError:  # nothing is known of it
+    except InputError:  # the log is gone or damaged
         return
     here = [row for row in snapshots if row.get("state") == str(state.absolute())]
     moved = [row for row in snapshots if Path(str(row.get("state"))).name == state.name]
     written = next((row.get("sha256") for row in reversed(here or moved)), None)
     if written is not None and written != file_hash(model):
         raise InputError(
-            f"{model} is not the file that was written with {state}, as the log in {folder} says: put that one back, "
-            "resume from another snapshot, or name another folder with `folder` to go on with these two"
+            f"{model} is not the file that was written with {state}, by the log in {folder}: put that file back, "
+            "resume from another snapshot, or name another folder with `folder` to continue from these two"
         )

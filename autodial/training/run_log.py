@@ -1,6 +1,6 @@
-"""The writer of a training run's folder: what was run, and what came of it.
+"""Writes a training run's folder: what was run, and with which results.
 
-autodial.training.run_record says what its files hold, and reads them. TensorBoard's event files hold the same numbers.
+autodial.training.run_record says what the files hold, and reads them. TensorBoard's event files hold the same numbers.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from autodial.errors import InputError, WorkError
 from autodial.system.files import AppendedFile, replacing
 from autodial.system.hashing import file_hash
 from autodial.training.event_file import EventFile, event_file
-from autodial.training.monitor import CollapseRow, Monitor, RunningSolver, TestRow, TrainRow, Values
+from autodial.training.monitor import BlobValues, CollapseRow, Monitor, RunningSolver, TestRow, TrainRow
 from autodial.training.run_record import LOG, RECORD, SCHEMA, holds_run, read_records
 
 _log = logging.getLogger(__name__)
@@ -28,14 +28,14 @@ _log = logging.getLogger(__name__)
 class RunLog(Monitor):
     """Writes a run's folder; every line is on disk as soon as it is known.
 
-    Once training goes on, what can't be written - the disk is full, the folder was removed - is pointed out once and
-    left out.
+    During training, lines that can't be written - the disk is full, the folder was removed - are left out, with one
+    warning.
 
     Args:
-        folder: made if need be.
-        record: what this start of the run is, as JSON values.
-        iteration: where it starts.
-        resumed: whether it goes on with the run that the folder holds, if it holds one.
+        folder: made if it does not exist.
+        record: this start of the run, as JSON values.
+        iteration: the iteration of the start.
+        resumed: whether this start continues the run that the folder holds, if it holds one.
 
     Raises:
         InputError: the folder holds a run, and this is not its continuation, or its run.json is damaged.
@@ -46,8 +46,7 @@ class RunLog(Monitor):
         self.folder = folder
         if holds_run(folder) and not resumed:
             raise InputError(
-                f"{folder} already holds a run: name another folder with `folder`, or go on with that run with "
-                "`snapshot`"
+                f"{folder} already holds a run: name another folder with `folder`, or resume that run with `snapshot`"
             )
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -82,7 +81,7 @@ class RunLog(Monitor):
             self._events.write(_scalars(f"test{row.net or ''}", row.outputs), row.iteration)
 
     def saved(self, model: Path, state: Path) -> None:
-        # the hash tells this snapshot from one of the same name that another run writes over it
+        # the hash identifies this snapshot if another run overwrites it with one of the same name
         names = {"model": str(model.absolute()), "state": str(state.absolute())}
         with self._going_on():
             self._write({"event": "snapshot", "iteration": self._iteration, **names, "sha256": file_hash(model)})
@@ -104,39 +103,39 @@ class RunLog(Monitor):
 
     @contextmanager
     def _going_on(self) -> Iterator[None]:
-        """Point out the first time that something can't be written."""
+        """Warn the first time that something can't be written."""
         try:
             yield
         except OSError as error:
             if self._complete:
                 _log.warning(
-                    "The run's log in %s can't be written (%s): training goes on, and what it would hold from "
-                    "iteration %d on may be missing.",
+                    "The run's log in %s can't be written (%s): training goes on, and lines from iteration %d on may "
+                    "be missing",
                     *(self.folder, error.strerror, self._iteration),
                 )
             self._complete = False
 
 
 def _cut_unfinished_line(path: Path) -> None:
-    """Take away what a killed run left of its last line, behind which the next line would be lost."""
+    """Remove the unfinished last line of a killed run: the next line would be lost behind it."""
     if path.exists():
         text = path.read_bytes()
         with path.open("r+b") as file:
             file.truncate(text.rfind(b"\n") + 1)
 
 
-def _scalars(kind: str, outputs: Mapping[str, Values]) -> dict[str, float]:
-    """Output blobs of one element, by TensorBoard's tags."""
+def _scalars(kind: str, outputs: Mapping[str, BlobValues]) -> dict[str, float]:
+    """Output blobs of one element, by their tags for TensorBoard."""
     return {f"{kind}/{name}": values[0] for name, values in outputs.items() if len(values) == 1}
 
 
-def _numbers(outputs: Mapping[str, Values]) -> dict[str, float | Values]:
+def _numbers(outputs: Mapping[str, BlobValues]) -> dict[str, float | BlobValues]:
     """Output blobs of one element as a number, others as a list."""
     return {name: values[0] if len(values) == 1 else values for name, values in outputs.items()}
 
 
 def _finite(value: Any) -> Any:
-    """JSON has no NaN and no infinity: they become null."""
+    """Replace NaN and infinity, which JSON lacks, by None."""
     if isinstance(value, float):
         return value if isfinite(value) else None
     if isinstance(value, Mapping):

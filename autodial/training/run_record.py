@@ -3,7 +3,7 @@
 `run.json` is an object {"schema": 1, "starts": [...]}, one record per start of the run (the first, and each time it was
 resumed). `log.jsonl` has one JSON object per line: "event" is "train" (a displayed iteration), "test", "snapshot",
 "collapse" (an alarm, see `CollapseWatch`) or "start", "time" is when, in UTC, and NaN and infinite numbers are null.
-A "test" line has, under "not_finite", the blobs of scores that were NaN or infinite: for how many rows, of how many.
+A "test" line has under "not_finite" the blobs with scores that were NaN or infinite: in how many rows, out of how many.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ _Time = Annotated[str, _time]
 _Number = float | None
 """None where it was not finite."""
 _Rows = Annotated[list[Annotated[int, range(2**63)]], _pair]
-"""Rows whose scores were not finite, and all rows."""
+"""The number of rows with scores that were not finite, and of all rows."""
 
 
 class _OldStart(TypedDict):
-    """What a start's record has had from the beginning."""
+    """The entries that a start's record had in the first version."""
 
     command: str
     device: str
@@ -68,7 +68,7 @@ class _OldStart(TypedDict):
 
 
 class Start(_OldStart, total=False):
-    """A start of a run; `net_folders` are those of the files that `nets` are from."""
+    """A start of a run; `net_folders` has the folder of the file of each net in `nets`."""
 
     iteration: _Iteration
     net_folders: list[FilePath | None]
@@ -151,20 +151,20 @@ def holds_run(folder: Path) -> bool:
 
 
 def read_starts(folder: Path) -> list[Start]:
-    """The records of a run's starts, the first one first; there is one at least.
+    """The records of a run's starts, the first one first; there is at least one.
 
     Raises:
         InputError: run.json can't be read, is damaged, or is of another program; it says where.
     """
-    read_records(folder)  # which says so if the file is of a newer version, whatever that has inside
+    read_records(folder)  # raises first if the file is of a newer version, whatever that holds
     return read(folder / RECORD, _Record, remedy=_REMEDY)["starts"]
 
 
 def read_records(folder: Path) -> list[Mapping[str, Any]]:
-    """The records of a run's starts as they stand, to be kept with further ones, whatever is in them.
+    """The records of a run's starts as they stand, so that further ones can be added, whatever they hold.
 
     Raises:
-        InputError: as `read_starts`, but for what is inside of the records.
+        InputError: as `read_starts`, but the insides of the records are not checked.
     """
     path = folder / RECORD
     record = read(path, _AnyRecord, remedy=_REMEDY)
@@ -178,7 +178,7 @@ def read_records(folder: Path) -> list[Mapping[str, Any]]:
 def read_log(folder: Path) -> list[Event]:
     """The "train" and "test" rows of a run as if it had never been interrupted.
 
-    What was logged beyond the iteration from which the run was resumed is left out: the resumed run logged it anew.
+    Rows beyond the iteration from which the run was resumed are left out: the resumed run logged them again.
 
     Raises:
         InputError: as `read_events`.
@@ -187,17 +187,16 @@ def read_log(folder: Path) -> list[Event]:
 
 
 def read_events(folder: Path) -> list[Event]:
-    """Every line of a run's log, without what was logged beyond the iteration from which the run was resumed.
+    """Every line of a run's log, without those beyond an iteration from which the run was resumed.
 
-    A last line that is still being written, or was when the run was killed, is left out.
+    An unfinished last line, which is being written or was when the run was killed, is left out.
 
     Raises:
-        InputError: there is no log, or a line of it is damaged, or the iterations of what is left go back; it names
-            the line.
+        InputError: there is no log, a line is damaged, or the iterations go back without a start; it names the line.
     """
     path = folder / LOG
     rows: list[tuple[int, Event]] = []
-    least = 2**31  # of the iterations that a later start goes on from
+    least = 2**31  # the smallest iteration of a later start
     for number, row in reversed(list(enumerate(_lines(path), start=1))):
         if _stands(row, least):
             rows.append((number, row))
@@ -209,14 +208,14 @@ def read_events(folder: Path) -> list[Event]:
         if row["iteration"] < reached:
             raise InputError(
                 f"{path}:{number}: the line is damaged, its iteration {row['iteration']} comes after {reached} without "
-                "a start: take it out to go on without it"
+                "a start: delete the line to go on without it"
             )
         reached = row["iteration"]
     return [row for _, row in rows]
 
 
 def _lines(path: Path) -> Iterator[Event]:
-    """The checked lines of a log, but for an unfinished last one."""
+    """The checked lines of a log, except for an unfinished last one."""
     if path.exists() and not path.is_file():
         raise InputError(f"the run's log {path} is not a regular file: {_REMEDY}")
     try:
@@ -231,7 +230,7 @@ def _lines(path: Path) -> Iterator[Event]:
                         check(row, schema)
                 except (NotJsonError, InputError) as error:
                     raise InputError(
-                        f"{path}:{number}: the line is damaged, {error}: take it out to go on without it"
+                        f"{path}:{number}: the line is damaged, {error}: delete it to go on without it"
                     ) from None
                 yield row
     except OSError as error:
@@ -239,7 +238,7 @@ def _lines(path: Path) -> Iterator[Event]:
 
 
 def _stands(row: Event, resumed_at: int) -> bool:
-    """Whether a row is still part of a run that is resumed from an iteration, of which it tests and displays anew."""
+    """Whether a row counts after a resume from an iteration, which is displayed and tested again."""
     if row["event"] in ("snapshot", "start"):
         return bool(row["iteration"] <= resumed_at)
     return bool(row["iteration"] < resumed_at)

@@ -1,10 +1,9 @@
-"""Whether the scores that a net is tested by are numbers: those of a training that diverged are not."""
+"""Whether the scores in a test are finite: those of a training that diverged are not."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,12 +17,12 @@ from autodial.wording import counted
 class ScoreWatch:
     """Looks, while it is entered, at the scores that a net's losses, Accuracy and Softmax layers read.
 
-    A row's scores are not finite if the highest of them is NaN or infinite. Of -infinity below that, the logarithm of a
-    probability of 0, softmax makes a number. Each batch costs one pass over the scores, and nothing waits for the
-    device but whoever reads the counts.
+    A row's scores are not finite if the highest of them is NaN or infinite. A lower score of -infinity is the logarithm
+    of a probability of 0, and softmax turns it into a number. Each batch costs one pass over the scores. Only reading
+    the counts waits for the device.
 
     Args:
-        net: where it stays.
+        net: a net on the device where it stays.
     """
 
     def __init__(self, net: Net) -> None:
@@ -49,12 +48,12 @@ class ScoreWatch:
 
     @staticmethod
     @torch.no_grad()
-    def _see(highest: list[Tensor], layer: nn.Module, bottoms: tuple[Any, ...]) -> None:
-        scores: Tensor = bottoms[0]
+    def _see(highest: list[Tensor], layer: nn.Module, bottoms: tuple[Tensor, ...]) -> None:
+        scores = bottoms[0]
         highest.append(scores.amax((*range(1, scores.ndim),)) if scores.ndim > 1 else scores.reshape(-1))
 
     def counts(self) -> dict[str, Tensor]:
-        """By blob, in the net's order: two numbers, the rows whose scores are not finite, and all rows."""
+        """By blob, in the net's order, int64 (2,): how many rows have scores that are not finite, and all rows."""
         device = next((param.tensor.device for param in self._net.params), torch.device("cpu"))
         counts = {}
         for blob, batches in self._highest.items():
@@ -64,7 +63,7 @@ class ScoreWatch:
 
 
 def not_finite(counts: Mapping[str, Tensor]) -> NotFinite:
-    """What `ScoreWatch.counts` gave, waited for, without the blobs whose scores are all finite."""
+    """The counts from `ScoreWatch.counts` as numbers, without the blobs whose scores are all finite."""
     pairs = {blob: tuple(count.tolist()) for blob, count in counts.items()}
     return {blob: (bad, rows) for blob, (bad, rows) in pairs.items() if bad}
 

@@ -1,4 +1,4 @@
-"""What a process that trains does when it is told to end."""
+"""What a process that trains does when a signal asks it to end."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from autodial.training.solver import Solver
 def heeding_signals(solver: Solver) -> Iterator[Collection[int]]:
     """Let the first SIGINT or SIGTERM stop the solver after its iteration, and the next one end it at once.
 
-    SIGHUP asks for a snapshot, as `caffe train` has it, unless it is ignored (nohup). With several ranks, SIGTERM and
-    SIGHUP do what the first SIGINT does: torchrun sends the former to those that are left when one is lost, and ends
-    with the terminal.
+    SIGHUP asks for a snapshot, as in `caffe train`, unless the process ignores it (nohup). With several ranks, SIGTERM
+    and SIGHUP act like the first SIGINT: torchrun sends SIGTERM to the remaining ranks when one is lost, and torchrun
+    itself ends with the terminal.
 
     Yields:
-        the signals that came, SIGINT or SIGTERM; with several ranks, SIGINT alone.
+        the signals that came, SIGINT or SIGTERM; with several ranks, only SIGINT.
     """
     stderr = real_stderr()
     terminals = [number for number in {1, 2, stderr} if os.isatty(number)]
@@ -33,9 +33,9 @@ def heeding_signals(solver: Solver) -> Iterator[Collection[int]]:
         signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
         if solver.ranks is None or solver.ranks.rank == 0:
             again = b"; press Ctrl-C again to stop at once" if number == signal.SIGINT else b", as SIGTERM asks"
-            with suppress(OSError):  # it is gone
-                # not print, which the signal may have come in the middle of
-                os.write(stderr, b"\nStopping after this iteration" + again + b".\n")
+            with suppress(OSError):  # standard error is gone
+                # not `print`: the signal may have interrupted one
+                os.write(stderr, b"\nStopping after this iteration" + again + b"\n")
 
     def on_end(number: int, frame: object) -> None:
         assert solver.ranks is not None
@@ -44,7 +44,7 @@ def heeding_signals(solver: Solver) -> Iterator[Collection[int]]:
 
     def on_hangup(number: int, frame: object) -> None:
         solver.ask_snapshot()
-        if not all(map(os.isatty, terminals)):  # gone, so that writing there would fail
+        if not all(map(os.isatty, terminals)):  # the terminal is gone, and writing there would fail
             discard(*terminals)
 
     handlers = {signal.SIGINT: on_interrupt, signal.SIGTERM: on_interrupt if solver.ranks is None else on_end}

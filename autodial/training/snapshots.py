@@ -1,4 +1,4 @@
-"""The snapshots that a training leaves on disk, and which of them make room for newer ones."""
+"""The snapshots that a training leaves on disk, and which of them are deleted for newer ones."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ _NAME = re.compile(r"_iter_(0|[1-9][0-9]*)\.(caffemodel|solverstate)(\.h5)?")
 
 
 def delete_older(prefix: str, keep: int, newest: int, spared: Set[Path]) -> None:
-    """Delete the snapshots of a snapshot_prefix but for the newest ones; a warning names a file that can't be deleted.
+    """Delete all but the newest snapshots of a snapshot_prefix; a warning names a file that can't be deleted.
 
-    A snapshot is a solver's state with its weights, whichever start of the training wrote them; weights alone stay.
-    So do snapshots beyond the one just written, of a training that was resumed from before them.
+    A snapshot is a solver's state with its weights, whichever start of the training wrote them. Weights without a state
+    stay. So do snapshots of later iterations than the newest, left from before the training was resumed.
 
     Args:
         keep: how many stay, at least 1.
-        newest: iteration of the one just written.
-        spared: files, as `real_path` gives them, whose snapshots stay besides.
+        newest: the iteration of the snapshot just written.
+        spared: files, as `real_path` returns them, whose snapshots stay too.
     """
     with _only_warning():
         for files in _up_to(prefix, newest)[:-keep]:
@@ -39,11 +39,11 @@ def _only_warning() -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        _log.warning("Older snapshots can't be deleted: %s: %s.", error.filename, error.strerror)
+        _log.warning("Older snapshots can't be deleted: %s: %s", error.filename, error.strerror)
 
 
 def _up_to(prefix: str, newest: int) -> list[list[Path]]:
-    """The files of each snapshot, the oldest first: the state, which is of no use without its weights, before these."""
+    """The files of each snapshot, the oldest snapshot first; a state, useless without its weights, before these."""
     found: dict[int, dict[str, list[Path]]] = {}
     folder, name = Path(prefix).parent, Path(prefix).name
     for path in folder.iterdir():

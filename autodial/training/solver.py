@@ -33,7 +33,7 @@ from autodial.system.outputs import check_writable, real_path
 from autodial.system.ranks import LostRankError, Ranks
 from autodial.training.collapse import CollapseWatch
 from autodial.training.lr_policy import check_policy, learning_rate, next_step
-from autodial.training.monitor import CollapseRow, Monitor, NotFinite, TestRow, TrainRow, Values
+from autodial.training.monitor import BlobValues, CollapseRow, Monitor, NotFinite, TestRow, TrainRow
 from autodial.training.processes import OneProcess, OnRanks
 from autodial.training.rollback import Rollback
 from autodial.training.score_watch import ScoreWatch, not_finite
@@ -50,14 +50,14 @@ class Solver:
     """Trains a net (Caffe: Solver and SGDSolver).
 
     `step` and `solve` follow Caffe's order: test, forward and backward iter_size times, display, update, snapshot.
-    Three things differ on purpose. All that is random depends on the seed, the layer, the iteration and the pass
-    alone, so that a restored solver continues as an uninterrupted one would. `solve` ends without Caffe's forward pass
-    for display, which would move the Dial layers' statistics away from those of the snapshot just written. And it ends
-    with a test, which Caffe does only where test_interval divides max_iter; it does not where test_interval is larger
+    Three things differ on purpose. Everything random depends only on the seed, the layer, the iteration and the pass,
+    so that a restored solver continues like an uninterrupted one. `solve` ends without Caffe's forward pass for
+    display, which would move the Dial layers' statistics away from those of the snapshot just written. And `solve` ends
+    with a test, as Caffe does only if test_interval divides max_iter. There is no such test if test_interval is larger
     than max_iter and test_initialization is false, as in a solver that wants no tests.
 
-    A subclass that runs the nets in its own way replaces `clear_gradients`, `forward_backward` and `test_outputs`; all
-    else calls these three.
+    A subclass that runs the nets in its own way overrides `clear_gradients`, `forward_backward` and `test_outputs`; all
+    other methods call these three.
 
     Args:
         param: a SolverParameter; it is not changed.
@@ -67,27 +67,27 @@ class Solver:
         base_dir: folder of the solver's file; relative paths of nets are looked for in the working directory first.
         precision: "float32", or "bf16": training passes compute convolutions, products and what lies between them in
             bfloat16 (torch.autocast); parameters, statistics, losses, updates and tests stay float32.
-        name: what messages call the solver.
+        name: the solver's name in messages.
         overrides: `LAYER.FIELD=VALUE` and `solver.FIELD=VALUE` settings, as in autodial.netparam.overrides.
-        variants: what to turn the train net and the test nets into before that, as in autodial.netparam.variants.
-        ranks: the processes that train together, of which this is one, on GPU number local_rank or the CPU. They share
-            out every training batch (see `DataParallel`) and the batches of a test, and rank 0 writes snapshots;
-            `check`, `solve`, `step` and `test` are called on all ranks.
-        keep: how many snapshots of this snapshot_prefix stay, the newest ones, besides the one resumed from: after each
-            new one, older ones are deleted, those of earlier starts too. None: all stay.
+        variants: variants of the train net and the test nets, as in autodial.netparam.variants; overrides apply after.
+        ranks: the processes that train together, each on GPU number local_rank or on the CPU; this process is one of
+            them. They share out every training batch (see `DataParallel`) and the batches of a test, and rank 0 writes
+            snapshots; `check`, `solve`, `step` and `test` are called on all ranks.
+        keep: how many of the newest snapshots of this snapshot_prefix stay, in addition to the one resumed from. Each
+            new snapshot deletes older ones, from earlier starts too. None: all stay.
 
     Attributes:
         param: the SolverParameter in use, overrides applied.
         net, test_nets: Net objects; the test nets hold the train net's blobs.
         net_names: the files of the train net and of the test nets, or the fields that hold them.
-        net_params: the NetParameters that these were built from, variants and overrides applied.
+        net_params: the NetParameters of these nets, variants and overrides applied.
         precision, ranks, keep: as given.
         update: the solver type's update, with the history.
         iter: number of updates done.
-        current_step: number of steps that the learning rate has come down.
+        current_step: number of steps by which the learning rate has come down.
         saved_at: iteration of the last snapshot, written or restored; None before.
         monitors: Monitor objects to report to.
-        collapses: the alarms raised so far that the target's predictions have collapsed (autodial.training.collapse).
+        collapses: the alarms so far that the target's predictions have collapsed (autodial.training.collapse).
 
     Raises:
         InputError: a field that is missing, contradictory, or not supported; or what Net raises.
@@ -96,7 +96,7 @@ class Solver:
 
     def __init__(
         self,
-        param: Any,
+        param: pb.SolverParameter,
         *,
         device: str = "cpu",
         seed: int | None = None,
@@ -110,7 +110,7 @@ class Solver:
         keep: int | None = None,
     ) -> None:
         if keep is not None and keep < 1:
-            raise InputError(f"keep, the number of snapshots, must be at least 1, and is {keep}")
+            raise InputError(f"`keep`, the number of snapshots, must be at least 1, and is {keep}")
         self.param = pb.SolverParameter()
         self.param.CopyFrom(param)
         apply_to_solver(overrides, self.param)
@@ -167,8 +167,8 @@ class Solver:
     def from_file(cls: type[S], path: str | os.PathLike[str], **options: Any) -> S:
         """A solver from a solver.prototxt; `options` are the constructor's, except base_dir and name.
 
-        Without a snapshot_prefix, snapshots lie beside the file and are named like it; a snapshot_prefix that is a
-        folder gets the file's name (Caffe: UpgradeSnapshotPrefixProperty).
+        Without a snapshot_prefix, snapshots lie beside the file and are named after it; if snapshot_prefix is a folder,
+        the file's name is added (Caffe: UpgradeSnapshotPrefixProperty).
 
         Raises:
             InputError: as the constructor, or a file that can't be read.
@@ -197,7 +197,7 @@ class Solver:
     # --- training
 
     def check(self) -> None:
-        """Find out what would stop a run later: labels, images, and whether snapshots can be written.
+        """Find what would stop a run later: labels, images, and snapshots that can't be written.
 
         Raises:
             InputError: a label or an image in a list (see `check_data`), no max_iter, no loss, or a snapshot_prefix
@@ -215,12 +215,12 @@ class Solver:
         self._process.check_alike(self._fingerprint)
 
     def _check_learns(self) -> None:
-        """Refuse a net without a loss, which a script may still give gradients to and update."""
+        """Refuse a net without a loss; a script may still set its gradients and update it."""
         if not self.net.loss_weights:
             raise InputError(f"{self.net_names[0]}: the train net has no loss layer, so there is nothing to learn")
 
     def _fingerprint(self) -> str:
-        """A hash of what this training starts from, but for the images."""
+        """A hash of everything that this training starts from, except for the images."""
         state = hashlib.sha256()
         for message in (self.param, *self.net_params):
             state.update(proto.to_text(message).encode())
@@ -233,8 +233,9 @@ class Solver:
     def solve(self) -> bool:
         """Train until max_iter, write the last snapshot and do the last test.
 
-        Whatever ends the training, but for a second Ctrl-C, leaves a snapshot of the last whole iteration, if there was
-        one and its blobs are finite. A snapshot in between that can't be written is pointed out, and training goes on.
+        Whatever ends the training, except for a second Ctrl-C, leaves a snapshot of the last whole iteration, if there
+        was one and its blobs are finite. If a snapshot in between can't be written, a warning says so and training goes
+        on.
 
         Returns:
             whether training got to max_iter; False after `stop`, with a snapshot of where it stopped.
@@ -260,27 +261,27 @@ class Solver:
             self.close()
 
     def _rescue(self) -> None:
-        """Keep what was learned before an error, as far as that still works; the error is what is to be told."""
+        """Save what was learned before an error, as far as that still works; the error itself is reported."""
         if not self.param.snapshot_prefix or not self.iter or self.saved_at == self.iter:
             return
         if self._updating:
             self._updating = False
             _log.warning(
-                "The error came while iteration %d changed the weights: the snapshot holds a part of its changes.",
+                "The error came while iteration %d changed the weights: the snapshot holds only some of its changes",
                 self.iter,
             )
         try:
             self.snapshot()
-        except Exception as error:  # a GPU may be beyond reach, and weights that aren't finite are worth nothing
+        except Exception as error:  # the GPU may be lost, and weights that are not finite are worthless
             reason = str(error).partition("\n")[0] or type(error).__name__
             _log.warning("No snapshot of iteration %d: %s", self.iter, reason)
 
     def _lost(self, error: LostRankError) -> LostRankError:
-        """The same, with what is left of the training."""
+        """The error with a hint how to continue the training."""
         if self.saved_at is None:
             return LostRankError(f"{error}; there is no snapshot to go on from yet")
         state = f"{self.param.snapshot_prefix}_iter_{self.saved_at}{self.snapshot_suffixes[1]}"
-        return LostRankError(f"{error}; to go on from the last whole iteration, pass --snapshot {state}")
+        return LostRankError(f"{error}; to go on from the last whole iteration, resume with `snapshot` {state}")
 
     def step(self, iterations: int) -> None:
         """Train for a number of iterations, or fewer after `stop`.
@@ -296,7 +297,7 @@ class Solver:
 
     @full_memory_errors()
     def _train(self, iterations: int) -> bool:
-        """`step`; returns whether all iterations were done."""
+        """Do what `step` does; returns whether all iterations were done."""
         self._check_learns()
         end = self.iter + iterations
         self._losses.clear()
@@ -320,20 +321,20 @@ class Solver:
         return not self._stops()
 
     def _snapshot_or_go_on(self) -> None:
-        """A snapshot, or a warning that it can't be written: there may be room for the next one."""
+        """Write a snapshot, or warn that it can't be written: the disk may have room for the next one."""
         try:
             self.snapshot()
         except WorkError as error:
             if error.__cause__ is None:  # it is not the disk
                 raise
-            _log.warning("%s; training goes on without it.", error)
+            _log.warning("%s; training goes on without it", error)
 
     def stop(self) -> None:
         """Ask the solver to stop after the iteration in progress; may be called from a signal handler, on any rank."""
         self._stopping = True
 
     def ask_snapshot(self) -> None:
-        """Ask for a snapshot after the iteration in progress; may be called from a signal handler, but of no rank."""
+        """Ask for a snapshot after the iteration in progress. Signal handlers may call it, but not with ranks."""
         self._snapshot_asked = True
 
     def _stops(self) -> bool:
@@ -341,7 +342,7 @@ class Solver:
         return self._process.any(self._stopping)
 
     def close(self) -> None:
-        """Stop the worker processes; training on starts new ones."""
+        """Stop the worker processes; further training starts new ones."""
         if self._feed is not None:
             self._feed.close()
             self._feed = None
@@ -372,7 +373,7 @@ class Solver:
         self._rollback.forget()
 
     def clear_gradients(self) -> None:
-        """Forget the gradients of the last iteration; called once in each iteration, before its first pass."""
+        """Clear the gradients of the last iteration; called once per iteration, before its first pass."""
         self.net.zero_grad(set_to_none=True)
 
     def forward_backward(self, pass_: int) -> Mapping[str, Tensor]:
@@ -383,7 +384,7 @@ class Solver:
                 `iter * iter_size + pass_`.
 
         Returns:
-            the output blobs by name, of which `net.loss` makes the loss. With ranks, they are of this rank's rows.
+            the output blobs by name, from which `net.loss` computes the loss; with ranks, those of this rank's rows.
 
         Raises:
             InputError: an image can't be read.
@@ -393,7 +394,7 @@ class Solver:
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.precision == "bf16"):
             outputs: dict[str, Tensor] = self.net(batch)
         loss = self.net.loss(outputs)
-        if loss.requires_grad:  # not if every lr_mult is 0, as when only statistics are to be gathered
+        if loss.requires_grad:  # not if every lr_mult is 0, as when a run only gathers statistics
             loss.backward()  # type: ignore[no-untyped-call]
         return outputs
 
@@ -456,7 +457,7 @@ class Solver:
 
     @torch.no_grad()
     def _test(self, index: int) -> tuple[dict[str, Tensor], NotFinite] | None:
-        """`test`, and the blobs of scores that are not finite; None if `stop` was called meanwhile."""
+        """Do what `test` does, and find scores that are not finite; None if `stop` was called meanwhile."""
         batches = self.param.test_iter[index]
         totals: dict[str, Tensor] = {}
         with ScoreWatch(self.test_nets[index]) as watch:
@@ -474,7 +475,7 @@ class Solver:
 
         Args:
             index: number of the test net.
-            batches: how many batches the test has. With ranks, each takes some of them.
+            batches: how many batches the test has; with ranks, each takes some of them.
 
         Yields:
             the output blobs of each batch by name.
@@ -505,7 +506,7 @@ class Solver:
     # --- snapshots
 
     def load_weights(self, paths: Iterable[str | os.PathLike[str]]) -> list[str]:
-        """`load_weights` into the train net, and so into the test nets; where a variant fixes alpha, it stays."""
+        """Load weights into the train net, and so into the test nets; an alpha that a variant fixes stays."""
         missing = load_weights(self.net, paths)
         if self._alphas_fixed:
             with torch.no_grad():
@@ -515,9 +516,9 @@ class Solver:
         return missing
 
     def snapshot(self) -> tuple[Path, Path]:
-        """Write <snapshot_prefix>_iter_<iter>.caffemodel and .solverstate, so that both are there whole or neither is.
+        """Write <snapshot_prefix>_iter_<iter>.caffemodel and .solverstate: both complete, or neither.
 
-        With snapshot_format HDF5 the names end in .h5. Of several ranks, rank 0 writes.
+        With snapshot_format HDF5, the names end in .h5. With several ranks, rank 0 writes.
 
         Raises:
             InputError: the solver has no snapshot_prefix.
@@ -537,7 +538,7 @@ class Solver:
         history = [tensor.cpu().numpy() for tensor in self.update.history]
         try:
             model.parent.mkdir(parents=True, exist_ok=True)
-            # the old state goes first and the new one comes last: it never stands beside weights of another training
+            # the old state goes first and the new one comes last: a state is never beside weights of another training
             with replacing_files(model.parent, last=state.name) as aside:
                 proto.write_weights(self.net.weights(), aside / model.name)
                 proto.write_state(proto.State(self.iter, self.current_step, str(model), history), aside / state.name)
@@ -557,15 +558,15 @@ class Solver:
 
     @property
     def snapshot_suffixes(self) -> tuple[str, str]:
-        """What the names of a snapshot's weights and of its state end in."""
+        """The ends of the names of a snapshot's weights and state."""
         end = ".h5" if self.param.snapshot_format == pb.SolverParameter.HDF5 else ""
         return f".caffemodel{end}", f".solverstate{end}"
 
     def restore(self, path: str | os.PathLike[str]) -> Path | None:
         """Continue from a .solverstate and the .caffemodel that it names.
 
-        The file of that name beside the .solverstate, where both were written, goes before one of the same path, which
-        another training may have written in this working directory.
+        The .caffemodel beside the .solverstate, where both were written, has precedence over the path that the
+        .solverstate names, which may be another training's in this working directory.
 
         Returns:
             the .caffemodel; None if the .solverstate names none.
@@ -578,8 +579,8 @@ class Solver:
         if path.name.endswith((".caffemodel", ".caffemodel.h5")):
             state_path = path.with_name(path.name.replace(".caffemodel", ".solverstate"))
             raise InputError(
-                f"{path} holds weights and no solver's state: to resume, pass {state_path}"
-                f"{'' if state_path.exists() else ' (which does not exist)'}; to start from it, pass it with --weights"
+                f"{path} holds weights and no solver's state: to resume, name {state_path}"
+                f"{'' if state_path.exists() else ' (which does not exist)'}; to start from it, name it with `weights`"
             )
         state = proto.read_state(path)
         if state.iter < 0 or not 0 <= state.current_step <= state.iter:
@@ -617,16 +618,18 @@ class Solver:
         return model
 
 
-def load_weights(net: Net, paths: Iterable[str | os.PathLike[str]], *, whole: Any | None = None) -> list[str]:
-    """Copy the blobs of caffemodels into a net, by layer name; a later file overwrites an earlier one's.
+def load_weights(
+    net: Net, paths: Iterable[str | os.PathLike[str]], *, whole: pb.NetParameter | None = None
+) -> list[str]:
+    """Copy the blobs of caffemodels into a net, by layer name; a later file's layers replace an earlier one's.
 
-    Variants without alignment take the weights that the AutoDIAL net takes (autodial.netparam.variants.fit_weights).
+    Variants without alignment accept the weights of the AutoDIAL net (autodial.netparam.variants.fit_weights).
 
     Args:
-        whole: the NetParameter of all phases, to warn of weights trained with Dial layers that it lacks.
+        whole: the NetParameter of all phases; a warning says if it lacks the Dial layers of the weights.
 
     Returns:
-        names of the net's layers with blobs that no file holds; they stay as they are.
+        names of the net's layers with blobs that no file holds; these blobs stay as they are.
 
     Raises:
         InputError: a file that is no caffemodel, or a layer with other shapes.
@@ -654,11 +657,11 @@ def _errors_prefixed(name: str) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class _NetSource:
-    """A net that the solver names: where it comes from, the NetState to build it in, and its file's folder."""
+    """A net that the solver names: its file or field, its NetParameter, the NetState to build it in, its folder."""
 
     origin: str
-    param: Any
-    state: Any
+    param: pb.NetParameter
+    state: pb.NetState
     base_dir: Path | None
 
 
@@ -667,18 +670,18 @@ _LEAST = {
     **dict.fromkeys(("max_iter", "display", "snapshot", "test_interval", "device_id"), 0),
     **dict.fromkeys(("base_lr", "momentum", "weight_decay", "delta"), 0),
 }
-"""The smallest value of SolverParameter's fields that have one whatever the others say."""
+"""The smallest allowed values of SolverParameter's fields that don't depend on other fields."""
 
 
-def _check(param: Any) -> None:
-    """Refuse a SolverParameter that can't be honoured, and say which fields change nothing."""
+def _check(param: pb.SolverParameter) -> None:
+    """Refuse a SolverParameter that can't be honoured, and warn of fields that change nothing."""
     update_class(param.type).check(param)
     check_policy(param)
     if param.regularization_type not in ("L1", "L2"):
         raise InputError(f'regularization_type "{param.regularization_type}" does not exist; it is L1 or L2')
-    for field, value in param.ListFields():
+    for stated, value in param.ListFields():
         if isinstance(value, float) and not isfinite(value):
-            raise InputError(f"{field.name} must be a finite number, and is {value}")
+            raise InputError(f"{stated.name} must be a finite number, and is {value}")
     for field, least in _LEAST.items():
         if getattr(param, field) < least:
             raise InputError(f"{field} must be at least {least}, and is {getattr(param, field):g}")
@@ -695,10 +698,10 @@ def _check(param: Any) -> None:
         ("test_compute_loss", "tests report each loss blob"),
     ):
         if getattr(param, field):
-            _log.warning("%s is ignored: %s.", field, why)
+            _log.warning("%s is ignored: %s", field, why)
 
 
-def _read_nets(param: Any, base_dir: Path | None) -> tuple[_NetSource, list[_NetSource]]:
+def _read_nets(param: pb.SolverParameter, base_dir: Path | None) -> tuple[_NetSource, list[_NetSource]]:
     """The train net and the test nets that a SolverParameter names (Caffe: InitTrainNet and InitTestNets)."""
     given = [field for field in ("net", "net_param", "train_net", "train_net_param") if param.HasField(field)]
     if len(given) != 1:
@@ -726,7 +729,7 @@ def _wrong_number(field: str, given: int, wanted: int) -> str:
     return f"{field} is given for {counted(given, 'test net')}, and there {'is' if wanted == 1 else 'are'} {wanted}"
 
 
-def _read_net(field: str, value: Any, base_dir: Path | None) -> _NetSource:
+def _read_net(field: str, value: str | pb.NetParameter, base_dir: Path | None) -> _NetSource:
     """The net that a field holds or names."""
     if not isinstance(value, str):
         net = pb.NetParameter()
@@ -738,12 +741,12 @@ def _read_net(field: str, value: Any, base_dir: Path | None) -> _NetSource:
         raise InputError(f"{field}: {error}") from error
     beside = path if base_dir is None else base_dir / value
     if beside.exists() and not beside.samefile(path):
-        _log.warning("%s: %s in the working directory is taken, as in Caffe, and not %s.", field, path, beside)
+        _log.warning("%s: %s in the working directory is used, as in Caffe, and not %s", field, path, beside)
     return _NetSource(str(path), proto.read_net(path), pb.NetState(), path.parent)
 
 
-def _in_state(source: _NetSource, phase: pb.Phase, extra: Any) -> _NetSource:
-    """The net in a phase, with the level and stages that itself and the solver add."""
+def _in_state(source: _NetSource, phase: pb.Phase, extra: pb.NetState) -> _NetSource:
+    """The net in a phase, with the level and the stages that the net itself and the solver add."""
     state = pb.NetState(phase=phase)
     state.MergeFrom(source.param.state)
     state.MergeFrom(extra)
@@ -751,7 +754,7 @@ def _in_state(source: _NetSource, phase: pb.Phase, extra: Any) -> _NetSource:
 
 
 def _check_snapshots(prefix: str) -> None:
-    """Make the folder of the snapshots, and refuse one that can't be written to."""
+    """Make the folder for snapshots; InputError if it can't be written to."""
     folder = Path(prefix).parent
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -761,10 +764,10 @@ def _check_snapshots(prefix: str) -> None:
 
 
 def _same_shape(saved: Sequence[int], wanted: Sequence[int]) -> bool:
-    """Whether the shapes agree but for leading axes of 1, which old files pad their four axes with."""
+    """Whether the shapes agree except for leading axes of 1, with which old files pad to four axes."""
     extra = len(saved) - len(wanted)
     return extra >= 0 and tuple(saved[extra:]) == tuple(wanted) and prod(saved[:extra]) == 1
 
 
-def _values(outputs: Mapping[str, Tensor]) -> dict[str, Values]:
+def _values(outputs: Mapping[str, Tensor]) -> dict[str, BlobValues]:
     return {name: tuple(value.detach().flatten().tolist()) for name, value in outputs.items()}

@@ -1,4 +1,4 @@
-"""What a solver does to the blobs once their gradients are there, one class per solver type."""
+"""How a solver changes the blobs by their gradients: one class per solver type."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol, TypeVar
+from typing import ClassVar, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
 from autodial.errors import InputError
+from autodial.proto import messages as pb
 
 
 class Learnable(Protocol):
@@ -50,9 +51,8 @@ class Update(ABC):
     """A solver type's step on torch tensors, in place (Caffe: SGDSolver::ApplyUpdate).
 
     A step clips the gradients by the global L2 norm of their sums over iter_size, divides them by iter_size, adds the
-    weight decay's gradient and hands them to `apply`. Nothing waits for the device. Blobs with lr_mult 0 keep their
-    place in the history, and stay as they are whatever it holds for them; where they have a gradient, as with the net's
-    force_backward, it counts in the norm.
+    weight decay's gradient and passes them to `apply`. Nothing waits for the device. Blobs with lr_mult 0 have a place
+    in the history but never change. If they have a gradient, as with the net's force_backward, it counts in the norm.
 
     Args:
         param: SolverParameter; weight_decay, regularization_type, clip_gradients, iter_size and the type's own fields
@@ -66,10 +66,10 @@ class Update(ABC):
     history_per_blob: ClassVar[int] = 1
 
     @classmethod  # noqa: B027  (most types take every field)
-    def check(cls, param: Any) -> None:
+    def check(cls, param: pb.SolverParameter) -> None:
         """Raise InputError for a field that this solver type can't take."""
 
-    def __init__(self, param: Any, params: Sequence[Learnable]) -> None:
+    def __init__(self, param: pb.SolverParameter, params: Sequence[Learnable]) -> None:
         self.param = param
         tensors = [learnable.tensor for learnable in params]
         self.history = [torch.zeros_like(tensor) for _ in range(self.history_per_blob) for tensor in tensors]
@@ -179,7 +179,7 @@ class _Scaled(Update):
     """Base of the types that divide the gradient by the root of a history of its squares, and know no momentum."""
 
     @classmethod
-    def check(cls, param: Any) -> None:
+    def check(cls, param: pb.SolverParameter) -> None:
         if param.momentum:
             raise InputError(f"momentum can't be used with {param.type}; remove it")
 
@@ -208,7 +208,7 @@ class RMSProp(_Scaled):
     """h = rms_decay·h + (1 - rms_decay)·g²; w -= rate·g / (√h + delta) (Caffe: RMSPropSolver)."""
 
     @classmethod
-    def check(cls, param: Any) -> None:
+    def check(cls, param: pb.SolverParameter) -> None:
         super().check(param)
         if not 0 <= param.rms_decay < 1:
             raise InputError(f"rms_decay must lie in [0, 1), and is {param.rms_decay:g}")
@@ -252,7 +252,7 @@ class Adam(Update):
     history_per_blob = 2
 
     @classmethod
-    def check(cls, param: Any) -> None:
+    def check(cls, param: pb.SolverParameter) -> None:
         for field in ("momentum", "momentum2"):
             if not 0 <= getattr(param, field) < 1:
                 raise InputError(f"{field} must lie in [0, 1) for Adam, and is {getattr(param, field):g}")

@@ -1,4 +1,4 @@
-"""Where an export goes, and in which form: each module here is one destination, which is found by the module's name."""
+"""Destinations of an export: each module defines one class, which is found by the module's name."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from pkgutil import iter_modules
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from autodial.errors import InputError
 
@@ -17,25 +17,26 @@ if TYPE_CHECKING:
     from autodial.converters.precision import Precision
     from autodial.converters.prepared import Prepared
     from autodial.converters.verification import ExportReport
+    from autodial.proto import messages as pb
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExportOptions:
-    """What is asked of an export, whatever its destination.
+    """Options of an export that every destination knows.
 
     Attributes:
         logits: name of the logits' blob; None: what the TEST phase's SoftmaxWithLoss, Accuracy or Softmax layer reads.
         labels: text file with one class name per line; None: labels.txt in `base_dir` if it has as many lines as
             there are classes, else the names are "0", "1", ...
         keep_affine: leave the folded statistics as layers of their own instead of merging them into weights.
-        raw_input: take the net's input blob, float32 (batch, C, h, w), under its own name: what the ImageData layer,
-            and a Crop layer right behind it, make of an image.
-        domain: whose stored statistics every layer normalizes with; None: what each one's test_stats says.
-        precision: of the weights and the computation, "float32", "fp16" or "int8"; inputs and outputs are the same.
+        raw_input: the file takes the net's input blob, float32 (batch, C, h, w), under the blob's name: what the
+            ImageData layer, and a Crop layer right behind it, make from an image.
+        domain: whose stored statistics every layer normalizes with; None: each layer's test_stats decides.
+        precision: of weights and computation, "float32", "fp16" or "int8"; inputs and outputs stay the same.
         calibration: a folder of images of the domain, or a list of them, to calibrate int8 on and to compare a lower
             precision with float32 on; None: those that the net was trained on.
         min_agreement: share of these images that must keep their most probable class, in [0, 1]; None: 0.99.
-        base_dir: folder of the prototxt.
+        base_dir: the prototxt's folder.
     """
 
     logits: str | None = None
@@ -50,61 +51,63 @@ class ExportOptions:
 
 
 class Destination(ABC):
-    """A place that an export is written to, in the destination's form.
+    """A place that an export is written to, in the destination's format.
 
-    A class that writes an ONNX file in some way makes it with `autodial.converters.onnx_file.make_verified`, and keeps
-    `limit` and `refused` as they are.
+    A destination that writes ONNX makes the model with `autodial.converters.onnx_file.make_verified`, and does not
+    override `limit` and `refused`.
     """
 
     limit: ClassVar[str] = (
         "an ONNX file holds at most 2 GiB, and so does the float32 file that fp16 and int8 are made of"
     )
-    """To what the form can hold, as the end of a sentence."""
+    """What the format can hold, as the end of a sentence."""
     refused: ClassVar[Mapping[str, str]] = {
         "ArgMax": "ONNX does not say which of several equal values it puts first",
         "Python": "an ONNX file can't hold a Python class",
     }
-    """Types of layers that the form can't hold, and why."""
+    """Layer types that the format can't hold, and why."""
     takes_blobs: ClassVar[bool] = False
-    """Whether the form takes the net's input blob, whatever `raw_input` says."""
+    """Whether the written net always takes the input blob."""
 
     @classmethod
     @abstractmethod
     def at(cls, place: Path, net: str, options: ExportOptions, name: str | None = None) -> Destination:
-        """The destination at a place, as a command line names it.
+        """The destination at a place that a command line names.
 
         Args:
             net: the net's name.
-            name: what to call the model there, where a form has models with names; None for the form's choice.
+            name: the model's name in formats with named models; None: the destination chooses.
 
         Raises:
-            InputError: no model there can have that name.
+            InputError: no model can have that name.
         """
 
     @abstractmethod
-    def check(self, options: ExportOptions, net: Any = None, inputs: Iterable[str | Path] = ()) -> None:
-        """Refuse, before any work, what can't be written there.
+    def check(
+        self, options: ExportOptions, net: pb.NetParameter | None = None, inputs: Iterable[str | Path] = ()
+    ) -> None:
+        """Refuse, before any work, what can't be written.
 
         Args:
-            net: the NetParameter; None for a torch module.
-            inputs: files that the same command reads, and so must not write over.
+            net: the Caffe net; None for a torch module.
+            inputs: files that the same command reads and must not overwrite.
 
         Raises:
-            InputError: the place or the form doesn't go with what is asked for.
+            InputError: the place or the format doesn't fit the options or the net.
         """
 
     @abstractmethod
     def write(self, prepared: Prepared) -> ExportReport:
-        """Write a net, all of it or, where that fails or it differs from the unfolded net, nothing.
+        """Write a net completely, or nothing if that fails or the result differs from the unfolded net.
 
         Raises:
-            InputError: the net can't be written in this form.
-            WorkError: it can't be written, or what was made of it differs from the unfolded net.
+            InputError: the format can't hold the net.
+            WorkError: a file can't be written, or the result differs from the unfolded net.
         """
 
 
 def find_destination(name: str) -> type[Destination]:
-    """The class of a destination: the one that the module of this name has.
+    """The destination class of the module with this name.
 
     Raises:
         InputError: there is none of this name.
@@ -122,7 +125,7 @@ def find_destination(name: str) -> type[Destination]:
 
 
 def as_destination(output: str | Path | Destination) -> Destination:
-    """A destination as it is; a path is that of an ONNX file."""
+    """A destination as it is; a path as an ONNX file's."""
     if isinstance(output, Destination):
         return output
     from autodial.converters.destinations.onnx import OnnxFile

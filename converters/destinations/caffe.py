@@ -1,4 +1,4 @@
-"""Export of a trained net as plain Caffe: a deploy.prototxt and a caffemodel that need none of the AutoDIAL fork.
+"""Export of a trained net as plain Caffe: a deploy.prototxt and a caffemodel that run without the AutoDIAL fork.
 
 The pair holds the TEST phase from the net's own input to its probabilities, with its statistics folded away: what is
 left of a Dial layer is in the weights of the layer before it, or a Scale layer. Before the files get their names, they
@@ -35,7 +35,7 @@ LABELS = "labels.txt"
 MEAN = "mean.binaryproto"
 
 _FOR_TRAINING = ("weight_filler", "bias_filler", "filler", "engine")
-"""Fields of layers' options that a trained net has no use for; `engine` is that of the machine it was trained on."""
+"""Fields that a trained net does not need; `engine` names a library of the training machine."""
 
 
 @dataclass(frozen=True)
@@ -64,18 +64,20 @@ class CaffeFolder(Destination):
     def at(cls, place: Path, net: str, options: ExportOptions, name: str | None = None) -> CaffeFolder:
         return cls(place)
 
-    def check(self, options: ExportOptions, net: Any = None, inputs: Iterable[str | Path] = ()) -> None:
-        """Raise InputError for what plain Caffe does not have, and for a folder that its files can't go to.
+    def check(
+        self, options: ExportOptions, net: pb.NetParameter | None = None, inputs: Iterable[str | Path] = ()
+    ) -> None:
+        """Raise InputError for what plain Caffe lacks, and for a folder that can't be written to.
 
-        They replace those of an earlier export for the same domain, and no others.
+        The files replace those of an earlier export for the same domain, and no others.
         """
         if net is None:
             raise InputError("plain Caffe holds Caffe nets, and a torch module is none: export it as an ONNX file")
         if options.precision != "float32" or options.calibration or options.min_agreement is not None:
-            raise InputError("--precision is for ONNX files, also in Triton's repository: plain Caffe is float32")
+            raise InputError("`precision` is for ONNX files, also in Triton's repository: plain Caffe is float32")
         if options.raw_input:
             raise InputError(
-                "--raw-input is for ONNX files: plain Caffe always takes the net's input blob, so leave it out"
+                "`raw_input` is for ONNX files: plain Caffe always takes the net's input blob, so leave it out"
             )
         folder = self.path
         if not folder.is_dir():
@@ -136,7 +138,7 @@ def _weights_name(domain: Domain | None) -> str:
 
 
 def _title(domain: Domain | None) -> str:
-    """The first line of deploy.prototxt, by which an earlier export is known."""
+    """The first line of deploy.prototxt, which tells that an earlier export wrote it."""
     return f"The net of {_weights_name(domain)}, in plain Caffe layers, as `autodial export --caffe` writes it."
 
 
@@ -149,10 +151,11 @@ def _first_line(path: Path) -> str | None:
         return None
 
 
-def _deploy(folded: Folded, blob: str) -> tuple[Any, dict[str, list[NDArray[np.float32]]]]:
-    """The folded net with a Softmax behind its logits, without what only training or the fork reads, and its blobs.
+def _deploy(folded: Folded, blob: str) -> tuple[pb.NetParameter, dict[str, list[NDArray[np.float32]]]]:
+    """The folded net with a Softmax behind its logits, without fields that only training or the fork reads; its blobs.
 
-    `blob` is the name of its input.
+    Args:
+        blob: name of the input.
     """
     blobs = dict(folded.blobs)
     deploy = pb.NetParameter()
@@ -179,7 +182,7 @@ def _deploy(folded: Folded, blob: str) -> tuple[Any, dict[str, list[NDArray[np.f
 
 
 def _preparation(net: CaffeNet) -> list[str]:
-    """What a reader must do to an image, in order, a phrase each; nothing where the net does not say."""
+    """The steps that prepare an image, in order, a phrase each; empty if the net does not say."""
     images = net.images
     if images is None or net.corner is None:
         return []

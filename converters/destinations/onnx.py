@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from autodial.converters.destinations import Destination, ExportOptions
 from autodial.system.files import replacing
@@ -14,6 +14,7 @@ from autodial.system.outputs import check_output
 if TYPE_CHECKING:
     from autodial.converters.prepared import Prepared
     from autodial.converters.verification import ExportReport
+    from autodial.proto import messages as pb
 
 
 @dataclass(frozen=True)
@@ -21,8 +22,8 @@ class OnnxFile(Destination):
     """A file, in a folder that exists.
 
     Attributes:
-        path: of the file, which replaces one that is there.
-        suffixes: one of which its name must end in; empty for any name.
+        path: an existing file is replaced.
+        suffixes: the name must end in one of them; empty for any name.
     """
 
     path: Path
@@ -32,7 +33,9 @@ class OnnxFile(Destination):
     def at(cls, place: Path, net: str, options: ExportOptions, name: str | None = None) -> OnnxFile:
         return cls(place, (".onnx",))
 
-    def check(self, options: ExportOptions, net: Any = None, inputs: Iterable[str | Path] = ()) -> None:
+    def check(
+        self, options: ExportOptions, net: pb.NetParameter | None = None, inputs: Iterable[str | Path] = ()
+    ) -> None:
         check_output(self.path, inputs, suffixes=self.suffixes)
 
     def write(self, prepared: Prepared) -> ExportReport:

@@ -1,4 +1,7 @@
-"""An exported predictor in a Triton model repository, where it is a model's next version."""
+"""An exported predictor as the next version of a model in a Triton model repository.
+
+config.pbtxt is written as text: its message's definition comes with tritonclient[grpc], too much for 20 lines.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import onnx
 from google.protobuf.text_encoding import CEscape
@@ -25,16 +28,17 @@ from autodial.system.outputs import check_folder
 if TYPE_CHECKING:
     from autodial.converters.prepared import Prepared
     from autodial.converters.verification import ExportReport
+    from autodial.proto import messages as pb
 
 MAX_BATCH_SIZE = 32
-"""What dynamic batching puts together at most, until config.pbtxt says otherwise."""
+"""Largest batch of dynamic batching, until config.pbtxt is edited."""
 
 _CONFIG, _LABELS, _MODEL = "config.pbtxt", "labels.txt", "model.onnx"
-_TYPES = {TensorProto.FLOAT: "TYPE_FP32", TensorProto.UINT8: "TYPE_UINT8"}
+_TYPES: dict[int, str] = {TensorProto.FLOAT: "TYPE_FP32", TensorProto.UINT8: "TYPE_UINT8"}
 
 
 class _End(NamedTuple):
-    """An input or output: its name, Triton's name of its type, its shape without the batch axis (-1: any size)."""
+    """An input or output: its name, Triton data type, and shape without the batch axis (-1: any size)."""
 
     name: str
     type: str
@@ -42,7 +46,7 @@ class _End(NamedTuple):
 
 
 class _Interface(NamedTuple):
-    """What config.pbtxt, and whoever asks the server, take for granted of all versions of a model."""
+    """What config.pbtxt and clients expect of every version of a model."""
 
     inputs: tuple[_End, ...]
     outputs: tuple[_End, ...]
@@ -51,7 +55,7 @@ class _Interface(NamedTuple):
 
     @classmethod
     def of(cls, model: onnx.ModelProto) -> _Interface:
-        """That of an exported file; KeyError if `autodial export` did not make it."""
+        """The interface of an exported file; KeyError if `autodial export` did not make the file."""
         metadata = parse({entry.key: entry.value for entry in model.metadata_props}[KEY])
         inputs, outputs = (tuple(map(_end, values)) for values in (model.graph.input, model.graph.output))
         return cls(inputs, outputs, tell_apart(list(map(str, metadata["classes"]))), metadata["statistics"])
@@ -62,26 +66,26 @@ class TritonModel(Destination):
     """A model in a model repository: `repository`/`name`, with config.pbtxt, labels.txt and a folder per version.
 
     Attributes:
-        repository: the folder that Triton is started on; other models in it are left alone.
-        name: of the model, and so of its folder.
+        repository: the folder that Triton serves; other models in it are left alone.
+        name: of the model and its folder.
     """
 
     repository: Path
     name: str
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "repository", Path(self.repository))  # as a caller's str, too
+        object.__setattr__(self, "repository", Path(self.repository))  # callers may give a str
         if not re.fullmatch(r"\w[\w.-]*", self.name, flags=re.ASCII):
             raise InputError(f"a model can't be called {self.name!r}: take letters, digits, _, - and . alone")
 
     @classmethod
     def named(cls, repository: Path, net: str) -> TritonModel:
-        """The model of a net: of its name, with _ for what can't stand in a URL; target_predictor if it has none."""
+        """The model with a net's name, _ replacing what a URL can't hold; target_predictor if the net has no name."""
         return cls(repository, re.sub(r"[^\w.-]+", "_", net, flags=re.ASCII).strip("._-") or "target_predictor")
 
     @classmethod
     def at(cls, place: Path, net: str, options: ExportOptions, name: str | None = None) -> TritonModel:
-        """The model of a net. The source's predictor is another model, and not a version of the target's."""
+        """The model of a net. The source's predictor is a model of its own, not a version of the target's."""
         if name is not None:
             return cls(place, name)
         return cls.named(place, f"{net}-source" if options.domain == "source" else net)
@@ -90,8 +94,10 @@ class TritonModel(Destination):
     def folder(self) -> Path:
         return self.repository / self.name
 
-    def check(self, options: ExportOptions, net: Any = None, inputs: Iterable[str | Path] = ()) -> None:
-        """Raise InputError if a version can't be added there, as far as can be known without it."""
+    def check(
+        self, options: ExportOptions, net: pb.NetParameter | None = None, inputs: Iterable[str | Path] = ()
+    ) -> None:
+        """Raise InputError if no version can be added, as far as this is known before the export."""
         check_folder(self.folder)
         if self._versions():
             self._newest()
@@ -105,18 +111,18 @@ class TritonModel(Destination):
     def add(self, model: onnx.ModelProto) -> dict[str, int]:
         """Write a model as the next version: 1, 2, ...
 
-        The version appears at once and complete, after all else, so that a server that watches the repository never
-        loads half of one. A config.pbtxt and labels.txt that are there stay as they are, with all settings in them.
+        The version appears at once and complete, after all else, so that a server that polls the repository never
+        loads an incomplete one. Existing config.pbtxt and labels.txt stay as they are, with all their settings.
 
         Args:
-            model: as `autodial export` makes it.
+            model: from `make_verified`.
 
         Returns:
-            sizes in bytes of the files that were written, by their paths in `folder`.
+            sizes in bytes of the written files, by their paths in `folder`.
 
         Raises:
-            InputError: the versions that are there take or give something else.
-            WorkError: the disk can't be written to.
+            InputError: the existing versions have other inputs, outputs, classes or statistics.
+            WorkError: a file can't be written.
         """
         interface, versions = _Interface.of(model), self._versions()
         new = {} if versions else {_LABELS: _labels(interface.classes), _CONFIG: _config(interface)}
@@ -132,11 +138,11 @@ class TritonModel(Destination):
             for name, text in new.items():
                 with replacing(self.folder / name) as file:
                     file.write(text)
-            # Until it is complete its folder isn't named by a number, and Triton ignores it.
+            # Until the version is complete its folder's name is no number, and Triton ignores it.
             with replacing_files(self.folder / version, last=_MODEL) as aside, replacing(aside / _MODEL) as file:
                 file.write(data)
         except BaseException as error:
-            if self.folder in made and not self._versions():  # another process's, if any
+            if self.folder in made and not self._versions():  # unless another process added one
                 shutil.rmtree(self.folder, ignore_errors=True)
             if self.repository in made:
                 with suppress(OSError):  # it is not empty
@@ -156,14 +162,14 @@ class TritonModel(Destination):
         path = self.folder / str(max(self._versions())) / _MODEL
         try:
             return path, _Interface.of(onnx.load(path, load_external_data=False))
-        except Exception as error:  # there is no such file, protobuf can't parse it, or it says nothing
+        except Exception as error:  # there is no file, protobuf can't parse it, or it has no metadata
             raise InputError(
                 f"{path} is not a model that `autodial export` wrote, so no version can be added to it: name another "
                 "repository"
             ) from error
 
     def _check_same(self, interface: _Interface) -> None:
-        """Raise InputError unless a new version takes and gives what the newest one does."""
+        """Raise InputError unless a new version has the newest version's interface."""
         path, old = self._newest()
         for field, what in (
             ("inputs", "takes other images"),
@@ -177,14 +183,14 @@ class TritonModel(Destination):
                 )
 
     def _check_unwritten(self, files: dict[str, bytes]) -> None:
-        """Raise InputError for other files under these names in a folder without versions."""
+        """Raise InputError if a folder without versions has other files under these names."""
         for name, text in files.items():
             path = self.folder / name
             if path.exists() and path.read_bytes() != text:
                 raise InputError(f"{path} is there without a version of the model, and differs: move it away first")
 
 
-def _end(value: Any) -> _End:
+def _end(value: onnx.ValueInfoProto) -> _End:
     tensor = value.type.tensor_type
     return _End(value.name, _TYPES[tensor.elem_type], tuple(dim.dim_value or -1 for dim in tensor.shape.dim[1:]))
 
@@ -197,7 +203,7 @@ def _labels(classes: Sequence[str]) -> bytes:
 
 
 def _config(interface: _Interface) -> bytes:
-    """config.pbtxt, a ModelConfig message as text; the model's name is left to the folder's, which may be renamed."""
+    """config.pbtxt, a ModelConfig message as text; it has no name, so that the model's folder may be renamed."""
     lines = ['backend: "onnxruntime"', f"max_batch_size: {MAX_BATCH_SIZE}", "dynamic_batching { }"]
     for end in interface.inputs:
         lines += _block("input", end, *([f"format: {layout}"] if (layout := _layout(end)) else []))

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import socket
 import struct
 import sys
-from asyncio.trsock import TransportSocket
 
 _ATTACH_FILTER = 26
 """SO_ATTACH_FILTER of Linux, which Python's socket module doesn't name."""
@@ -21,7 +21,7 @@ _FILTER = (
 )
 
 
-def take_no_more(listener: TransportSocket) -> None:
+def take_no_more(listener: socket.socket) -> None:
     """Let a listening socket make no new connections, while those that the kernel has made wait to be accepted.
 
     Closing it resets what it has not accepted, and a client under way never hears why. With the filter, new clients

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
-# for the modules beside this, and layers/test_every_option.py, which importlib mode would not find
-sys.path += [str(Path(__file__).parent), str(Path(__file__).parents[1] / "layers")]
-
 from attack import HEADER, Figures, Victim
 from material import make
 

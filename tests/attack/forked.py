@@ -17,7 +17,7 @@ def preload() -> None:
     import autodial.converters.destinations.onnx
     import autodial.converters.destinations.triton
     import autodial.converters.dialize
-    import autodial.converters.onnx_export
+    import autodial.converters.net_export
     import autodial.deploy.runner
     import autodial.evaluation.recalibrate
     import autodial.project.plan

@@ -19,11 +19,16 @@ BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
     ("name", "rows"),
     [
         ("alignment --device cpu", ["16x32", "6x8x14x14"]),
-        ("training_step --device cpu", ["plain", "ours", "bf16"]),
-        ("resnet50_step --device cpu", ["BatchNorm", "aligned"]),
-        ("folding", ["unfolded", "affine", "folded"]),
-        ("ranks", ["1 process, 1 thread", "2 processes, 1 thread each"]),
-        ("start_up", ["digits ready", "first step", "memory"]),
+        *(
+            pytest.param(name, rows, marks=pytest.mark.slow)
+            for name, rows in (
+                ("training_step --device cpu", ["plain", "ours", "bf16"]),
+                ("resnet50_step --device cpu", ["BatchNorm", "aligned"]),
+                ("folding", ["unfolded", "affine", "folded"]),
+                ("ranks", ["1 process, 1 thread", "2 processes, 1 thread each"]),
+                ("start_up", ["digits ready", "first step", "memory"]),
+            )
+        ),
     ],
 )
 def test_quick_form(name: str, rows: list[str], tmp_path: Path) -> None:
@@ -48,3 +53,9 @@ def test_plain_alignment_is_the_layer(shape: tuple[int, ...]) -> None:
         y.backward(grad)
         results.append((y, inputs.grad, layer.alpha.grad, layer.mean, layer.variance, layer.normalizer))
     torch.testing.assert_close(*results)
+
+
+@pytest.mark.parametrize("script", sorted(path.name for path in BENCHMARKS.glob("*.py")))
+def test_what_a_script_imports_is_there(script: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    runpy.run_path(str(BENCHMARKS / script))

@@ -133,7 +133,7 @@ def test_a_reader_that_is_gone_ends_a_command_in_silence(arguments: str) -> None
 @pytest.mark.parametrize(
     ("error", "status", "message"),
     [
-        (MemoryError(), 1, "there is not enough memory for this"),
+        (MemoryError(), 1, "there is not enough memory"),
         (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried"), 1, "not enough memory"),
         (RecursionError("maximum recursion depth exceeded"), 2, "nested too deeply"),
         (InputError("a\x1b[2Jb\nc: no such file"), 2, r"a\x1b[2Jb\x0ac: no such file"),

@@ -19,9 +19,9 @@ import torch.nn.functional as F
 from environments import environment
 from image_nets import with_inputs
 
-from autodial.converters import onnx_export
+from autodial.converters import net_export
 from autodial.converters.destinations.caffe import CaffeFolder
-from autodial.converters.onnx_export import export
+from autodial.converters.net_export import export
 from autodial.errors import InputError
 from autodial.net.net import Net
 from autodial.netparam.overrides import apply_to_nets
@@ -451,7 +451,7 @@ def test_a_wrong_pair_is_not_written(
     folder = tmp_path / "out"
     assert autodial(*given(project), "--caffe", folder)[0] == 0
     before = files(tmp_path)
-    right = onnx_export.prepare
+    right = net_export.prepare
 
     def wrong(*arguments: Any, **options: Any) -> Any:
         net = right(*arguments, **options)
@@ -459,7 +459,7 @@ def test_a_wrong_pair_is_not_written(
         blobs = {name: [blob * np.float32(1.001) for blob in blobs] for name, blobs in folded.blobs.items()}
         return replace(net, caffe=replace(net.caffe, folded=replace(folded, blobs=blobs)))
 
-    monkeypatch.setattr(onnx_export, "prepare", wrong)
+    monkeypatch.setattr(net_export, "prepare", wrong)
     for place in (folder, tmp_path / "new"):
         status, _, err = autodial(*given(project), "--caffe", place)
         assert status == 1 and "nothing was written: the written net's logits differ from the unfolded net's" in err

@@ -13,7 +13,7 @@ from torch import nn
 
 from autodial.converters import ExportReport, export_module
 from autodial.converters.destinations import Destination, ExportOptions, find_destination
-from autodial.converters.onnx_export import export
+from autodial.converters.net_export import export
 from autodial.converters.onnx_file import make_verified
 from autodial.converters.prepared import Prepared
 from autodial.errors import InputError

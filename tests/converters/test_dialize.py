@@ -325,7 +325,7 @@ def test_layers_to_put_dial_behind_are_chosen(after: list[str], inserted: tuple[
 
 
 def test_one_name_is_no_list_of_layers() -> None:
-    with pytest.raises(InputError, match="after is a list of layers' names, not one name: \\['ip1'\\]"):
+    with pytest.raises(InputError, match="`after` is a list of layers' names, not one name: \\['ip1'\\]"):
         dialize(parse_net(LENET), after="ip1")
 
 
@@ -396,7 +396,7 @@ def test_the_size_of_images_from_a_database(
 
 
 def test_an_unknown_size_must_be_stated() -> None:
-    with pytest.raises(InputError, match=r'layer "data" \(Data\) does not say .* --resize 28'):
+    with pytest.raises(InputError, match=r'layer "data" \(Data\) does not say .* `size`'):
         dialize(parse_net(DATABASE % ""))
     assert sizes(dialize(parse_net(DATABASE % ""), size=(28, 28)).net) == (28, 28, 0, True)
 
@@ -464,7 +464,7 @@ def test_auxiliary_classifiers_learn_from_the_source_in_training_only() -> None:
 
 def test_equal_losses_leave_a_choice() -> None:
     text = AUXILIARY.replace("loss_weight: 0.3", "")
-    with pytest.raises(InputError, match=r"loss1/classifier, loss2/classifier have the same weight: .* --logits"):
+    with pytest.raises(InputError, match=r"loss1/classifier, loss2/classifier have the same weight: .* `logits`"):
         dialize(parse_net(text))
     assert dialize(parse_net(text), logits="loss1/classifier").report.logits == "loss1/classifier"
 

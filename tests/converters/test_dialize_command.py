@@ -63,8 +63,8 @@ def test_writes_a_net_and_its_weights(project: Path) -> None:
     output = run(net, weights)
     for part in (
         "Wrote net_autodial.prototxt and net_autodial.caffemodel",
-        "BatchNorm layers that are Dial layers now: 1",
-        "which the net lacks: 1 (old)",
+        "BatchNorm layers that became Dial layers: 1",
+        "layers that the net lacks: 1 (old)",
         'Largest difference of the logits "fc" from the original net\'s in TEST',
         "Note: the net does not say what is subtracted",
     ):
@@ -81,7 +81,7 @@ def test_options_reach_the_net(project: Path) -> None:
         project / "net" / "net.prototxt", "-o", "out.prototxt", "--classes", "7", "--after", "conv,fc", "--batch-size",
         "9", "--slice-point", "4", "--resize", "8x6", "--transform", "crop_size: 4 mirror: true mean_value: 100",
     )  # fmt: skip
-    assert "New classifier fc-new in the place of fc" in output and "new behind fc\n" in output
+    assert "New classifier fc-new replaces fc" in output and "New Dial and Scale layers behind fc\n" in output
     layers = {layer.name: layer for layer in read_net("out.prototxt").layer}
     source, target = layers["data-source"], layers["data-target"]
     assert (source.image_data_param.batch_size, target.image_data_param.batch_size) == (4, 5)
@@ -107,10 +107,10 @@ def test_a_mean_image_beside_the_original_is_found_from_the_result(project: Path
         (["-o", "../net/net.prototxt"], "the same command reads this file"),
         (["-o", "missing/out.prototxt"], "there is no folder"),
         (["-o", "out"], r"ends in \.prototxt"),
-        (["--resize", "8,6"], "--resize 8,6: state a number of pixels"),
+        (["--resize", "8,6"], "--resize 8,6: write a number of pixels"),
         (["--transform", "crop: 3"], "--transform:1:1: .* no field"),
         (["--batch-size", "8", "--slice-point", "8"], "leaves no target images"),
-        (["--slice-point", "8"], "state that, too"),
+        (["--slice-point", "8"], "state --batch-size, too"),
         (["--after", "ip,nothing"], r'net\.prototxt: --after nothing: no layer "nothing"'),
         (["gone.caffemodel"], "gone.caffemodel does not exist"),
     ],

@@ -77,7 +77,7 @@ def test_lower_precision_is_not_for_plain_caffe(project: Path) -> None:
     words = ["--net", str(project / "net.prototxt"), "--weights", weights, "--caffe", str(project / "out")]
     with pytest.raises(InputError, match="plain Caffe is float32"):
         CliRunner().invoke(app, [*words, "--precision", "fp16"], catch_exceptions=False)
-    with pytest.raises(InputError, match="--caffe and --triton are two forms"):
+    with pytest.raises(InputError, match="--caffe and --triton are two formats"):
         CliRunner().invoke(app, [*words, "--triton", str(project / "models")], catch_exceptions=False)
 
 

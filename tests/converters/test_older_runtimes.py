@@ -18,7 +18,7 @@ from image_nets import with_inputs
 from torch import nn
 
 from autodial.converters import TritonModel, convert_batchnorm, export_module
-from autodial.converters.onnx_export import export
+from autodial.converters.net_export import export
 from autodial.net.net import Net
 from autodial.proto import LayerWeights, Weights, parse_net
 from autodial.proto import messages as pb

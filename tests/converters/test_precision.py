@@ -19,7 +19,7 @@ from torch import nn
 
 from autodial.commands.export import describe
 from autodial.converters import AutoDIAL, convert_batchnorm, export_module
-from autodial.converters.onnx_export import export
+from autodial.converters.net_export import export
 from autodial.converters.onnx_float16 import rounding_to_float16, to_float16
 from autodial.deploy import Predictor
 from autodial.errors import InputError, WorkError
@@ -138,7 +138,7 @@ def test_the_file_is_what_the_report_says(trained: Any, precision: Any, tmp_path
     record = json.loads(json.dumps(report.record()))
     assert record["agreement"]["same_class"] == agreement.same_class
     text = describe(report)
-    assert f"{precision} beside float32" in text and f"the same class for {agreement.same_class:.2%}" in text
+    assert f"{precision} compared with float32" in text and f"the same class for {agreement.same_class:.2%}" in text
 
 
 def test_fp16_holds_weights_and_values_in_float16(trained: Any, tmp_path: Path) -> None:
@@ -184,7 +184,9 @@ def test_too_little_agreement_writes_nothing(trained: Any, tmp_path: Path) -> No
     close = copy.deepcopy(weights)
     fc = next(layer for layer in close.layers if layer.name == "fc")
     fc.blobs[0] = fc.blobs[0][:1] + 1e-4 * fc.blobs[0]
-    with pytest.raises(WorkError, match=r"nothing was written: int8 gives .* float32's class, and at least 99.00%"):
+    with pytest.raises(
+        WorkError, match=r"nothing was written: int8 gives .* float32's class, and `min_agreement` asks for 99.00%"
+    ):
         export(message, close, tmp_path / "model.onnx", base_dir=folder, precision="int8")
     assert not list(tmp_path.iterdir())
     report = export(message, close, tmp_path / "m.onnx", base_dir=folder, precision="int8", min_agreement=0.0)
@@ -279,12 +281,12 @@ def test_images_that_are_named(trained: Any, given: str, tmp_path: Path) -> None
     assert agreement.images + agreement.calibration_images == left
     assert abs(agreement.images - agreement.calibration_images) <= 2
     assert f"{lost} image" in report.notes[-1] and "could not be read" in report.notes[-1]
-    assert f"calibrated on {agreement.calibration_images} others" in describe(report)
+    assert f"calibrated on {agreement.calibration_images} other images" in describe(report)
 
 
 def test_int8_of_few_images_is_refused(trained: Any, tmp_path: Path) -> None:
     write_images(tmp_path / "few", 19)
-    with pytest.raises(InputError, match="few has only 19: --calibration names 20 or more"):
+    with pytest.raises(InputError, match="few has only 19: name 20 or more in `calibration`"):
         make(trained, tmp_path / "m.onnx", precision="int8", calibration=tmp_path / "few")
     assert not (tmp_path / "m.onnx").exists()
 
@@ -293,7 +295,8 @@ def test_without_images(trained: Any, tmp_path: Path) -> None:
     message, weights, _ = trained
     options: dict[str, Any] = {"base_dir": tmp_path}
     with pytest.raises(
-        InputError, match=r'there are none: .*"test.txt" does not exist.*; --calibration names a folder'
+        InputError,
+        match=r'there are none: .*"test.txt" does not exist.*; name a folder or a list',
     ):
         export(message, weights, tmp_path / "model.onnx", precision="int8", **options)
     report = export(message, weights, tmp_path / "model.onnx", precision="fp16", min_agreement=0, **options)
@@ -302,7 +305,7 @@ def test_without_images(trained: Any, tmp_path: Path) -> None:
 
 
 def test_raw_input(trained: Any, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"int8 is calibrated on images, and there are none.*leave out --raw-input"):
+    with pytest.raises(InputError, match=r"int8 is calibrated on images, and there are none.*leave out `raw_input`"):
         make(trained, tmp_path / "model.onnx", precision="int8", raw_input=True)
     with pytest.raises(InputError, match="images can't be used: the file takes the net's input blob"):
         make(trained, tmp_path / "m.onnx", precision="fp16", raw_input=True, calibration=trained[2] / "images")
@@ -315,10 +318,10 @@ def test_raw_input(trained: Any, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"precision": "fp8"}, "precision is one of float32, fp16, int8, not 'fp8'"),
-        ({"min_agreement": 0.5}, "are for --precision fp16 or int8"),
+        ({"precision": "fp8"}, "`precision` is one of float32, fp16, int8, not 'fp8'"),
+        ({"min_agreement": 0.5}, "are for a `precision` of fp16 or int8"),
         ({"precision": "fp16", "min_agreement": 1.5}, "share of the images, 0 to 1, not 1.5"),
-        ({"precision": "int8", "calibration": Path("missing")}, "missing: no such folder of images, or list"),
+        ({"precision": "int8", "calibration": Path("missing")}, "missing: there is no such folder or list"),
     ],
 )
 def test_what_makes_no_sense_is_refused(trained: Any, options: Any, message: str, tmp_path: Path) -> None:
@@ -343,7 +346,7 @@ def test_a_torch_module_names_its_images(tmp_path: Path) -> None:
     net = AutoDIAL(nn.Sequential(module, nn.Linear(8 * 64, 5)))
     net(torch.rand(4, 3, 12, 12), torch.rand(4, 3, 12, 12))
     options: dict[str, Any] = {"size": (12, 12), "min_agreement": 0.8}
-    with pytest.raises(InputError, match="no list of them is known; --calibration names a folder"):
+    with pytest.raises(InputError, match="no list of them is known; name a folder"):
         export_module(net, tmp_path / "model.onnx", precision="int8", **options)
     plain = export_module(net, tmp_path / "plain.onnx", size=(12, 12))
     for precision in ("fp16", "int8"):

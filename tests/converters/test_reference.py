@@ -13,7 +13,7 @@ import pytest
 from torch import nn
 
 from autodial.converters import export_module, file_batches, reference
-from autodial.converters.onnx_export import export
+from autodial.converters.net_export import export
 from autodial.converters.reference import TrainingImages
 from autodial.converters.verification import ExportReport
 from autodial.deploy import Predictor, predict_folder
@@ -104,8 +104,8 @@ def test_the_model_itself_is_the_same_with_and_without(project: Path, monkeypatc
     report = exported(project)
     assert "reference" not in report.metadata
     np.testing.assert_array_equal(Predictor(project / "model.onnx", "cpu").predict(images)[0], logits)
-    (note,) = (note for note in report.notes if "--drift" in note)
-    assert note.startswith("`autodial predict --drift` will have nothing to compare with") and "target.txt" in note
+    (note,) = (note for note in report.notes if "domain shift" in note)
+    assert note.startswith("the file can't detect a domain shift") and "target.txt" in note
 
 
 def test_a_long_list_is_measured_in_equal_steps(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -163,13 +163,13 @@ def test_the_command_says_what_is_kept(project: Path, autodial: Callable[..., tu
     write_weights(weights(), project / "w.caffemodel")
     words = ["--net", project / "net.prototxt", "--weights", project / "w.caffemodel", "-o", project / "m.onnx"]
     status, out, _ = autodial("export", *words)
-    assert status == 0 and "Kept for `autodial predict --drift`: figures of 12 of 12 images of target.txt" in out
+    assert status == 0 and "Kept for `autodial predict --drift`: statistics of 12 of 12 images of target.txt" in out
     for name in images_of(project, "target"):
         name.unlink()
     status, out, _ = autodial("export", *words, "--json")
     report = json.loads(out)
     assert status == 0 and "reference" not in report["metadata"]
-    assert any("nothing to compare with" in note for note in report["notes"])
+    assert any("detect a domain shift" in note for note in report["notes"])
 
 
 def test_torch_modules_may_name_their_target_images(project: Path) -> None:

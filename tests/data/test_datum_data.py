@@ -187,12 +187,26 @@ def test_what_cannot_be_honoured_is_refused(numbered: Path, options: str, transf
     assert "\n" not in str(error.value)
 
 
-def test_leveldb_is_refused_with_the_way_to_convert(tmp_path: Path) -> None:
-    (tmp_path / "db").mkdir()
-    (tmp_path / "db" / "CURRENT").write_text("MANIFEST-000001\n")
-    layer = parse_net('layer { name: "d" type: "Data" data_param { source: "db" batch_size: 1 } }').layer[0]
-    with pytest.raises(InputError, match=r"LEVELDB.*convert_imageset -backend lmdb.*plyvel and lmdb.*backend: LMDB$"):
-        DatumData(layer, phase=pb.TEST, seed=0, base_dir=tmp_path)
+def test_a_leveldb_gives_what_an_lmdb_of_the_same_datums_gives(tmp_path: Path) -> None:
+    plyvel = pytest.importorskip("plyvel")
+    values = [encoded(".png", np.roll(PHOTO, k), k) for k in range(5)]
+    write(tmp_path, *values)
+    (tmp_path / "level").mkdir()
+    with plyvel.DB(str(tmp_path / "level" / "db"), create_if_missing=True) as database:
+        for i, value in reversed(list(enumerate(values))):
+            database.put(f"{i:03}".encode(), value)
+    options = ("batch_size: 4 rand_skip: 3", "crop_size: 7 mirror: true")
+    lmdb_layer = data(tmp_path, *options, phase=pb.TRAIN)
+    text = f"""layer {{ name: "data" type: "Data" top: "data" top: "label" transform_param {{ {options[1]} }}
+      data_param {{ source: "db" {options[0]} }} }}"""  # LEVELDB is Caffe's default
+    layer = DatumData(parse_net(text).layer[0], phase=pb.TRAIN, seed=1, base_dir=tmp_path / "level")
+    assert len(layer) == 5
+    for index in (0, 3, 1):
+        for ours, wanted in zip(layer.batch(index), lmdb_layer.batch(index), strict=True):
+            np.testing.assert_array_equal(ours, wanted)
+        assert layer.names(index) == lmdb_layer.names(index)
+    with pytest.raises(InputError, match=r"db is a LevelDB and data_param\.backend is LMDB: write backend: LEVELDB"):
+        data(tmp_path / "level")
 
 
 def test_a_missing_or_empty_database_is_refused(tmp_path: Path) -> None:
@@ -201,7 +215,7 @@ def test_a_missing_or_empty_database_is_refused(tmp_path: Path) -> None:
         DatumData(layer, phase=pb.TEST, seed=0)
     with pytest.raises(InputError, match=r'"db" does not exist \(looked for '):
         data(tmp_path)
-    with pytest.raises(InputError, match=r"data\.mdb is an LMDB without entries"):
+    with pytest.raises(InputError, match=r"data\.mdb is a database without entries"):
         data(write(tmp_path))
 
 

@@ -79,3 +79,12 @@ def test_devices_are_not_read(read: Callable[[Path], Any], text: str, what: str,
     path.symlink_to(os.devnull)
     with pytest.raises(InputError, match=rf"x\.settings is a device(: name a| and not) {what}"):
         read(path)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no named pipes there")
+@pytest.mark.parametrize(("read", "text", "what"), READERS[:4])
+def test_pipes_are_not_waited_for(read: Callable[[Path], Any], text: str, what: str, tmp_path: Path) -> None:
+    path = tmp_path / "x.settings"
+    os.mkfifo(path)
+    with pytest.raises(InputError, match=rf"x\.settings is a pipe and not {what}: write its content to a file"):
+        read(path)

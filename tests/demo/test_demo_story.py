@@ -116,4 +116,4 @@ def test_interrupted_demo_says_where_its_results_are(
     with pytest.raises(typer.Exit) as exit_:
         demo(output)
     assert exit_.value.exit_code == 130
-    assert f"Interrupted. {output} holds what was done so far, and {output / 'log.txt'} what" in capsys.readouterr().err
+    assert f"Interrupted: {output} holds what was done so far, and {output / 'log.txt'} what" in capsys.readouterr().err

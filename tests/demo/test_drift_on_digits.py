@@ -15,7 +15,7 @@ from autodial.deploy.drift import Drift, Verdict
 
 pytest.importorskip("torch", reason="needs the packages of autodial[train]")
 
-from autodial.converters.onnx_export import export
+from autodial.converters.net_export import export
 from autodial.demo.images import write_images
 from autodial.netparam.shipped import shipped_net, shipped_solver
 from autodial.proto import messages as pb

@@ -17,7 +17,6 @@ from originals import shared
 
 from autodial import proto
 from autodial.evaluation.domains import data_in_test, data_in_train, without_augmentation
-from autodial.evaluation.recalibrate import _Moments
 from autodial.net.net import Net
 from autodial.proto import messages as pb
 
@@ -278,7 +277,7 @@ def test_source_and_target_for_a_net_that_names_none(autodial: Run, pictures: di
     Path("net.prototxt").write_text(only_test)
     status, _, err = autodial("--target", "target")
     assert status == 2
-    assert "name the source's with --source" in err
+    assert "name the source's images with --source" in err
     assert autodial("--source", "source.txt", "--target", "target")[0] == 0
     assert_statistics("out.caffemodel", "dial", mixed(*map(prepared, pictures.values()), ALPHA))
 
@@ -287,8 +286,8 @@ def test_statistics_that_were_never_stored(autodial: Run) -> None:
     proto.write_weights(Net(proto.read_net("net.prototxt"), pb.TEST).weights(), "w.caffemodel")
     status, out, err = autodial()
     assert status == 0
-    assert "No statistics were ever stored in dial, fc/dial" in err
-    assert "another most probable class" not in out
+    assert "dial, fc/dial had no statistics stored" in err
+    assert "most probable class changed" not in out
 
 
 RESIZED = ("--set", "target.image_data_param.new_height=10")
@@ -307,8 +306,8 @@ def damage(*_: object) -> None:
         (lambda: Path("source.txt").unlink(), (), '"source.txt" does not exist'),
         (lambda: Path("target.txt").unlink(), (), "; --target names other images"),
         (lambda: Path("empty").mkdir(), ("--target", "empty"), "empty: no image in this folder"),
-        (lambda: None, ("--target", "target/image 1.png"), "target/image 1.png: one image alone has no statistics"),
-        (lambda: None, ("--source", "source/image 1.png"), "source/image 1.png: one image alone has no statistics"),
+        (lambda: None, ("--target", "target/image 1.png"), "target/image 1.png: a single image has no statistics"),
+        (lambda: None, ("--source", "source/image 1.png"), "source/image 1.png: a single image has no statistics"),
         (lambda: None, ("--target", "nowhere"), "nowhere: no such file or folder"),
         (lambda: Path("u.txt").write_text("a.png\n"), ("--target", "u.txt"), 'u.txt: "a.png" does not exist'),
         (lambda: None, ("--weights", "w2.caffemodel"), "w2.caffemodel does not exist"),
@@ -337,7 +336,7 @@ def test_an_interrupted_run_writes_nothing(autodial: Run, monkeypatch: pytest.Mo
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(_Moments, "add", interrupt)
+    monkeypatch.setattr(Net, "run_layer", interrupt)
     status, _, err = autodial()
     assert status == 130
     assert err.endswith("Interrupted: nothing was written.\n")

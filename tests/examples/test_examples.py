@@ -1,7 +1,8 @@
-"""The programs of examples/, run as their first lines say."""
+"""The programs of examples/."""
 
 from __future__ import annotations
 
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -37,7 +38,7 @@ def test_a_module_is_trained_exported_and_used(tmp_path: Path) -> None:
         for i in range(16):
             assert cv2.imwrite(str(tmp_path / folder / f"{i}.png"), rng.integers(0, 256, (32, 32, 3), dtype=np.uint8))
     model = tmp_path / "model.onnx"
-    said = run("train_module.py", tmp_path / "source", tmp_path / "target", model, "1")
+    said = run("train_module.py", tmp_path / "source", tmp_path / "target", model, "--epochs", "1")
     assert "epoch 1 of 1: loss" in said and model.exists()
     said = run("label_images.py", model, tmp_path / "target" / "0.png", tmp_path / "target" / "1.png")
     assert len(said.splitlines()) == 2 and all("cat (" in line or "dog (" in line for line in said.splitlines())
@@ -48,3 +49,24 @@ def test_forward_with_pycaffe(tmp_path: Path) -> None:
     write_weights(Net(parse_net(DEPLOY), pb.TEST).weights(), tmp_path / "net.caffemodel")
     said = run("forward_with_pycaffe.py", tmp_path / "deploy.prototxt", tmp_path / "net.caffemodel")
     assert said.startswith("prob: (2, 3), the first row's largest value is 0.")
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        ("label_images.py", "the following arguments are required: MODEL.onnx, IMAGE"),
+        ("label_images.py gone.onnx a.png", "gone.onnx"),
+        ("forward_with_pycaffe.py", "the following arguments are required: DEPLOY.prototxt, WEIGHTS.caffemodel"),
+        ("forward_with_pycaffe.py gone.prototxt gone.caffemodel", "gone.prototxt"),
+        ("train_module.py gone gone out.onnx", "gone has 0 images, and a batch takes 16: add some"),
+    ],
+)
+def test_wrong_arguments_are_a_sentence_and_status_2(command: str, message: str, tmp_path: Path) -> None:
+    name, *arguments = shlex.split(command)
+    done = subprocess.run(
+        [sys.executable, EXAMPLES / name, *arguments], capture_output=True, text=True, check=False, cwd=tmp_path
+    )
+    assert done.returncode == 2 and done.stdout == ""
+    assert done.stderr.startswith(f"usage: {name}")
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith(f"{name}: error: ") and message in last

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch
@@ -12,8 +10,6 @@ import torch
 from autodial import proto
 from autodial.layers import Layer, LayerContext, layer_class
 from autodial.layers.base import TEST, TRAIN
-
-sys.path.append(str(Path(__file__).parent))  # for caffe_loops, which pytest's importlib mode would not find
 
 
 @pytest.fixture

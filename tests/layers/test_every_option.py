@@ -32,7 +32,11 @@ FILLERS = ('type: "constant"', 'type: "gaussian"', 'type: "uniform"', 'type: "xa
 SAME_NUMBERS = {
     "Convolution": ("engine", "force_nd_im2col"),
     "Deconvolution": ("engine", "force_nd_im2col"),
+    "Im2col": ("engine", "force_nd_im2col"),
+    "LSTM": ("debug_info",),
     "Pooling": ("engine",),
+    "RNN": ("debug_info",),
+    "SPP": ("engine",),
     "ReLU": ("engine",),
     "Sigmoid": ("engine",),
     "TanH": ("engine",),
@@ -65,12 +69,17 @@ def filled(body: str, *fillers: str) -> list[Case]:
 
 CLASSES, LABELS = (4, 3), (4,)
 LOSSES = [Case("", (CLASSES, LABELS)), Case("", ((4, 3, 2), (4, 2)))]
+RECURRENT = [
+    case._replace(bottoms=((2, 4, 3), (2, 4), (4, 2)))
+    for case in filled("recurrent_param { num_output: 3 weight_filler { FILLER } bias_filler { FILLER } }")
+]
 CASES: dict[str, list[Case]] = {
     "AbsVal": [Case()],
     "Accuracy": [Case("", (CLASSES, LABELS)), Case("", ((4, 4, 4), (4, 4)))],
     "ArgMax": [Case("", (CLASSES,))],
     "BNLL": [Case()],
     "BatchNorm": [Case(), Case(phase=pb.TEST)],
+    "BatchReindex": [Case("", (IMAGES, (4,)))],
     "Bias": [*filled("bias_param { filler { FILLER } }"), Case("", (IMAGES, (4,)))],
     "Concat": [Case("", (IMAGES, IMAGES))],
     "ContrastiveLoss": [Case("contrastive_loss_param { margin: 4 }", ((8, 3), (8, 3), (8,)))],
@@ -104,12 +113,20 @@ CASES: dict[str, list[Case]] = {
     "EntropyLoss": [Case("", (CLASSES,)), Case("", ((4, 3, 2),))],
     "EuclideanLoss": [Case("", (IMAGES, IMAGES))],
     "Exp": [Case()],
+    "Filter": [Case("", (CLASSES, LABELS))],
     "Flatten": [Case()],
     "HingeLoss": [Case("", (CLASSES, LABELS))],
+    "Im2col": [
+        Case("convolution_param { kernel_size: 2 }"),
+        Case("convolution_param { kernel_h: 2 kernel_w: 2 }"),
+        Case("convolution_param { kernel_size: 2 pad_h: 1 pad_w: 1 }"),
+        Case("convolution_param { kernel_size: 2 stride_h: 2 stride_w: 1 }"),
+    ],
     "InfogainLoss": [Case("", (*case.bottoms, (3, 3))) for case in LOSSES],
     "InnerProduct": filled("inner_product_param { num_output: 3 weight_filler { FILLER } bias_filler { FILLER } }"),
     "Input": [Case("input_param { shape { dim: 4 dim: 3 } }", ())],
     "LRN": [Case()],
+    "LSTM": RECURRENT,
     "Log": [Case()],
     "MVN": [Case()],
     "MemoryData": [Case("memory_data_param { batch_size: 2 channels: 3 height: 4 width: 5 }", (), 2)],
@@ -125,9 +142,11 @@ CASES: dict[str, list[Case]] = {
     ],
     "Power": [Case()],
     "Python": [Case('python_param { module: "test_every_option_layer" layer: "Scaled" param_str: "2" }')],
+    "RNN": RECURRENT,
     "ReLU": [Case()],
     "Reduction": [Case()],
     "Reshape": [Case("reshape_param { shape { dim: 4 dim: -1 } }")],
+    "SPP": [Case("spp_param { pyramid_height: 2 }")],
     "Scale": [*filled("scale_param { bias_term: true filler { FILLER } bias_filler { FILLER } }"), Case()],
     "Sigmoid": [Case()],
     "SigmoidCrossEntropyLoss": [Case("", (CLASSES, CLASSES))],

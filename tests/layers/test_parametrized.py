@@ -46,7 +46,9 @@ def test_convolution(build, fields: str, options: dict) -> None:
         ("num_output: 2 kernel_size: 3 group: 0", "group must be positive"),
         ("num_output: 3 kernel_size: 3 group: 2", "num_output 3 is not a multiple of group 2"),
         ("num_output: 3 kernel_size: 3 group: 3", "channels 4 is not a multiple of group 3"),
-        ("num_output: 2 kernel_size: 3 axis: 2", "axis 2 is not supported"),
+        ("num_output: 2 kernel_size: 3 kernel_size: 3 axis: 2", "has 2 values, but the bottom has 1 spatial axis$"),
+        ("num_output: 2 kernel_h: 3 kernel_w: 3 axis: 2", "kernel_h and kernel_w are for 2 spatial axes"),
+        ("num_output: 2 kernel_size: 3 axis: 4", "axis 4 is out of range"),
         ("num_output: 2 kernel_size: 5 dilation: 2", r"over 9 pixels does not fit bottom \(2, 4, 9, 8\)"),
         ('num_output: 2 kernel_size: 3 weight_filler { type: "xavir" }', "xavir"),
     ],
@@ -61,8 +63,8 @@ def test_convolution_needs_its_channels(build) -> None:
     assert layer.top_shapes([(7, 4, 3, 3)]) == [(7, 2, 3, 3)]
     with pytest.raises(LayerError, match="has 5 channels, the weights 4"):
         layer.top_shapes([(2, 5, 9, 8)])
-    with pytest.raises(LayerError, match="4 axes"):
-        build('type: "Convolution" convolution_param { num_output: 2 kernel_size: 1 }', (2, 4))
+    with pytest.raises(LayerError, match=r"bottom \(2, 4, 9\) must have 4 axes, as when the net was built"):
+        layer.top_shapes([(2, 4, 9)])
 
 
 @pytest.mark.parametrize(
@@ -100,8 +102,7 @@ def test_bilinear_deconvolution_enlarges_an_image(build) -> None:
     ("fields", "message"),
     [
         ("kernel_size: 3 num_output: 3 group: 2", "num_output 3 is not a multiple of group 2"),
-        ("kernel_size: 3 num_output: 2 pad: 5", r"over 3 pixels does not fit bottom \(2, 4, 9, 8\) with pad 5"),
-        ("kernel_size: 3 num_output: 2 axis: 2", "axis 2 is not supported"),
+        ("kernel_size: 3 num_output: 2 pad: 5", r"pad 5 leaves nothing of the 10 pixels that bottom \(2, 4, 9, 8\)"),
     ],
 )
 def test_deconvolution_refuses(build, fields: str, message: str) -> None:

@@ -111,7 +111,7 @@ def test_fields(build, fields: str, shape: tuple[int, ...]) -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ("pool: STOCHASTIC kernel_size: 2", "pool STOCHASTIC"),
+        ("pool: STOCHASTIC kernel_size: 2 pad: 1", "pool STOCHASTIC takes no pad"),
         ("", "needs kernel_size"),
         ("kernel_h: 2", "kernel_h and kernel_w together"),
         ("kernel_size: 2 kernel_h: 2 kernel_w: 2", "both kernel_size and"),
@@ -136,3 +136,50 @@ def test_refused(build, fields: str, message: str) -> None:
 def test_needs_images(build) -> None:
     with pytest.raises(LayerError, match=r"4 axes .* not \(2, 3\)"):
         build('type: "Pooling" pooling_param { kernel_size: 2 }', (2, 3))
+
+
+STOCHASTIC = 'type: "Pooling" pooling_param { pool: STOCHASTIC kernel_size: 3 stride: 2 }'
+
+
+def windows(x):
+    """The values of each 3 x 3 window at stride 2, cut off at the image's end."""
+    count = -(-(x.shape[2] - 3) // 2) + 1
+    for row, column in np.ndindex(count, count):
+        rows, columns = slice(2 * row, min(2 * row + 3, x.shape[2])), slice(2 * column, min(2 * column + 3, x.shape[3]))
+        yield (row, column), x[:, :, rows, columns]
+
+
+def test_stochastic_pooling_expects_the_weighted_mean(build) -> None:
+    x = np.random.default_rng(0).random((2, 3, 6, 6), dtype=np.float32)
+    x[0, 0] = 0
+    top = build(STOCHASTIC, x.shape, phase=1)(torch.from_numpy(x)).numpy()
+    for (row, column), values in windows(x):
+        total = values.sum((2, 3))
+        want = np.divide((values**2).sum((2, 3)), total, out=np.zeros_like(total), where=total > 0)
+        np.testing.assert_allclose(top[:, :, row, column], want, 1e-5)
+
+
+def test_stochastic_pooling_draws_by_value(build) -> None:
+    x = torch.tensor([[1.0, 2, 0], [3, 0, 0], [0, 0, 4]]).expand(4000, 1, 3, 3).clone().requires_grad_()
+    layer = build(STOCHASTIC, x.shape)
+    layer.reseed(0)
+    top = layer(x)
+    values, counts = top.unique(return_counts=True)
+    assert values.tolist() == [1, 2, 3, 4]
+    np.testing.assert_allclose(counts / 4000, [0.1, 0.2, 0.3, 0.4], atol=0.03)
+    top.sum().backward()
+    assert torch.equal((x * x.grad).sum((2, 3)), top.detach().flatten(1))  # all of it goes to the value that was drawn
+    layer.reseed(0)
+    assert torch.equal(layer(x), top)
+    layer.reseed(1)
+    assert not torch.equal(layer(x), top)
+
+
+def test_stochastic_pooling_stays_inside_the_image(build) -> None:
+    x = torch.ones(50, 2, 6, 6, requires_grad=True)
+    layer = build(STOCHASTIC, x.shape)
+    layer.reseed(0)
+    top = layer(x)
+    assert top.shape == (50, 2, 3, 3) and (top == 1).all()
+    top.sum().backward()
+    assert x.grad.sum() == top.numel()

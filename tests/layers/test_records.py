@@ -52,7 +52,8 @@ def test_record(name: str) -> None:
 
     for bottom, same in zip(bottoms, before, strict=True):
         assert torch.equal(bottom, same), "a layer must not change its bottoms"
-    assert [tuple(top.shape) for top in tops] == layer.top_shapes(shapes)
+    if param.type != "Filter":  # which knows only in the forward pass how many rows stay
+        assert [tuple(top.shape) for top in tops] == layer.top_shapes(shapes)
     for blob, top in zip(param.top, tops, strict=True):
         assert_close(f"out/{blob}", top, record[f"out/{blob}"], FORWARD)
     for i, blob in enumerate(layer.blobs):
@@ -65,7 +66,8 @@ def test_record(name: str) -> None:
         torch.from_numpy(record[f"dtop/{blob}"]) if f"dtop/{blob}" in record else torch.tensor(loss_weight)
         for blob in param.top
     ]
-    torch.autograd.backward(tops, gradients)
+    pairs = [pair for pair in zip(tops, gradients, strict=True) if pair[0].requires_grad]
+    torch.autograd.backward(*zip(*pairs, strict=True))
     for bottom, blob in zip(bottoms, param.bottom, strict=True):
         if f"din/{blob}" in record:
             assert_close(f"din/{blob}", bottom.grad, record[f"din/{blob}"], BACKWARD)

@@ -17,6 +17,8 @@ from autodial.proto import parse_net
 IMAGES = 'layer { name: "x" type: "Input" top: "x" input_param { shape { dim: 2 dim: 3 dim: 9 dim: 9 } } }'
 BIG, HUGE = 2**31 - 1, 2**62
 LAYERS = {
+    "Im2col": f"convolution_param {{ kernel_size: {BIG} pad: {BIG} }}",
+    "SPP": "spp_param { pyramid_height: 31 }",
     "Pooling": f"pooling_param {{ kernel_size: 2 stride: {BIG} }}",
     "Convolution": f"convolution_param {{ kernel_size: 3 num_output: {BIG} }}",
     "Deconvolution": f"convolution_param {{ kernel_size: 3 num_output: 1 stride: {BIG} }}",
@@ -27,6 +29,11 @@ LAYERS = {
     "Reshape": f"reshape_param {{ shape {{ dim: 0 dim: {HUGE} }} }}",
     "Crop": f"crop_param {{ offset: {BIG} }}",
 }
+SEVERAL = {
+    "LSTM": f"recurrent_param {{ num_output: {BIG} }}",
+    "RNN": "recurrent_param { num_output: 1000000 }",
+}
+"""As LAYERS, for x and the bottoms that layers of this type take besides."""
 SOURCES = {
     "Parameter": f"parameter_param {{ shape {{ dim: {HUGE} dim: {HUGE} }} }}",
     "Input": f"input_param {{ shape {{ dim: {HUGE} dim: 4 }} }}",
@@ -50,6 +57,20 @@ def test_absurd_sizes_are_refused_with_the_layers_name(kind: str) -> None:
     second = 'bottom: "x"' if kind == "Crop" else ""
     layer = f'layer {{ name: "y" type: "{kind}" bottom: "x" {second} top: "y" {LAYERS[kind]} }}'
     assert refused(IMAGES + layer).startswith(f'layer "y" ({kind}): ')
+
+
+@pytest.mark.parametrize("kind", SEVERAL)
+def test_absurd_sizes_with_several_bottoms_are_refused(kind: str) -> None:
+    cont = 'layer { name: "cont" type: "Input" top: "cont" input_param { shape { dim: 2 dim: 3 } } }'
+    layer = f'layer {{ name: "y" type: "{kind}" bottom: "x" bottom: "cont" top: "y" {SEVERAL[kind]} }}'
+    assert refused(IMAGES + cont + layer).startswith(f'layer "y" ({kind}): ')
+
+
+@pytest.mark.parametrize("margins", [f"stride: {BIG} pad: {2**30}", f"stride: {BIG} dilation: {2**30}"])
+def test_absurd_margins_of_a_convolution_are_refused(margins: str) -> None:
+    options = f"convolution_param {{ num_output: 1 kernel_size: 2 {margins} }}"
+    layer = f'layer {{ name: "y" type: "Convolution" bottom: "x" top: "y" {options} }}'
+    assert "the bottom with its margins would have the shape" in refused(IMAGES + layer)
 
 
 @pytest.mark.parametrize("kind", SOURCES)

@@ -24,9 +24,9 @@ LOSS = 'layer { name: "loss" type: "EntropyLoss" bottom: "x" top: "loss" }'
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ('bottom: "x" type: "Dial"', r"\(Dial\) parts the batch at row 3, among the rows of one data layer.* 6 rows\)"),
-        ('bottom: "xy" type: "Dial"', r"parts the batch at row 5, .*made of 6 \+ 4 rows"),
-        ('bottom: "x" type: "Slice" top: "z" slice_param { axis: 0 }', r"\(Slice\) parts the batch at row 3"),
+        ('bottom: "x" type: "Dial"', r"\(Dial\) splits the batch at row 3, inside the rows of one data.* 6 rows\)"),
+        ('bottom: "xy" type: "Dial"', r"splits the batch at row 5, .*has 6 \+ 4 rows"),
+        ('bottom: "x" type: "Slice" top: "z" slice_param { axis: 0 }', r"\(Slice\) splits the batch at row 3"),
         ('bottom: "x" type: "Softmax" softmax_param { axis: 0 }', "across the rows of the batch"),
         ('bottom: "x" type: "Softmax" softmax_param { axis: -2 }', "across the rows of the batch"),
         (
@@ -39,11 +39,11 @@ LOSS = 'layer { name: "loss" type: "EntropyLoss" bottom: "x" top: "loss" }'
         ('bottom: "x" type: "Reduction" reduction_param { operation: MEAN }', "across the rows of the batch"),
         (
             'bottom: "x" type: "Reshape" reshape_param { shape { dim: 6 dim: 2 dim: 2 } }',
-            r"makes \(6, 4\) into \(6, 2, 2\)",
+            r"turns \(6, 4\) into \(6, 2, 2\)",
         ),
-        ('bottom: "x" type: "Reshape" reshape_param { shape { dim: 12 dim: -1 } }', r"makes \(6, 4\) into \(12, 2\)"),
+        ('bottom: "x" type: "Reshape" reshape_param { shape { dim: 12 dim: -1 } }', r"turns \(6, 4\) into \(12, 2\)"),
         ('bottom: "loss" type: "Power"', "computes with a loss or an accuracy"),
-        ('type: "Parameter" parameter_param { shape { dim: 6 } }', "for which its type is not made"),
+        ('type: "Parameter" parameter_param { shape { dim: 6 } }', "does not support training in several processes"),
         (
             'bottom: "x" bottom: "xx" type: "Eltwise"',
             r"rows come from different data layers, 6 rows and 4 \+ 2 rows",
@@ -113,7 +113,10 @@ def test_shipped_nets_can_be_shared_out(name: str) -> None:
             "would change the stat",
         ),
         ('type: "Dial" bottom: "x" top: "z" dial_param { use_global_stats: false }', "would change the statistics"),
-        ('type: "HDF5Output" bottom: "x" bottom: "x" hdf5_output_param { file_name: "o.h5" }', "sees every batch"),
+        (
+            'type: "HDF5Output" bottom: "x" bottom: "x" hdf5_output_param { file_name: "o.h5" }',
+            "to see every batch",
+        ),
     ],
 )
 def test_test_nets_that_are_refused(layer: str, message: str) -> None:

@@ -130,8 +130,8 @@ def test_sixty_epochs_of_alexnet(images: Any, capsys: pytest.CaptureFixture[str]
     for layer in ("data-source", "data-target", "data-test"):
         assert (net[layer].image_data_param.new_height, net[layer].image_data_param.new_width) == (256, 256)
     out = capsys.readouterr().out
-    assert "The domains have 42 images, less than a batch of 256" in out
-    assert "5 layers of the net are frozen, such as conv1, and stay at random" in out
+    assert "The domains have only 42 images, so that a batch has 42 instead of 256" in out
+    assert "5 layers of the net can't learn, such as conv1" in out and "with --weights" in out
 
 
 def test_weights_of_other_classes(images: Any, capsys: pytest.CaptureFixture[str]) -> None:
@@ -144,7 +144,7 @@ def test_weights_of_other_classes(images: Any, capsys: pytest.CaptureFixture[str
     init("--epochs", "1", "--weights", weights, folder="second")
     assert {"fc4-new", "fc4-dial-new", "fc4-scale-new"}.issubset(written("second")[0])
     out = capsys.readouterr().out
-    assert "3 of 4 convolutions and inner products start from the weights; new are fc4-new." in out
+    assert "3 of 4 Convolution and InnerProduct layers start from the weights; the others are fc4-new" in out
     run(*shlex.split(out.strip().splitlines()[-1])[1:], "--device", "cpu", "--workers", "0")
 
 
@@ -156,7 +156,7 @@ def test_a_net_of_ones_own(images: Any, capsys: pytest.CaptureFixture[str]) -> N
         for field in ("new_height", "new_width"):
             layer.image_data_param.ClearField(field)
     proto.write_text(net, "mine/net.prototxt")
-    with pytest.raises(InputError, match=r"does not say how large images are, and .* has .* pixels while"):
+    with pytest.raises(InputError, match=r"the net states no image size, and .* has .* pixels, but"):
         init(arch="mine/net.prototxt")
     images("equal/x", 3, size=20)
     images("equal/y", 3, size=20)
@@ -245,14 +245,17 @@ def test_a_working_directory_with_another_projects_files(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--arch", "digitz"], r"no file of this name, and no net that ships \(alexnet, digits, inception_bn"),
+        (["--arch", "digitz"], r"no such file, and no net that comes with AutoDIAL \(alexnet, digits, inception_bn"),
         (["--target", "source"], "the source and the target are the same, source"),
-        (["--target", "source/線"], r"8 of the 8 images of the target .* are images of the source \(source\), such as"),
-        (["--epochs", "0"], r"--epochs 0: state a number above 0"),
+        (["--target", "source/線"], r"8 of the 8 images in the target .* are also in the source \(source\), such as"),
+        (["--epochs", "0"], r"--epochs 0: choose a number above 0"),
         (["--weights", "nowhere.caffemodel"], "nowhere.caffemodel does not exist"),
-        (["--weights", "other.caffemodel"], "the weights hold none of the net's layers"),
-        (["--test", "flat"], "flat holds 3 images that lie in no class folder"),
-        (["--target", "bad"], r"1 of the 3 images of the target \(bad\) can't be used: .*0.png is empty: repair"),
+        (["--weights", "other.caffemodel"], "the weights have none of the net's layers"),
+        (["--test", "flat"], "flat contains 3 images outside of class folders"),
+        (
+            ["--target", "bad"],
+            r"1 of the 3 images in the target \(bad\) can't be used: .*0.png is empty: .* --skip-bad",
+        ),
     ],
 )
 def test_refuses_before_anything_is_written(images: Any, arguments: list[str], message: str) -> None:
@@ -274,7 +277,7 @@ def test_refuses_before_anything_is_written(images: Any, arguments: list[str], m
     [
         ("full", "full exists and is not empty: name another folder"),
         ("full/file", "full/file is a file"),
-        ("source/project", "source/project lies in source, which holds images"),
+        ("source/project", "source/project lies in source, a folder of images"),
         ("full/file/x", "full/file/x: .*file is not a folder"),
     ],
 )
@@ -294,7 +297,7 @@ def test_bad_images_can_be_left_out(images: Any, capsys: pytest.CaptureFixture[s
     assert "線/0.png is empty" in capsys.readouterr().err
     for path in Path("source/線").iterdir():
         path.write_bytes(b"")
-    with pytest.raises(InputError, match='class "線" has no image that can be used'):
+    with pytest.raises(InputError, match='class "線" has no usable image'):
         init("--skip-bad", folder="again")
 
 
@@ -302,7 +305,7 @@ def test_copies_are_noted(images: Any, capsys: pytest.CaptureFixture[str]) -> No
     domains(images)
     Path("target/線/copy.png").write_bytes(Path("source/線/3.png").read_bytes())
     init()
-    assert "1 images of the target are copies of images of the source, such as" in capsys.readouterr().out
+    assert "The target has 1 copies of source images, such as" in capsys.readouterr().out
 
 
 def test_a_failure_leaves_nothing(images: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -334,7 +337,7 @@ def test_a_damaged_image_is_named_and_used(images: Any, capfd: pytest.CaptureFix
     words = said_of(path, capfd)
     init()
     err = capfd.readouterr().err
-    assert f"{path} is damaged, and used as far as it could be decoded: {words}" in " ".join(err.split())
+    assert f"{path} is damaged; the part that could be decoded is used: {words}" in " ".join(err.split())
     assert err.count("Corrupt") == 1
     assert str(path) in Path("project", "source.txt").read_text()
 

@@ -138,7 +138,7 @@ def test_a_net_without_test_data_gets_the_targets() -> None:
 def test_accuracy_among_more_classes_than_there_are_is_left_out() -> None:
     result, notes = template().filled(replace(FILLING, classes=4))
     assert "top5" not in layers(result) and "top1" in layers(result)
-    assert notes == ['Layer "top5" is left out: it counts the best 5 classes, and there are 4.']
+    assert notes == ['Layer "top5" is removed: it measures the top-5 accuracy of only 4 classes']
 
 
 @pytest.mark.parametrize("net", ["small", *shipped_names()])
@@ -176,7 +176,7 @@ def test_weights_for_other_classes_find_no_layer_of_their_name() -> None:
     names = [layer.name for layer in result.layer]
     assert {"ip1", "dial1", "aux-new", "ip2-new", "dial2-new", "scale2-new"}.issubset(names)
     assert not {"aux", "ip2", "dial2", "scale2"}.intersection(names)
-    assert "ip2 is ip2-new" in notes[0]
+    assert "ip2 is now ip2-new" in notes[0]
     assert list(layers(result)["ip2-new"].top) == ["ip2"]
 
 
@@ -190,11 +190,15 @@ def test_names_stay_where_weights_fit_or_are_not_there(stored: Weights) -> None:
     ("old", "new", "message"),
     [
         ('type: "Dial"', 'type: "ReLU"', "net.prototxt has no Dial layer: .* `autodial dialize`"),
-        ("concat_param { axis: 0 }", "", "must have a Concat layer that joins"),
-        ("slice_param { axis: 0 }", "slice_param { axis: 1 }", "has no Slice layer that parts source and target"),
-        ('top: "ip2-t"', 'top: "ip2-t" top: "more"', r'layer "part2" \(Slice\) parts the batch in 3'),
+        ("concat_param { axis: 0 }", "", "needs a Concat layer that joins"),
+        ("slice_param { axis: 0 }", "slice_param { axis: 1 }", "has no Slice layer that splits source and target"),
+        ('top: "ip2-t"', 'top: "ip2-t" top: "more"', r'layer "part2" \(Slice\) splits the batch into 3'),
         ('bottom: "ip2-s" bottom: "label"', 'bottom: "ip2-s" bottom: "labels"', 'TRAIN phase: layer "loss2" reads'),
-        ('type: "Scale" bottom: "ip2"', 'type: "Eltwise" bottom: "ip2" bottom: "aux"', 'made by "scale2" .Eltwise.'),
+        (
+            'type: "Scale" bottom: "ip2"',
+            'type: "Eltwise" bottom: "ip2" bottom: "aux"',
+            'scores from "scale2" .Eltwise.',
+        ),
         ("SoftmaxWithLoss", "EuclideanLoss", "no SoftmaxWithLoss layer"),
     ],
 )
@@ -206,7 +210,7 @@ def test_refuses_what_is_no_autodial_net(old: str, new: str, message: str) -> No
 
 def test_refuses_labels_that_the_source_does_not_bring() -> None:
     text = NET.replace('top: "s" top: "label"', 'top: "s"').replace('top: "t" include', 'top: "t" top: "label" include')
-    with pytest.raises(InputError, match=r'layer "s": the source\'s data gives no labels'):
+    with pytest.raises(InputError, match=r'layer "s": the source\'s data layer has no top for labels'):
         template(text)
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from autodial.errors import InputError
-from autodial.project.scan import Domain, read_source, read_target, read_test
+from autodial.project.scan import DomainImages, read_source, read_target, read_test
 
 pytestmark = pytest.mark.usefixtures("here")
 
@@ -29,7 +29,7 @@ def link(path: str, target: str) -> None:
         pytest.skip("no symbolic links here")
 
 
-def rows(domain: Domain) -> list[tuple[str, int | None]]:
+def rows(domain: DomainImages) -> list[tuple[str, int | None]]:
     return [(Path(image.path).relative_to(Path.cwd().resolve()).as_posix(), image.label) for image in domain.images]
 
 
@@ -50,7 +50,7 @@ def test_a_list_is_named_by_the_labels_beside_it() -> None:
     touch("data/a.png", "data/b 1.png")
     Path("data/list.txt").write_text("b 1.png 1\na.png 0\n", encoding="utf-8")
     classes, source = read_source(Path("data/list.txt"))
-    assert classes == ["0", "1"] and "named by their numbers" in source.notes[0]
+    assert classes == ["0", "1"] and "numbers are the names" in source.notes[0]
     assert rows(source) == [("data/b 1.png", 1), ("data/a.png", 0)]
     Path("data/labels.txt").write_text("Ä\nb\n", encoding="utf-8")
     assert read_source(Path("data/list.txt"))[0] == ["Ä", "b"]
@@ -63,10 +63,10 @@ def test_classes_of_a_list_that_have_one_name_are_told_apart() -> None:
     classes, source = read_source(Path("data/list.txt"))
     assert classes == ["crane_0", "crane_1"]
     assert source.notes == (
-        f"Several classes of {Path('data/labels.txt')} have one name (crane): each gets its number behind it.",
+        f"Several classes in {Path('data/labels.txt')} have the same name (crane): their numbers are appended",
     )
     assert [image.label for image in read_test(Path("test"), classes).images] == [1]
-    with pytest.raises(InputError, match=r'the folder crane is no class of the source .did you mean "crane_'):
+    with pytest.raises(InputError, match=r'the folder crane is not a source class .did you mean "crane_'):
         read_test(Path("other"), classes)
 
 
@@ -79,11 +79,11 @@ def test_a_class_folder_whose_name_a_terminal_would_obey() -> None:
 @pytest.mark.parametrize(
     ("files", "message"),
     [
-        (["s/a/1.png", "s/b/notes.txt"], r"s[/\\]b: no image in the folder of this class"),
-        (["s/1.png"], "s holds 1 images that lie in no class folder, such as 1.png"),
-        (["s/a/1.png", "s/b/2.png", "s/3.png"], "s holds 1 images that lie in no class folder, such as 3.png"),
-        (["s/notes.txt"], "s holds no class folders"),
-        (["s/images/a/1.png", "s/images/b/1.png"], r"one class folder alone, images, .* name s[/\\]images"),
+        (["s/a/1.png", "s/b/notes.txt"], r"s[/\\]b: this class folder has no images"),
+        (["s/1.png"], "s contains 1 image outside of class folders, such as 1.png"),
+        (["s/a/1.png", "s/b/2.png", "s/3.png"], "s contains 1 image outside of class folders, such as 3.png"),
+        (["s/notes.txt"], "s contains no class folders"),
+        (["s/images/a/1.png", "s/images/b/1.png"], r"only one class folder, images, .* name s[/\\]images"),
         (["t/1.png"], "s: no such file or folder"),
     ],
 )
@@ -96,10 +96,10 @@ def test_refuses_what_are_no_class_folders(files: list[str], message: str) -> No
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("a.png 0\na.png 2\n", "no image has label 1, and labels go up to 2"),
+        ("a.png 0\na.png 2\n", "no image has label 1, but labels go up to 2"),
         ("a.png 1\na.png 2\n", "no image has label 0"),
-        ("a.png -1\na.png 0\n", "s.txt:1: the label -1 is no class"),
-        ("a.png 0\na.png 0\n", "one class alone"),
+        ("a.png -1\na.png 0\n", "s.txt:1: the label -1 is not a class"),
+        ("a.png 0\na.png 0\n", "only one class"),
         ("a.png 0\nmissing.png 1\n", 's.txt:2: "missing.png" does not exist'),
         ("a.png\n", "s.txt:1: .*lacks a path or a label"),
     ],
@@ -120,9 +120,9 @@ def test_one_name_in_two_unicode_forms_is_one_class() -> None:
     classes, source = read_source(Path("s"))
     assert classes == ["Cup", unicodedata.normalize("NFC", "café"), "cup"]
     assert source.counts(3) == [1, 2, 1]
-    assert [note.split(":")[0] for note in source.notes] == [
-        "2 folders in s have the name café in different forms of Unicode",
-        'The classes "Cup" and "cup" differ only in case or spaces; they are two classes.',
+    assert list(source.notes) == [
+        "2 folders in s have the name café in different Unicode forms, and make one class",
+        'The classes "Cup" and "cup" differ only in case or spaces, and stay two classes',
     ]
 
 
@@ -148,12 +148,16 @@ def test_links_are_followed_once_and_bring_nothing_to_another_class() -> None:
     link("s/b/elsewhere", "../../elsewhere")
     _, source = read_source(Path("s"))
     assert rows(source) == [("s/a/1.png", 0), ("s/b/2.png", 1), ("s/b/elsewhere/3.png", 1)]
-    assert source.notes[0].startswith("3 links in s lead to folders that are there anyway")
+    assert source.notes[0].startswith("3 links in s to folders that are read anyway")
 
 
 @pytest.mark.parametrize(
     ("target", "message"),
-    [(".", "c is a link to a folder that it lies in"), ("..", "it lies in"), ("b", "s: b and c are the same folder")],
+    [
+        (".", "c is a link to a folder that contains it"),
+        ("..", "contains it"),
+        ("b", "b and c are two names"),
+    ],
 )
 def test_refuses_links_for_class_folders(target: str, message: str) -> None:
     touch("s/a/1.png", "s/b/2.png")
@@ -193,16 +197,19 @@ def test_a_class_without_target_images_is_noted() -> None:
     target = read_target(Path("t"), ["a", "b"], measured=False)
     assert target.labelled
     assert target.notes == (
-        "The target has no images of 1 of 2 classes (a); AutoDIAL expects that both domains have the same classes.",
+        "The target has no images of 1 of the 2 classes (a); AutoDIAL expects the same classes in both domains",
     )
 
 
 @pytest.mark.parametrize(
     ("files", "message"),
     [
-        (["t/a/1.png", "t/bb/2.png"], r'beside them the folder bb \(did you mean "b"\?\), which is none'),
-        (["t/a/1.png", "t/2.png"], "beside them 2.png, which is none"),
-        (["t/B/1.png", "t/c/2.png"], r'a folder B \(did you mean "b"\?\): give the folders the very names'),
+        (
+            ["t/a/1.png", "t/bb/2.png"],
+            r'contains the folder bb \(did you mean "b"\?\), which is not a source class',
+        ),
+        (["t/a/1.png", "t/2.png"], "also contains 2.png, which is not a source class"),
+        (["t/B/1.png", "t/c/2.png"], r'a folder B \(did you mean "b"\?\): folder names must match'),
     ],
 )
 def test_class_folders_that_do_not_fit_matter_only_where_they_measure(files: list[str], message: str) -> None:
@@ -216,7 +223,7 @@ def test_class_folders_that_do_not_fit_matter_only_where_they_measure(files: lis
 def test_refuses_a_target_without_images() -> None:
     touch("t/notes.txt", "empty.txt", "image.png")
     for name, message in (
-        ("t", "t: no image in this folder or below it"),
+        ("t", "t contains no images"),
         ("empty.txt", "empty.txt lists no images"),
         ("image.png", "image.png is an image: name a folder"),
         ("nowhere", "nowhere: no such file or folder"),
@@ -231,19 +238,19 @@ def test_refuses_a_target_without_images() -> None:
 def test_a_test_set_has_the_classes_of_the_source() -> None:
     touch("l/b/1.png")
     test = read_test(Path("l"), ["a", "b"])
-    assert rows(test) == [("l/b/1.png", 1)] and test.notes == ("The test has no images of 1 of 2 classes (a).",)
+    assert rows(test) == [("l/b/1.png", 1)] and test.notes == ("The test has no images of 1 of the 2 classes (a)",)
     touch("l/c/1.png")
-    with pytest.raises(InputError, match="l: the folder c is no class of the source"):
+    with pytest.raises(InputError, match="l: the folder c is not a source class"):
         read_test(Path("l"), ["a", "b"])
     Path("l.txt").write_text("l/b/1.png 1\nl/c/1.png 2\n")
-    with pytest.raises(InputError, match=r"l.txt:2: the label 2 is no class: labels go from 0 to 1"):
+    with pytest.raises(InputError, match=r"l.txt:2: the label 2 is not a class: labels go from 0 to 1"):
         read_test(Path("l.txt"), ["a", "b"])
 
 
 def test_refuses_unlabelled_test_sets(tmp_path: Path) -> None:
     touch("l/1.png", "e/x/notes.txt")
-    read: Callable[[str], Domain] = lambda name: read_test(Path(name), ["a", "b"])  # noqa: E731
-    with pytest.raises(InputError, match="lie in no class folder"):
+    read: Callable[[str], DomainImages] = lambda name: read_test(Path(name), ["a", "b"])  # noqa: E731
+    with pytest.raises(InputError, match="outside of class folders"):
         read("l")
     with pytest.raises(InputError, match="e has no images in folders named like the source's classes"):
         read("e")

@@ -19,9 +19,15 @@ PROTO = ROOT / "autodial" / "proto"
 
 
 @pytest.fixture(scope="module")
-def schema() -> Any:
+def compiled() -> Any:
     """caffe.desc, which the messages are made from."""
-    (file,) = descriptor_pb2.FileDescriptorSet.FromString((PROTO / "caffe.desc").read_bytes()).file
+    return descriptor_pb2.FileDescriptorSet.FromString((PROTO / "caffe.desc").read_bytes())
+
+
+@pytest.fixture(scope="module")
+def schema(compiled: Any) -> Any:
+    """The messages of AutoDIAL's own Caffe."""
+    (file,) = (file for file in compiled.file if file.name == "caffe.proto")
     return file
 
 
@@ -71,25 +77,27 @@ def test_defaults_are_the_originals_floats() -> None:
     assert messages.DialParameter().eps == 9.999999747378752e-06
 
 
-def test_descriptor_set_is_the_compiled_proto(schema: Any, tmp_path: Path) -> None:
+def test_descriptor_set_is_the_compiled_protos(compiled: Any, tmp_path: Path) -> None:
     protoc = pytest.importorskip("grpc_tools.protoc", reason="needs grpcio-tools")
     fresh = tmp_path / "caffe.desc"
-    assert protoc.main(["protoc", f"-I{PROTO}", f"--descriptor_set_out={fresh}", "caffe.proto"]) == 0
-    (compiled,) = descriptor_pb2.FileDescriptorSet.FromString(fresh.read_bytes()).file
-    assert compiled == schema
+    dialects = sorted(path.relative_to(PROTO).as_posix() for path in PROTO.glob("dialects/*.proto"))
+    assert protoc.main(["protoc", f"-I{PROTO}", f"--descriptor_set_out={fresh}", "caffe.proto", *dialects]) == 0
+    again = descriptor_pb2.FileDescriptorSet.FromString(fresh.read_bytes())
+    assert {file.name: file for file in again.file} == {file.name: file for file in compiled.file}
 
 
-def test_stub_has_the_messages_of_the_compiled_proto(schema: Any) -> None:
+def test_stub_has_the_messages_of_every_dialect(compiled: Any) -> None:
     # Versions of protoc write stubs that differ in form, so names are compared.
     stub = ast.parse((PROTO / "messages.pyi").read_text(encoding="utf-8"))
     classes = {node.name: node for node in stub.body if isinstance(node, ast.ClassDef)}
     assert classes.keys() == {
-        *(message.name for message in schema.message_type),
-        *(enum.name for enum in schema.enum_type),
+        *(message.name for file in compiled.file for message in file.message_type),
+        *(enum.name for file in compiled.file for enum in file.enum_type),
     }
-    for message in schema.message_type:
+    for message in (message for file in compiled.file for message in file.message_type):
         names = {node.target.id for node in classes[message.name].body if isinstance(node, ast.AnnAssign)}
         assert {field.name for field in message.field} <= names, message.name
+        assert {field.name for field in message.field} <= set(getattr(messages, message.name).DESCRIPTOR.fields_by_name)
 
 
 def test_names() -> None:
@@ -97,8 +105,9 @@ def test_names() -> None:
     assert messages.PoolingParameter.AVE == 1
     assert messages.DialParameter.TARGET == 1
     assert {"NetParameter", "SolverState", "TRAIN"} <= set(dir(messages))
-    with pytest.raises(AttributeError, match="SwishParameter"):
-        _ = messages.SwishParameter
+    assert messages.PriorBoxParameter.CENTER_SIZE == 2
+    with pytest.raises(AttributeError, match="SwooshParameter"):
+        _ = messages.SwooshParameter
 
 
 @pytest.mark.parametrize("theirs_first", [True, False])

@@ -190,23 +190,6 @@ def test_files_give_the_messages_of_protobufs_own_parser(path: Path) -> None:
             'layer { name: "d" image_data_param { source: "C:\\images\\list" } }',
             'n:1:46: layer "d": in source, \\i is no escape: write "/" in paths, or "\\\\" for a "\\"',
         ),
-        (
-            'layer { name: "p" type: "Pooling" pooling_param { pool: AVE ceil_mode: false } }',
-            'n:1:61: layer "p": PoolingParameter has no field "ceil_mode": in another version of Caffe it says how '
-            "the size of the top is rounded, which is not supported yet; Caffe rounds up, so the net stays the same "
-            "without it only where it says that",
-        ),
-        (
-            'layer { name: "p" pooling_param { round_mode: FLOOR } }',
-            'n:1:35: layer "p": PoolingParameter has no field "round_mode": in another version of Caffe it says how '
-            "the size of the top is rounded, which is not supported yet; Caffe rounds up, so the net stays the same "
-            "without it only where it says that",
-        ),
-        (
-            'layer { name: "p" shuffle_channel_param { group: 3 } }',
-            'n:1:19: layer "p": LayerParameter has no field "shuffle_channel_param": correct its name; a field that '
-            "only another version of Caffe knows is not supported, and without it the net may be another one",
-        ),
         ('layer { name: "d\n }', "n:1:15: layer 1, which has no name: name must be a string in quotes, "
          'not a string whose closing " is missing on this line'),
         ('layer { name: "x"', 'n:1:7: layer "x": this "{" is never closed: a "}" is missing'),

@@ -123,7 +123,7 @@ class ReadPage(HTMLParser):
         assert tag not in ("script", "link", "iframe", "object", "base")
         if tag == "img":
             self.alts.append(named["alt"])
-        if tag not in ("meta", "img", "br"):
+        if tag not in ("meta", "img", "source", "br"):
             self._open.append(tag)
         if tag == "table":
             self._rows: list[list[str]] = []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import csv
+import errno
 import json
 import os
 import shutil
@@ -16,7 +17,7 @@ from typing import Any
 import cv2
 import numpy as np
 import pytest
-from sklearn.metrics import accuracy_score, confusion_matrix
+from sklearn.metrics import accuracy_score, balanced_accuracy_score, confusion_matrix
 
 Autodial = Callable[..., tuple[int, str, str]]
 Report = Callable[..., Any]
@@ -66,7 +67,7 @@ def test_the_page_stands_alone(autodial: Autodial, read_page: ReadPage, project:
     status, out, _ = autodial("report", "run", *OPTIONS)
     assert status == 0
     assert out.startswith("Wrote run/report.html (0.")
-    assert out.endswith(" MB) and beside it 9 figures, report-*.png\n")
+    assert out.endswith(" MB) and, in its folder, 9 figures, report-*.png\n")
     page = read_page(project / "run/report.html")
     assert page.headings == SECTIONS
     kinds = [link.partition(",")[0] for link in page.links]
@@ -131,7 +132,7 @@ def test_predictions_are_those_of_autodial_test(
             "mean prediction on the target",
             "target labels",
             "target images",
-            "rightly predicted",
+            "recall",
         ],
         *(
             [
@@ -153,6 +154,8 @@ def test_predictions_are_those_of_autodial_test(
     }
     assert [int(row[2]) for row in table] == sorted(wrong.values(), reverse=True)
     assert f"{accuracy_score(labels, predicted):.1%}accuracy on 14 labelled target images" in page.text
+    balanced = balanced_accuracy_score(labels, predicted)
+    assert f"{balanced:.1%}balanced accuracy, the classes' mean recall" in page.text
     entropy = -sum(mean * np.log(mean) for mean in means) / np.log(3)
     assert f"Its entropy is {entropy:.1%} of log(classes)" in page.text
 
@@ -347,14 +350,14 @@ def test_what_is_refused(autodial: Autodial, project: Path, tmp_path: Path) -> N
         assert status == 2
         return err
 
-    assert "nowhere is no folder: name the run folder that `autodial train` wrote" in error("nowhere")
-    assert "source is no run's folder, as run.json is missing" in error("source")
+    assert "nowhere is not a folder: name the run folder that `autodial train` wrote" in error("nowhere")
+    assert "source is not a run's folder, as run.json is missing" in error("source")
     assert 'the net has no Dial layer "fc"; it has conv/dial, fc/dial' in error("run", "--layers", "fc")
     assert "run/log.jsonl: name a file that ends in .html or .htm" in error("run", "-o", "run/log.jsonl")
     assert "there is no folder" in error("run", "-o", "there/report.html")
     assert 'device "gpu" does not exist' in error("run", "--device", "gpu")
     Path("run/log.jsonl").unlink()
-    assert "run is no run's folder, as log.jsonl is missing" in error("run")
+    assert "run is not a run's folder, as log.jsonl is missing" in error("run")
     Path("run/log.jsonl").write_text("oops\n")
     assert "log.jsonl:1: the line is damaged" in error("run")
     Path("run/run.json").write_text('{"schema": 1, "starts": []}')
@@ -369,3 +372,26 @@ def test_an_input_is_not_written_over(autodial: Autodial, project: Path) -> None
     assert status == 2
     assert "the same command reads this file" in err
     assert Path("test.html").read_text().startswith("target/0.png")
+
+
+def test_a_full_disk_leaves_neither_page_nor_figures(
+    autodial: Autodial, project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk is full when the third figure is written."""
+    (project / "run/report.html").write_text("the old page")
+    written: list[Path] = []
+
+    def write_bytes(path: Path, data: bytes, whole: Callable[[Path, bytes], int] = Path.write_bytes) -> int:
+        written.append(path)
+        if len(written) > 2:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return whole(path, data)
+
+    before = sorted(path.name for path in (project / "run").iterdir())
+    monkeypatch.setattr(Path, "write_bytes", write_bytes)
+    status, _, err = autodial("report", "run", *OPTIONS)
+    assert status == 1
+    assert "run can't be written: No space left on device" in err
+    assert len(written) == 3
+    assert sorted(path.name for path in (project / "run").iterdir()) == before
+    assert (project / "run/report.html").read_text() == "the old page"

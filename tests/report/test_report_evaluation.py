@@ -188,7 +188,7 @@ def test_the_working_directory_is_left_as_it_was(
 
 
 def test_weights_that_diverged(trained: Path, tmp_path: Path) -> None:
-    from autodial.report.run import Snapshot
+    from autodial.report.run import LoggedSnapshot
     from autodial.system.hashing import file_hash
 
     weights = proto.read_weights(trained / "spots_iter_8.caffemodel")
@@ -201,7 +201,7 @@ def test_weights_that_diverged(trained: Path, tmp_path: Path) -> None:
     event = {"event": "snapshot", "iteration": 9, "model": str(path), "sha256": file_hash(path)}
     spoilt = Run(**{**vars(run), "events": [*run.events, event]})
     result = evaluate(spoilt, images=5, layers=["fc/dial"], device=torch.device("cpu"), workers=0)
-    assert isinstance(result.snapshot, Snapshot)
+    assert isinstance(result.snapshot, LoggedSnapshot)
     assert isinstance(result.predictions, Absent)
     assert "not finite" in result.predictions.reason
     assert isinstance(result.features, Absent)

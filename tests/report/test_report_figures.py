@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 import xml.etree.ElementTree as ET
 from collections.abc import Iterator
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
@@ -16,7 +17,17 @@ from matplotlib.text import Annotation, Text
 from autodial.report import figures
 from autodial.report.features import Channel, LayerFeatures
 from autodial.report.run import Curve
-from autodial.report.style import EndLabel, figure_style, label_ends, new_figure, picture, shortened
+from autodial.report.style import (
+    NARROW,
+    WIDE,
+    Draw,
+    LineLabel,
+    figure_style,
+    label_lines,
+    new_figure,
+    picture,
+    shortened,
+)
 
 HOSTILE = ["<script>alert(1)</script>", "$\\frac{", "日本語", "a & b", "\x07bell", "x" * 300, "", "\udcff.png"]
 
@@ -33,6 +44,13 @@ def curve(name: str, values: list[float | None], step: int = 1) -> Curve:
     return Curve(name, iterations=[i * step for i in range(len(values))], values=values)
 
 
+def check(draw: Draw) -> None:
+    """Draw a figure at both widths, and parse what comes out."""
+    drawn = picture(draw)
+    for svg in (drawn.svg, drawn.narrow):
+        assert ET.fromstring(svg).tag.endswith("svg")
+
+
 def axes_of(figure: Figure) -> Axes:
     return figure.axes[0]
 
@@ -44,25 +62,25 @@ def labels_of(axes: Axes) -> list[Annotation]:
 def test_69_layers_have_a_map_and_a_small_file() -> None:
     rng = np.random.default_rng(0)
     alphas = [curve(f"inception_{i}/double3x3b/dial", rng.uniform(0.5, 1, 5000).tolist(), 20) for i in range(69)]
-    by_iteration = figures.draw_alphas_by_iteration(alphas, [])
-    mesh = axes_of(by_iteration).collections[0]
+    by_iteration = partial(figures.draw_alphas_by_iteration, alphas, [])
+    mesh = axes_of(by_iteration()).collections[0]
     assert mesh.get_array().shape == (69, 300)  # type: ignore[union-attr]
     # each column is the mean of about 17 neighbours
     first = np.mean([alphas[0].values[:17]])
     assert mesh.get_array()[0, 0] == pytest.approx(first)  # type: ignore[union-attr, index]
-    by_depth = figures.draw_alphas_by_depth(alphas)
-    last = axes_of(by_depth).lines[1]
+    by_depth = partial(figures.draw_alphas_by_depth, alphas)
+    last = axes_of(by_depth()).lines[1]
     assert last.get_ydata() == pytest.approx([a.values[-1] for a in alphas])
-    for figure in (by_iteration, by_depth):
-        drawn = picture(figure)
-        assert len(drawn.svg) < 300_000
+    for draw in (by_iteration, by_depth):
+        drawn = picture(draw)
+        assert max(len(drawn.svg), len(drawn.narrow)) < 300_000
         assert len(drawn.png) < 500_000
 
 
 def test_lines_are_labelled_at_their_ends_without_overlapping() -> None:
     curves = [curve(f"loss{i}", [3.0, 1.0, 0.5 + 0.001 * i]) for i in range(10)]
     figure = figures.draw_curves(curves, [1], ylabel="loss")
-    picture(figure)
+    figure.draw_without_rendering()
     labels = [label for label in labels_of(axes_of(figure)) if label.get_text().startswith("loss")]
     assert {label.get_text() for label in labels} == {f"loss{i}" for i in range(10)}
     # in the order of the values; a Text's extent leaves the line that leads to it out
@@ -73,14 +91,29 @@ def test_lines_are_labelled_at_their_ends_without_overlapping() -> None:
 
 
 def test_labels_stay_at_their_heights_where_there_is_room() -> None:
-    figure = new_figure(4, 4)
+    figure = new_figure(WIDE, 4)
     axes = figure.subplots()
     axes.set_ylim(0, 10)
-    label_ends(axes, [EndLabel("a", 2, "black"), EndLabel("b", 8, "black"), EndLabel("c", float("nan"), "black")])
+    (line,) = axes.plot([])
+    label_lines(axes, [LineLabel("a", 2, line), LineLabel("b", 8, line), LineLabel("c", float("nan"), line)])
     assert [(label.get_text(), label.xyann[1]) for label in labels_of(axes)] == [
         ("a", pytest.approx(0.2)),
         ("b", pytest.approx(0.8)),
     ]
+
+
+def test_a_narrow_figure_names_its_lines_in_a_legend_under_the_axes() -> None:
+    curves = [curve(f"loss{i}", [3.0, 1.0, 0.5]) for i in range(10)]
+    figure = figures.draw_curves(curves, [], ylabel="loss", width=NARROW)
+    figure.draw_without_rendering()
+    (legend,) = figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == [f"loss{i}" for i in range(10)]
+    extents = [text.get_window_extent() for text in legend.get_texts()]
+    assert all(box.x0 >= 0 and box.x1 <= figure.bbox.width for box in extents)
+    assert max(box.y1 for box in extents) < axes_of(figure).get_tightbbox().y0  # type: ignore[union-attr]
+    # letters are as large as in a wide figure
+    assert {text.get_fontsize() for text in legend.get_texts()} == {8.33}
+    assert labels_of(axes_of(figure)) == []
 
 
 def test_values_that_are_not_finite_are_crosses() -> None:
@@ -89,23 +122,22 @@ def test_values_that_are_not_finite_are_crosses() -> None:
     np.testing.assert_array_equal(line.get_ydata(), [1, np.nan, 3, np.nan])
     assert crosses.get_marker() == "x"
     assert list(crosses.get_xdata()) == [1, 3]
-    nothing = figures.draw_curves([curve("loss", [None])], [], ylabel="loss")
-    assert ET.fromstring(picture(nothing).svg).tag.endswith("svg")
+    check(partial(figures.draw_curves, [curve("loss", [None])], [], ylabel="loss"))
 
 
 def test_hostile_names_are_drawn() -> None:
-    ET.fromstring(picture(figures.draw_alphas_by_depth([curve(name, [1.0, 0.7]) for name in HOSTILE])).svg)
-    ET.fromstring(picture(figures.draw_alphas_by_iteration([curve(name, [1.0, 0.7]) for name in HOSTILE], [])).svg)
-    ET.fromstring(picture(figures.draw_alphas_by_iteration([curve(name, [1.0, 0.7]) for name in HOSTILE * 2], [])).svg)
+    check(partial(figures.draw_alphas_by_depth, [curve(name, [1.0, 0.7]) for name in HOSTILE]))
+    check(partial(figures.draw_alphas_by_iteration, [curve(name, [1.0, 0.7]) for name in HOSTILE], []))
+    check(partial(figures.draw_alphas_by_iteration, [curve(name, [1.0, 0.7]) for name in HOSTILE * 2], []))
     shares = {"source": np.full(8, 0.125), "target": np.linspace(0, 0.25, 8)}
+    check(partial(figures.draw_class_shares, HOSTILE, shares))
     balance = figures.draw_class_shares(HOSTILE, shares)
-    ET.fromstring(picture(balance).svg)
     named = [label.get_text() for label in axes_of(balance).get_yticklabels()]
     # what the font lacks has its number, for the table to look it up in
     assert named[:5] == [*(shortened(name, 18) for name in HOSTILE[:2]), "class 2", "a & b", "class 4"]
-    ET.fromstring(picture(figures.draw_confusion(HOSTILE, figures.shown_confusion(np.eye(8, dtype=np.int64)))).svg)
+    check(partial(figures.draw_confusion, HOSTILE, figures.shown_confusion(np.eye(8, dtype=np.int64))))
     layer = LayerFeatures(HOSTILE[2], 0.5, [Channel(0, (np.zeros(3), np.ones(3)), (np.ones(3), np.ones(3)))], 1, 2)
-    ET.fromstring(picture(figures.draw_features(layer)).svg)
+    check(partial(figures.draw_features, layer))
 
 
 def test_many_classes_are_added_up() -> None:
@@ -121,8 +153,8 @@ def test_many_classes_are_added_up() -> None:
     np.testing.assert_array_equal(shown.counts[-1, :-1], counts[np.ix_(others, kept)].sum(0))
     errors = counts.sum(0) + counts.sum(1) - 2 * np.diag(counts)
     assert min(errors[kept]) >= max(errors[others])
-    drawn = picture(figures.draw_confusion([f"a class of that name {i}" for i in range(120)], shown))
-    assert len(drawn.svg) < 300_000
+    drawn = picture(partial(figures.draw_confusion, [f"a class of that name {i}" for i in range(120)], shown))
+    assert max(len(drawn.svg), len(drawn.narrow)) < 300_000
 
 
 def test_confusions_of_few_classes_are_shares_of_the_true_class() -> None:
@@ -158,7 +190,7 @@ def test_histograms_are_densities_of_all_values() -> None:
 
 
 def test_a_figure_is_the_same_file_each_time() -> None:
-    first, second = (picture(figures.draw_curves([curve("a", [1.0, 2.0])], [], ylabel="y")) for _ in range(2))
+    first, second = (picture(partial(figures.draw_curves, [curve("a", [1.0, 2.0])], [], ylabel="y")) for _ in range(2))
     assert first == second
 
 

@@ -67,7 +67,7 @@ def test_a_python_layer_is_not_run_unless_allowed(autodial: Autodial, read_page:
     page = read_page(project / "run/report.html")
     reason = 'No predictions: the net is not evaluated, as it has 1 Python layer ("mine" (before_logits))'
     assert reason in page.text
-    assert "--allow-python" in page.text
+    assert "unless Python layers are allowed" in page.text
     assert "Alpha of each Dial layer" in page.tables
     assert autodial("report", "run", *OPTIONS, "--allow-python")[0] == 0
     assert Path("module-was-run").exists()
@@ -169,7 +169,7 @@ def test_paths_that_no_system_has(autodial: Autodial, read_page: Any, project: P
 
 
 def test_images_without_finite_scores_are_left_out(autodial: Autodial, read_page: Any, project: Path) -> None:
-    """Three rows of HDF5 data are NaN; the others get the figures that they have without these."""
+    """Three rows of HDF5 data are NaN; the others get the numbers that they have without these."""
     images, labels = [], []
     for line in Path("test.txt").read_text().splitlines():
         path, label = line.split()

@@ -70,7 +70,10 @@ def test_the_last_file_never_stands_beside_others_of_another_write(
 
 
 def test_two_processes_that_make_the_same_folder(tmp_path: Path) -> None:
-    with pytest.raises(WorkError, match="x can't be written"), replacing_files(tmp_path / "x", last="b") as aside:
+    with (
+        pytest.raises(WorkError, match="x was made by another process"),
+        replacing_files(tmp_path / "x", last="b") as aside,
+    ):
         (aside / "a").write_text("2")
         fill(tmp_path / "x", "1")
     assert contents(tmp_path / "x") == dict.fromkeys("abc", "1")

@@ -43,7 +43,7 @@ def test_a_link_to_itself_is_a_name_like_any_other(tmp_path: Path) -> None:
 @pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs a folder that is closed to root, too: /proc")
 def test_a_place_that_even_root_can_not_write_to() -> None:
     for check, name in ((check_output, "/proc/x.csv"), (check_folder, "/proc/x/y")):
-        with pytest.raises(InputError, match=rf"^{name}: can't write to the folder /proc \(.+\); choose another one"):
+        with pytest.raises(InputError, match=rf"^{name}: can't write to the folder /proc \(.+\): choose another one"):
             check(name)
 
 
@@ -56,7 +56,7 @@ def test_the_files_that_a_net_names(tmp_path: Path) -> None:
 
 
 def test_a_dash_is_no_file_where_nothing_goes_to_standard_output() -> None:
-    with pytest.raises(InputError, match="-: this command writes a file and not to standard output"):
+    with pytest.raises(InputError, match="-: this command writes a file, not standard output"):
         check_output("-")
 
 

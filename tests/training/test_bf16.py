@@ -126,4 +126,4 @@ def test_going_on_in_another_precision_is_said(
         assert not exit_.value.code
         out = capsys.readouterr().out
         assert ("on cpu in bf16 from iteration 0" in out) == (more[0] == "--precision")
-        assert ("holds a run in bf16, which goes on in float32" in caplog.text) == (more[0] == "--snapshot")
+        assert ("holds a run in bf16, which continues in float32" in caplog.text) == (more[0] == "--snapshot")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import shutil
 import subprocess
 import sys
 from collections import namedtuple
@@ -16,9 +17,8 @@ from damaged import damaged_jpeg, said_of
 
 from autodial.data.decoder_messages import watch_decoders
 from autodial.errors import InputError
-from autodial.net import feed as feed_module
 from autodial.net.data_checks import check_data, label_readers
-from autodial.net.feed import Feed, image_format, sources
+from autodial.net.feed import Feed, image_format, sources, workers_that_fit
 from autodial.net.net import Net
 from autodial.proto import messages as pb
 from autodial.proto import read_net
@@ -90,11 +90,10 @@ def test_little_shared_memory_means_fewer_workers(
 ) -> None:
     batch = 4 * ((4 + 3) * 3 * 8 * 8 + 4 + 3)
     readers = list(sources(train_net()).values())
-    monkeypatch.setattr(feed_module, "_SHARED_MEMORY", project)
     usage = namedtuple("usage", "free")
     for free, workers in ((11 * batch, 5), (9 * batch, 4), (3 * batch, 1), (3 * batch - 1, 0), (0, 0)):
-        monkeypatch.setattr(feed_module.shutil, "disk_usage", lambda _, free=free: usage(free))
-        assert feed_module._workers_that_fit(5, readers) == workers
+        monkeypatch.setattr(shutil, "disk_usage", lambda _, free=free: usage(free))
+        assert workers_that_fit(5, readers, project) == workers
     assert len(caplog.records) == 4
     assert caplog.records[0].getMessage().startswith("Reading with 4 instead of 5 workers: ")
 

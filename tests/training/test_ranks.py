@@ -76,7 +76,7 @@ def test_any_number_of_ranks_goes_on_from_a_snapshot(on_ranks: OnRanks) -> None:
 def test_snapshot_after_a_loss_is_that_of_the_last_whole_iteration(on_ranks: OnRanks, project: Path) -> None:
     (_, message), (status, _) = on_ranks(2, "die", rank=1, iteration=5)
     assert status == -signal.SIGKILL
-    assert "another rank is gone" in message and message.endswith("--snapshot snapshots/stripes_iter_5.solverstate")
+    assert "another rank is gone" in message and message.endswith("`snapshot` snapshots/stripes_iter_5.solverstate")
     finished(on_ranks(2, "train", overrides=("solver.snapshot=5", "solver.snapshot_prefix=whole/stripes")))
     after, whole = (
         proto.read_state(project / f"{folder}/stripes_iter_5.solverstate") for folder in ("snapshots", "whole")
@@ -138,9 +138,8 @@ def test_a_sum_that_never_ends_on_a_gpu_is_given_up(monkeypatch: pytest.MonkeyPa
     aborted = []
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: Stuck())
     monkeypatch.setattr(ranks.dist.distributed_c10d, "_abort_process_group", lambda: aborted.append(True))
-    monkeypatch.setattr(ranks, "_GRACE_PERIOD", 0.0)
     rank = Ranks(0, 2, 0, 2)
-    rank.limit_waits()
+    rank.limit_waits(0.0)
     with pytest.raises(LostRankError, match="another rank is gone"):
         rank.settle(torch.device("cuda", 0))
     assert aborted == [True]
@@ -227,7 +226,7 @@ def test_torchrun_s_run_ends_with_a_snapshot_when_a_rank_is_killed(project: Path
     out, err = process.communicate()
     assert process.returncode == 1 and time.monotonic() - killed < 60
     (said,) = [line for line in err.splitlines() if line.startswith("autodial: ")]
-    state = said.partition("pass --snapshot ")[2]
+    state = said.partition("resume with --snapshot ")[2]
     assert "another rank is gone" in said and (project / state).exists()
     assert f"and {Path(state).name}" in out
 

@@ -154,7 +154,7 @@ def test_interrupted_run_resumes_to_the_same_files(project: Path, edit: Edit) ->
     (state,) = Path("snapshots").glob("*.solverstate")
     stopped = proto.read_state(state).iter
     assert stopped > 3
-    assert f"Interrupted after {stopped} iterations. To go on:" in text
+    assert f"Interrupted after {stopped} iterations. To continue:" in text
     resume = "autodial train --solver solver.prototxt --snapshot {} --device cpu --workers 1 -o run"
     assert text.splitlines()[-1] == resume.format(state)
 

@@ -94,5 +94,5 @@ def test_errors_name_parameters() -> None:
     with pytest.raises(InputError, match=r"is a snapshot of an earlier run.* `overrides` solver\.snapshot_prefix=P"):
         start()
     other = start(overrides=("solver.snapshot_prefix=other",), folder="snapshots/stripes_run")
-    with pytest.raises(InputError, match="another folder with `folder`, or go on with that run with `snapshot`"):
+    with pytest.raises(InputError, match="another folder with `folder`, or resume that run with `snapshot`"):
         other.run()

@@ -85,7 +85,7 @@ def test_training_s_tests_say_so(autodial: Run, weights: Path) -> None:
     (warning,) = (line for line in lines if line.startswith("Warning: "))
     assert warning == (
         'Warning: the scores are not finite (NaN or infinite) in blob "fc" for 8 of 8 rows, '
-        "so that accuracies say nothing."
+        "so that accuracies mean nothing"
     )
     assert lines.index(warning) == lines.index("Iteration 0, testing net 0") + 3
     assert status == 1 and "training has diverged" in err

@@ -304,8 +304,8 @@ def test_input_layers_need_a_program(project: Path) -> None:
 def test_fields_without_effect_are_said(project: Path, caplog: pytest.LogCaptureFixture) -> None:
     Solver.from_file("solver.prototxt", overrides=["solver.debug_info=true", "solver.snapshot_diff=true"])
     assert [record.getMessage() for record in caplog.records] == [
-        "snapshot_diff is ignored: snapshots hold no gradients.",
-        "debug_info is ignored: there is no trace of every blob.",
+        "snapshot_diff is ignored: snapshots hold no gradients",
+        "debug_info is ignored: there is no trace of every blob",
     ]
 
 

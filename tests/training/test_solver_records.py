@@ -143,7 +143,7 @@ def test_state_of_another_net_is_refused(start: Any) -> None:
 
 def test_weights_instead_of_a_state_are_refused(start: Any) -> None:
     solver = start("sgd_step_snapshot")
-    with pytest.raises(InputError, match=r"pass snap_iter_20.solverstate; to start from it, pass it with --weights"):
+    with pytest.raises(InputError, match=r"resume, name snap_iter_20.solverstate; to start .* name it with `weights`"):
         solver.restore("snap_iter_20.caffemodel")
     with pytest.raises(InputError, match="a solver's state and holds no weights"):
         solver.load_weights(["snap_iter_20.solverstate"])

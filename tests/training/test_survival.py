@@ -241,7 +241,7 @@ def test_the_command_says_how_to_go_on_after_an_error(autodial: Autodial, projec
     options = ("--set", "source.image_data_param.shuffle=false", "--set", "solver.snapshot=0")
     status, out, err = autodial(*command, *options)
     assert status == 2 and "source.txt:25" in err
-    assert "To go on from iteration 3 once that is mended:" in out
+    assert "Once the cause is fixed, continue from iteration 3 with:" in out
     again = out.splitlines()[-1]
     assert again.startswith("autodial train ") and "--snapshot snapshots/stripes_iter_3.solverstate" in again
 

@@ -149,8 +149,8 @@ def test_runs_get_folders_of_their_own_and_resumed_ones_go_on(autodial: Run) -> 
         (("--set", "solver.snapshot_prefix=net.prototxt/x"), 2, "snapshots can't be written to net.prototxt"),
         (("--set", "solver.base_lr=nan"), 2, "solver.prototxt: base_lr must be a finite number, and is nan"),
         (("--set", "solver.max_iter=-1"), 2, "solver.prototxt: max_iter must be at least 0, and is -1"),
-        (("-o", "net.prototxt/x"), 2, "net.prototxt is not a folder; name another one to write to"),
-        (("-o", "-"), 2, "-: this command writes a folder and not to standard output"),
+        (("-o", "net.prototxt/x"), 2, "net.prototxt is not a folder; name another folder to write to"),
+        (("-o", "-"), 2, "-: this command writes a folder, not standard output"),
     ],
 )
 def test_what_train_refuses(autodial: Run, arguments: tuple[str, ...], status: int, message: str) -> None:
@@ -167,8 +167,8 @@ def test_resuming_what_is_done_says_so(autodial: Run) -> None:
     status, out, _ = autodial(*TRAIN, "--snapshot", "snapshots/stripes_iter_8.solverstate")
     assert status == 0
     assert out == (
-        "Nothing is left to do: snapshots/stripes_iter_8.solverstate is of iteration 8, and max_iter is 8. "
-        "A larger one trains on: --set solver.max_iter=N\n"
+        "Nothing is left to do: snapshots/stripes_iter_8.solverstate is from iteration 8, and max_iter is 8. "
+        "To train longer, add --set solver.max_iter=N\n"
     )
     assert Path("snapshots/stripes_run/run.json").read_bytes() == before
 
@@ -186,9 +186,7 @@ def test_net_of_the_working_directory_that_hides_the_solver_s_own_is_pointed_out
     (elsewhere / "net.prototxt").write_text(text.replace('source: "', 'source: "../'))
     status, out, _ = autodial(*arguments, "--set", "solver.snapshot_prefix=other")
     assert status == 0 and "Training net.prototxt on cpu" in out
-    assert (
-        "net: net.prototxt in the working directory is taken, as in Caffe, and not ../net.prototxt." in caplog.messages
-    )
+    assert "net: net.prototxt in the working directory is used, as in Caffe, and not ../net.prototxt" in caplog.messages
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
@@ -282,7 +280,7 @@ def test_what_test_refuses(autodial: Run) -> None:
     assert 'no blob "fc9"' in err
     status, _, err = autodial(*TEST, "--logits", "conv", "-o", "scores.csv")
     assert status == 2
-    assert 'blob "conv" has shape (4, 4, 6, 6), and not a row of scores per image' in err
+    assert 'blob "conv" has shape (4, 4, 6, 6), not a row of scores per image' in err
     Path("test.txt").write_text("image 0.png 0\nimage 1.png 8\n")
     status, _, err = autodial(*TEST)
     assert status == 2
@@ -303,7 +301,7 @@ def test_weights_without_statistics_are_pointed_out(autodial: Run) -> None:
     Solver.from_file("solver.prototxt").snapshot()
     words = ["--net", "net.prototxt", "--weights", "snapshots/stripes_iter_0.caffemodel", "--device", "cpu"]
     status, _, err = autodial("test", *words)
-    assert status == 0 and "No statistics were ever stored in conv/dial" in err
+    assert status == 0 and "conv/dial have no statistics stored" in err
 
 
 def test_domains_parted_in_several_places_are_pointed_out(
@@ -359,7 +357,7 @@ def test_a_net_whose_rows_are_no_images_is_tested_as_a_whole(autodial: Run) -> N
     assert status == 0, err
     assert f"accuracy = {right[:2].mean():.6g}" in out
     status, _, err = autodial("test", "--net", "pixels.prototxt", "--weights", "w.caffemodel", "-o", "scores.csv")
-    assert status == 2 and 'blob "score" has shape (2, 4, 3, 3), and not a row of scores per image' in err
+    assert status == 2 and 'blob "score" has shape (2, 4, 3, 3), not a row of scores per image' in err
 
 
 def test_a_stage_s_layers_are_tested_where_the_stage_is_named(autodial: Run) -> None:
@@ -386,6 +384,6 @@ def test_a_net_without_a_list_is_tested_for_a_number_of_iterations(autodial: Run
     assert f"loss = {np.log(4):.6g}" in out
     status, _, err = autodial(*command)
     assert status == 2 and "made.prototxt: the TEST phase has no image list" in err
-    assert "give a number of --iterations" in err
+    assert "state a number of --iterations" in err
     status, _, err = autodial(*command, "--iterations", "3", "-o", "scores.csv")
     assert status == 2 and "leave out -o" in err

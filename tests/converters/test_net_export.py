@@ -17,9 +17,11 @@ import torch.nn.functional as F
 from image_nets import with_inputs
 from originals import RECORDS, shared
 
-from autodial.converters import onnx_export
+from autodial.converters import net_export
+from autodial.converters.class_names import read_class_names
 from autodial.converters.destinations.caffe import CaffeFolder
-from autodial.converters.onnx_export import export
+from autodial.converters.metadata import weights_digest
+from autodial.converters.net_export import export
 from autodial.converters.verification import ExportReport
 from autodial.deploy.metadata import ModelInfo
 from autodial.errors import InputError, WorkError
@@ -360,17 +362,15 @@ def deploy() -> tuple[Any, Weights]:
 
 
 def test_weights_hash_depends_on_names_and_values(deploy: tuple[Any, Weights], tmp_path: Path) -> None:
-    def digest(weights: Weights) -> str:
-        sha: str = onnx_export._digest(weights)
-        return sha
-
     net, weights = deploy
-    assert export(net, weights, tmp_path / "a.onnx", raw_input=True).metadata["weights_sha256"] == digest(weights)
-    assert digest(random_weights(net)) == digest(weights)
-    assert digest(random_weights(net, seed=1)) != digest(weights)
+    assert export(net, weights, tmp_path / "a.onnx", raw_input=True).metadata["weights_sha256"] == weights_digest(
+        weights
+    )
+    assert weights_digest(random_weights(net)) == weights_digest(weights)
+    assert weights_digest(random_weights(net, seed=1)) != weights_digest(weights)
     renamed = random_weights(net)
     renamed.layers[1].param.name = "other"
-    assert digest(renamed) != digest(weights)
+    assert weights_digest(renamed) != weights_digest(weights)
 
 
 def test_a_wrong_file_is_not_written(
@@ -379,14 +379,14 @@ def test_a_wrong_file_is_not_written(
     net, weights = deploy
     output = tmp_path / "model.onnx"
     output.write_text("what was there")
-    right = onnx_export.fold
+    right = net_export.fold
 
     def wrong(*args: Any, **kwargs: Any) -> Any:
         folded = right(*args, **kwargs)
         weight, bias = folded.blobs["fc"]
         return replace(folded, blobs={"fc": [weight * np.float32(1.001), bias]})
 
-    monkeypatch.setattr(onnx_export, "fold", wrong)
+    monkeypatch.setattr(net_export, "fold", wrong)
     with pytest.raises(WorkError, match=r"nothing was written: ONNX Runtime's logits differ .* more than 0\.0001"):
         export(net, weights, output, raw_input=True)
     assert output.read_text() == "what was there"
@@ -405,9 +405,9 @@ def test_weights_that_are_not_finite_are_refused(deploy: tuple[Any, Weights], tm
     ("names", "beside", "classes", "note"),
     [
         (None, "a\nb\nc\n", ["a", "b", "c"], "the classes' names are those of .*labels.txt"),
-        (None, "a\nb\na\n", ["a_0", "b", "a_2"], r'labels.txt names several classes alike, .*: "a" \(a_0, a_2\)'),
+        (None, "a\nb\na\n", ["a_0", "b", "a_2"], r'labels.txt gives several classes one name, .*: "a" \(a_0, a_2\)'),
         (None, "a\nb\n", ["0", "1", "2"], "labels.txt has 2 names for 3 classes"),
-        (None, None, ["0", "1", "2"], "--labels FILE gives names"),
+        (None, None, ["0", "1", "2"], "`labels` gives them names"),
         ("x y\n\u00e9\nz\n\n", "a\nb\nc\n", ["x y", "\u00e9", "z"], None),
     ],
 )
@@ -420,7 +420,7 @@ def test_class_names(
         labels.write_text(names, encoding="utf-8")
     if beside is not None:
         (tmp_path / "labels.txt").write_text(beside)
-    got, notes = onnx_export._class_names(labels, 3, tmp_path)
+    got, notes = read_class_names(labels, 3, tmp_path)
     assert got == classes
     if note is None:
         assert not notes
@@ -440,7 +440,7 @@ def test_labels_that_do_not_fit_are_refused(tmp_path: Path, text: str, message: 
     labels = tmp_path / "names.txt"
     labels.write_text(text)
     with pytest.raises(InputError, match=message):
-        onnx_export._class_names(labels, 3, None)
+        read_class_names(labels, 3, None)
 
 
 def images_net(options: str = "", more: str = "new_height: 9 new_width: 9") -> Any:
@@ -478,13 +478,13 @@ def batch_statistics() -> tuple[Any, Weights]:
         pytest.param(weights_of_another_shape, 'layer "fc", blob 0', id="weights of another shape"),
         pytest.param(
             lambda: (images_net(more=""), Weights("")),
-            r'layer "images" .*size of its images is not known.*--set images.*list.txt" does not exist',
+            r'layer "images" .*size of its images is not known.*new_width in image_.*list.txt" does not exist',
             id="no size",
         ),
         pytest.param(
             lambda: (images_net("crop_size: 10"), Weights("")), r'layer "images" .*smaller than crop_size 10', id="crop"
         ),
-        pytest.param(lambda: (parse_net(DEPLOY), Weights("")), r'layer "x" \(Input\).*--raw-input', id="Input layer"),
+        pytest.param(lambda: (parse_net(DEPLOY), Weights("")), r'layer "x" \(Input\).*`raw_input`', id="Input layer"),
         pytest.param(
             lambda: (
                 parse_net(

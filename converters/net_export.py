@@ -17,16 +17,16 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from autodial.converters.class_names import read_class_names
 from autodial.converters.destinations import Destination, ExportOptions, as_destination
 from autodial.converters.fold import Domain, Folded, check_frozen, fold
 from autodial.converters.image_input import ImageInput
-from autodial.converters.metadata import digest, make_metadata, note_repeated
+from autodial.converters.metadata import make_metadata, weights_digest
 from autodial.converters.onnx_file import Preprocess, TargetPredictor
 from autodial.converters.precision import Precision, plan_lowering
 from autodial.converters.prepared import CaffeNet, Prepared, check_size, load
 from autodial.converters.reference import Progress, TrainingImages, measure
 from autodial.converters.verification import BATCHES, Comparison, ExportReport
-from autodial.data.labels import read_labels, tell_apart
 from autodial.errors import InputError
 from autodial.model_file import INPUT
 from autodial.net.net import Net
@@ -58,7 +58,7 @@ class NetLogits(nn.Module):
 
 
 def export(
-    net_param: Any,
+    net_param: pb.NetParameter,
     weights: Weights,
     output: str | Path | Destination,
     *,
@@ -85,7 +85,7 @@ def export(
         output: the ONNX file to write, whose folder must exist, or another destination.
         logits, labels, keep_affine, raw_input, domain, precision, calibration, min_agreement, base_dir: see
             `autodial.converters.destinations.ExportOptions`.
-        progress: told of the training images that are measured for `autodial predict --drift`.
+        progress: called while training images are measured, which domain shifts are detected with.
 
     Raises:
         InputError: the net, the weights or the labels can't be exported as asked.
@@ -109,26 +109,27 @@ def export(
 
 
 def export_checked(
-    net_param: Any,
+    net_param: pb.NetParameter,
     weights: Weights,
     destination: Destination,
     options: ExportOptions,
     progress: Progress | None = None,
 ) -> ExportReport:
-    """`export` behind the door: of a net and options that the destination's `check` has let pass."""
+    """`export` for a net and options that the destination's `check` has accepted."""
     return destination.write(prepare(net_param, weights, destination, options, progress))
 
 
 def prepare(
-    net_param: Any,
+    net_param: pb.NetParameter,
     weights: Weights,
     destination: Destination,
     options: ExportOptions,
     progress: Progress | None = None,
 ) -> Prepared:
-    """Fold a net, and lay out what its exported form is to be compared with.
+    """Fold a net, and prepare the comparison of its exported form.
 
-    What is raised is what `export` raises.
+    Raises:
+        InputError, WorkError: as `export`.
     """
     raw_input, base_dir = options.raw_input or destination.takes_blobs, options.base_dir
     graph = Graph(filter_net(net_param, pb.TEST).layer)
@@ -159,7 +160,7 @@ def prepare(
     unfolded = Net(graph.net(net_param.name, scores), pb.TEST)
     load(unfolded, weights)
     warn_of_lost_alignment(weights, net_param)
-    classes, notes = _class_names(options.labels, _class_count(unfolded, graph.names[scores]), base_dir)
+    classes, notes = read_class_names(options.labels, _class_count(unfolded, graph.names[scores]), base_dir)
     if data.transform_param.mirror:
         notes.append(f'layer "{data.name}" mirrors at random in TEST too, as Caffe does; the exported file does not')
 
@@ -182,7 +183,7 @@ def prepare(
             training = TrainingImages.of_caffe(net_param, folded.statistics, base_dir)
             measured = partial(measure, training=training, images=pictures, progress=progress)
         except InputError as error:
-            notes.append(f"`autodial predict --drift` will have nothing to compare with: {error}")
+            notes.append(f"the file can't detect a domain shift, as it keeps no training images' statistics: {error}")
     return Prepared(
         make_predictor=lambda: TargetPredictor(
             NetLogits(_deployed(folded), folded.logits), Preprocess(pictures) if pictures else None
@@ -191,7 +192,7 @@ def prepare(
         input=graph.names[entry] if raw_input else INPUT,
         logits=graph.names[scores],
         classes=classes,
-        metadata=make_metadata(classes, pictures, window, folded.statistics, _digest(weights)),
+        metadata=make_metadata(classes, pictures, window, folded.statistics, weights_digest(weights)),
         merged=folded.merged,
         kept=tuple(folded.kept),
         notes=tuple(notes),
@@ -207,12 +208,12 @@ def prepare(
     )
 
 
-def _check_exportable(layer: Any, refused: Mapping[str, str]) -> None:
-    """Raise InputError, naming the layer, for one that a file of constants and operators can't stand for."""
+def _check_exportable(layer: pb.LayerParameter, refused: Mapping[str, str]) -> None:
+    """Raise InputError, naming the layer, if a file of constants and operators can't represent it."""
     check_frozen(layer)
     reason = refused.get(layer.type)
     if layer.type == "DummyData" and any(filler.type != "constant" for filler in layer.dummy_data_param.data_filler):
-        reason = "its data_filler draws other numbers in every pass, and only constant ones can be part of a file"
+        reason = "its data_filler draws new numbers in every pass, and a file can only hold constants"
     if reason is not None:
         raise InputError(
             f'layer "{layer.name}" ({layer.type}) can\'t be exported, and the logits depend on it: {reason}'
@@ -223,13 +224,13 @@ def _choose_statistics(nodes: Sequence[Node], domain: Domain) -> None:
     """Make all Dial layers normalize with one domain's statistics; InputError if there are none."""
     dials = [node.param for node in nodes if node.param.type == "Dial"]
     if not dials:
-        raise InputError(f"no Dial layer leads to the logits, so there are no {domain} statistics: leave out --domain")
+        raise InputError(f"no Dial layer leads to the logits, so there are no {domain} statistics: leave out `domain`")
     for layer in dials:
         layer.dial_param.test_stats = pb.DialParameter.SOURCE if domain == "source" else pb.DialParameter.TARGET
 
 
-def _data(graph: Graph, scores: int) -> tuple[Any, int]:
-    """The one layer that brings the logits' images (its LayerParameter), and the value that it makes of them."""
+def _data(graph: Graph, scores: int) -> tuple[pb.LayerParameter, int]:
+    """The one data layer that the logits depend on, and the value that it makes."""
     nodes = graph.ancestors(scores)
     read = {value for node in nodes for value in node.bottoms}
     found = [
@@ -247,26 +248,28 @@ def _data(graph: Graph, scores: int) -> tuple[Any, int]:
     layer, value = found[0]
     if layer.type not in ("ImageData", "Input"):
         raise InputError(
-            f'layer "{layer.name}" ({layer.type}): export takes images from an ImageData layer, or with --raw-input a '
-            "blob from an Input layer; describe the TEST phase's input as one of them"
+            f'layer "{layer.name}" ({layer.type}): export takes images from an ImageData layer, or with `raw_input` '
+            "a blob from an Input layer: describe the TEST phase's input as one of them"
         )
     return layer, value
 
 
-def _image_input(layer: Any, net_param: Any, raw_input: bool, base_dir: Path | None) -> ImageInput | None:
-    """The images of an ImageData layer; None for an Input layer, which says nothing about images."""
+def _image_input(
+    layer: pb.LayerParameter, net_param: pb.NetParameter, raw_input: bool, base_dir: Path | None
+) -> ImageInput | None:
+    """The images of an ImageData layer; None for an Input layer, which does not describe images."""
     if layer.type == "ImageData":
         others = [other for other in net_param.layer if other.type == "ImageData" and other.name != layer.name]
         return ImageInput.from_caffe(layer, others, base_dir)
     if not raw_input:
         raise InputError(
             f'layer "{layer.name}" (Input) does not say how an image becomes its blob (mean, scale, crop): export the '
-            "train_val net, or use --raw-input for a file that takes the blob itself"
+            "train_val net, or use `raw_input` for a file that takes the blob itself"
         )
     return None
 
 
-def _input_shape(layer: Any, top: str) -> tuple[int, ...]:
+def _input_shape(layer: pb.LayerParameter, top: str) -> tuple[int, ...]:
     """The shape that an Input layer states for a top."""
     shapes = [tuple(shape.dim) for shape in layer.input_param.shape]
     if len(shapes) not in (1, len(layer.top)):
@@ -276,7 +279,7 @@ def _input_shape(layer: Any, top: str) -> tuple[int, ...]:
 
 
 def _behind_crop(graph: Graph, value: int) -> int:
-    """What a Crop layer makes of a value that nothing else reads; the value itself where there is none."""
+    """The top of a Crop layer that alone reads a value; the value itself without such a layer."""
     readers = graph.consumers(value)
     if len(readers) == 1 and readers[0].param.type == "Crop" and readers[0].bottoms[0] == value:
         return readers[0].tops[0]
@@ -284,7 +287,7 @@ def _behind_crop(graph: Graph, value: int) -> int:
 
 
 def _corner(images: ImageInput, front: Net, blob: str) -> tuple[int, int]:
-    """Row and column, of a resized image, of the first pixel in what the front makes of the data layer's blob."""
+    """Row and column, in the resized image, of the first pixel that the front keeps."""
     _, channels, height, width = images.shape
     # The front tells when it is given numbers of rows and of columns in place of pixels.
     numbers = torch.from_numpy(np.indices((height, width), np.float32))[:, None].expand(2, channels, height, width)
@@ -305,36 +308,10 @@ def _deployed(folded: Folded) -> Net:
 def _class_count(net: Net, logits: str) -> int:
     shape = net.blob_shapes[logits]
     if len(shape) < 2 or any(length != 1 for length in shape[2:]):
-        raise InputError(f'blob "{logits}" of shape {shape} can\'t be logits, one value per class: see --logits')
+        raise InputError(
+            f'blob "{logits}" of shape {shape} can\'t be logits, one value per class: name others in `logits`'
+        )
     return shape[1]
-
-
-def _class_names(labels: Path | None, count: int, base_dir: Path | None) -> tuple[list[str], list[str]]:
-    """The classes' names, and notes on where they come from."""
-    if labels is not None:
-        names = read_labels(labels)
-        if len(names) != count:
-            raise InputError(f"{labels} names {counted(len(names), 'class', 'classes')} and the logits have {count}")
-        return list(tell_apart(names)), note_repeated(names, str(labels))
-    beside = (base_dir or Path()) / "labels.txt"
-    if not beside.is_file():
-        return [str(i) for i in range(count)], ["the classes are named by their numbers: --labels FILE gives names"]
-    names = read_labels(beside)
-    if len(names) == count:
-        notes = [f"the classes' names are those of {beside}", *note_repeated(names, str(beside))]
-        return list(tell_apart(names)), notes
-    mismatch = f"{counted(len(names), 'name')} for {counted(count, 'class', 'classes')}"
-    return [str(i) for i in range(count)], [f"the classes are named by their numbers: {beside} has {mismatch}"]
-
-
-def _digest(weights: Weights) -> str:
-    """SHA-256 of all blobs: their layers' names, indices, shapes and float32 values, in the file's order."""
-    return digest(
-        (f"{layer.name}\0{i}", blob)
-        for layer in weights.layers
-        for i, blob in enumerate(layer.blobs)
-        if blob is not None  # shared, and held by the layer that owns it
-    )
 
 
 def _samples(images: ImageInput | None, shape: Sequence[int]) -> tuple[NDArray[Any], str]:

@@ -1,0 +1,219 @@
+"""Caffe's recurrent layers: RNN and LSTM."""
+
+from __future__ import annotations
+
+import logging
+from abc import abstractmethod
+from collections.abc import Sequence
+from math import prod
+from typing import ClassVar, TypeVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from autodial.layers.base import Layer, LayerContext, LayerError, Shape, check_size, register
+from autodial.layers.fillers import fill
+from autodial.layers.shares import Rows
+from autodial.wording import counted
+
+_log = logging.getLogger(__name__)
+
+R = TypeVar("R", bound="Recurrent")
+State = tuple[Tensor, ...]
+"""The hidden state, float (N, H) each: h for an RNN, h and c for an LSTM."""
+
+
+class Recurrent(Layer):
+    """What RNN and LSTM have in common (recurrent_layer.cpp): T steps of N independent streams.
+
+    Bottoms: x (T, N, ...); cont (T, N), by which the hidden state is multiplied before each step, 0 where a sequence
+    begins and 1 where it continues; with a static input s, (N, ...), which every step sees; with `expose_hidden` the
+    state before the first step, (1, N, H) each. Tops: (T, N, H); with `expose_hidden` also the state behind the last
+    step, (1, N, H) each.
+
+    Without `expose_hidden` the state is kept from one forward pass to the next. It is 0 in the first pass, and whenever
+    N changes. As in Caffe no gradient flows from one pass to another, so that none flows to or from the exposed states.
+    A pass that is traced or exported begins with a state of 0 and keeps none.
+
+    The weights start at zero, as Caffe's default filler leaves them.
+
+    Args:
+        in_features: number of values of a stream in a step of x.
+        num_output: H.
+        static_features: number of values of a stream in s; None for no static input.
+        expose_hidden: see above.
+    """
+
+    bottoms = (2, 5)
+    tops = (1, 3)
+    no_gradient = (1,)
+    in_place = False
+    full_precision = True  # rounding adds up over the steps
+    options = ("recurrent_param",)
+    rows = Rows.NONE
+
+    states: ClassVar[int]
+    """How many tensors make the hidden state."""
+    gates: ClassVar[int]
+    """How many values of the transformed input make one of the hidden state."""
+
+    def __init__(
+        self, in_features: int, num_output: int, *, static_features: int | None = None, expose_hidden: bool = False
+    ) -> None:
+        super().__init__()
+        if num_output < 1:
+            raise LayerError(f"num_output must be positive, not {num_output}")
+        self.in_features, self.num_output = in_features, num_output
+        self.static_features, self.expose_hidden = static_features, expose_hidden
+        width = self.gates * num_output
+        self.input_weight = _zeros("the input's weight", width, in_features)
+        self.input_bias = _zeros("the input's bias", width)
+        self.static_weight = (
+            None if static_features is None else _zeros("the static input's weight", width, static_features)
+        )
+        self.hidden_weight = _zeros("the hidden state's weight", width, num_output)
+        self._state: State | None = None
+        self._state_before: State | None = None
+
+    @classmethod
+    def from_caffe(cls: type[R], context: LayerContext) -> R:
+        param = context.param.recurrent_param
+        if param.debug_info:
+            _log.warning('Layer "%s": recurrent_param.debug_info is ignored.', context.param.name)
+        hidden = cls.states if param.expose_hidden else 0
+        count = len(context.bottom_shapes)
+        exposed = "with expose_hidden" if hidden else "without expose_hidden"
+        if count - hidden not in (2, 3):
+            raise LayerError(
+                f"takes {2 + hidden} bottoms {exposed}, or {3 + hidden} with a static input, and the prototxt names "
+                f"{count}"
+            )
+        if context.num_tops != 1 + hidden:
+            raise LayerError(f"has {counted(1 + hidden, 'top')} {exposed}, not {context.num_tops}")
+        static = context.bottom_shapes[2] if count - hidden == 3 else None
+        layer = cls(
+            prod(context.bottom_shapes[0][2:]),
+            param.num_output,
+            static_features=None if static is None else prod(static[1:]),
+            expose_hidden=param.expose_hidden,
+        )
+        for blob in layer.blobs:
+            fill(blob, param.bias_filler if blob.ndim == 1 else param.weight_filler, context.generator)
+        return layer
+
+    @property
+    def blobs(self) -> tuple[Tensor, ...]:
+        static = () if self.static_weight is None else (self.static_weight,)
+        return (self.input_weight, self.input_bias, *static, self.hidden_weight)
+
+    def top_shapes(self, bottom_shapes: Sequence[Shape]) -> list[Shape]:
+        x, cont, *others = bottom_shapes
+        if len(x) < 3:
+            raise LayerError(f"the first bottom must have at least 3 axes (steps, streams, values), not be {x}")
+        if cont != x[:2]:
+            raise LayerError(f"the second bottom must have the shape {x[:2]} (steps, streams), not {cont}")
+        if prod(x[2:]) != self.in_features:
+            raise LayerError(f"bottom {x} has {prod(x[2:])} values per step, the weights expect {self.in_features}")
+        if self.static_features is not None:
+            static = others.pop(0)
+            if len(static) < 2 or static[0] != x[1] or prod(static[1:]) != self.static_features:
+                raise LayerError(
+                    f"the static input must have the shape ({x[1]}, ...) (streams, values), with "
+                    f"{self.static_features} values per stream, not {static}"
+                )
+        hidden = (1, x[1], self.num_output)
+        for shape in others:
+            if shape != hidden:
+                raise LayerError(f"a hidden state must have the shape {hidden}, not {shape}")
+        check_size("the transformed input", (*x[:2], self.gates * self.num_output))
+        return [(*x[:2], self.num_output), *[hidden] * len(others)]
+
+    def forward(self, x: Tensor, cont: Tensor, *others: Tensor) -> Tensor | tuple[Tensor, ...]:
+        inputs = F.linear(x.flatten(2), self.input_weight, self.input_bias)
+        if self.static_weight is not None:
+            inputs = inputs + F.linear(others[0].flatten(1), self.static_weight)
+        given = others[0 if self.static_weight is None else 1 :]
+        state = tuple(each.squeeze(0) for each in given) if self.expose_hidden else self._kept(inputs)
+        outputs = []
+        for step, continues in zip(inputs.unbind(), cont.detach().unsqueeze(2).unbind(), strict=True):
+            state = self._step(step, tuple(continues * each for each in state))
+            outputs.append(state[0])
+        top = self._output(torch.stack(outputs))
+        if self.expose_hidden:
+            return (top, *(each.detach().unsqueeze(0) for each in state))
+        if not torch.compiler.is_compiling():
+            self._state_before, self._state = self._state, tuple(each.detach() for each in state)
+        return top
+
+    def rewind(self) -> None:
+        self._state = self._state_before
+
+    def _kept(self, inputs: Tensor) -> State:
+        """The state that the last pass left."""
+        streams = inputs.shape[1]
+        fits = self._state is not None and self._state[0].shape[0] == streams and not torch.compiler.is_compiling()
+        if self._state is None or not fits:
+            return (inputs.new_zeros(streams, self.num_output),) * self.states
+        return tuple(each.to(inputs.device, inputs.dtype) for each in self._state)
+
+    @abstractmethod
+    def _step(self, inputs: Tensor, state: State) -> State:
+        """The state behind a step, h first, from the transformed input (N, gates * H) and the state before."""
+
+    def _output(self, hidden: Tensor) -> Tensor:
+        """The top, (T, N, H), of the hidden states h of all steps."""
+        return hidden
+
+
+@register("LSTM")
+class LSTM(Recurrent):
+    """Long short-term memory (lstm_layer.cpp, lstm_unit_layer.cpp); Recurrent says what the bottoms and tops are.
+
+    With (i, f, o, g) = W_x x + b + W_s s + W_h h, sigmoid of the first three and tanh of g:
+    c' = f c + i g and h' = o tanh(c'). Blobs: W_x (4H, values), b (4H), W_s (4H, values of s) where there is a static
+    input, W_h (4H, H). The arguments are those of Recurrent.
+    """
+
+    states = 2
+    gates = 4
+
+    def _step(self, inputs: Tensor, state: State) -> State:
+        hidden, cell = state
+        values = torch.addmm(inputs, hidden, self.hidden_weight.t())
+        let_in, keep, let_out = values[:, : 3 * self.num_output].sigmoid().chunk(3, 1)
+        cell = keep * cell + let_in * values[:, 3 * self.num_output :].tanh()
+        return let_out * cell.tanh(), cell
+
+
+@register("RNN")
+class RNN(Recurrent):
+    """Plain recurrence (rnn_layer.cpp); Recurrent says what the bottoms and tops are.
+
+    h' = tanh(W_x x + b + W_s s + W_h h), and the top is tanh(W_o h' + b_o). Blobs: W_x (H, values), b (H), W_s (H,
+    values of s) where there is a static input, W_h (H, H), W_o (H, H), b_o (H). The arguments are those of Recurrent.
+    """
+
+    states = 1
+    gates = 1
+
+    def __init__(
+        self, in_features: int, num_output: int, *, static_features: int | None = None, expose_hidden: bool = False
+    ) -> None:
+        super().__init__(in_features, num_output, static_features=static_features, expose_hidden=expose_hidden)
+        self.output_weight = _zeros("the output's weight", num_output, num_output)
+        self.output_bias = _zeros("the output's bias", num_output)
+
+    @property
+    def blobs(self) -> tuple[Tensor, ...]:
+        return (*super().blobs, self.output_weight, self.output_bias)
+
+    def _step(self, inputs: Tensor, state: State) -> State:
+        return (torch.addmm(inputs, state[0], self.hidden_weight.t()).tanh(),)
+
+    def _output(self, hidden: Tensor) -> Tensor:
+        return F.linear(hidden, self.output_weight, self.output_bias).tanh()
+
+
+def _zeros(what: str, *shape: int) -> nn.Parameter:
+    return nn.Parameter(torch.zeros(check_size(what, shape)))

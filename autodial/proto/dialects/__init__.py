@@ -1,0 +1,53 @@
+"""The forks of Caffe whose files are read and written: a module and a .proto for each.
+
+Text names each field, so that the messages of all forks can be one schema (schema.py), in which fields whose numbers
+clash have numbers of their own. In binary files (wire.py) the layer's type says which fork's field a number is.
+"""
+
+from __future__ import annotations
+
+from . import (
+    bvlc_master,
+    ceil_mode,
+    fcn,
+    grl,
+    latent_domains,
+    proposal,
+    pspnet,
+    rcnn,
+    rfcn,
+    segnet,
+    shufflenet,
+    ssd,
+    xlearn,
+    yolo,
+)
+from .dialect import Dialect
+
+CAFFE = Dialect(
+    "",
+    {
+        "log_param": ("Log",),
+        "embed_param": ("Embed",),
+        "tile_param": ("Tile",),
+        "input_param": ("Input",),
+        "crop_param": ("Crop",),
+        "parameter_param": ("Parameter",),
+        "recurrent_param": ("RNN", "LSTM"),
+        "dial_param": ("Dial",),
+    },
+)
+"""Caffe itself, with those of its fields whose numbers forks have used for something else."""
+
+FORKS = tuple(
+    module.DIALECT
+    for module in (
+        bvlc_master, ceil_mode, ssd, fcn, rcnn, rfcn, pspnet, segnet, yolo, shufflenet, proposal, xlearn, grl,
+        latent_domains,
+    )
+)  # fmt: skip
+"""Where several could have written a field, the first is taken."""
+
+DIALECTS = (CAFFE, *FORKS)
+
+__all__ = ["CAFFE", "DIALECTS", "FORKS", "Dialect"]

@@ -1,0 +1,13 @@
+"""BVLC's Caffe after AutoDIAL's fork left it in 2017."""
+
+from __future__ import annotations
+
+from .dialect import Dialect
+
+DIALECT = Dialect(
+    "bvlc_master",
+    {
+        "swish_param": ("Swish",),
+        "clip_param": ("Clip",),
+    },
+)

@@ -1,0 +1,7 @@
+"""Forks with pooling's `ceil_mode`, from BVLC's pull request 3057."""
+
+from __future__ import annotations
+
+from .dialect import Dialect
+
+DIALECT = Dialect("ceil_mode", {})

@@ -1,0 +1,12 @@
+"""The gradient reversal layer (ddtm/caffe, branch grl)."""
+
+from __future__ import annotations
+
+from .dialect import Dialect
+
+DIALECT = Dialect(
+    "grl",
+    {
+        "gradient_scaler_param": ("GradientScaler",),
+    },
+)

@@ -1,0 +1,13 @@
+"""Fast and Faster R-CNN (rbgirshick/caffe-fast-rcnn)."""
+
+from __future__ import annotations
+
+from .dialect import Dialect
+
+DIALECT = Dialect(
+    "rcnn",
+    {
+        "roi_pooling_param": ("ROIPooling",),
+        "smooth_l1_loss_param": ("SmoothL1Loss",),
+    },
+)

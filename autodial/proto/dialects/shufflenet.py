@@ -1,0 +1,12 @@
+"""ShuffleNet (farmingyard/ShuffleNet)."""
+
+from __future__ import annotations
+
+from .dialect import Dialect
+
+DIALECT = Dialect(
+    "shufflenet",
+    {
+        "shuffle_channel_param": ("ShuffleChannel",),
+    },
+)
