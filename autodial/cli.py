@@ -19,6 +19,7 @@ from autodial.commands.predict import predict
 from autodial.commands.recalibrate import recalibrate
 from autodial.commands.report import report
 from autodial.commands.select import select
+from autodial.commands.serve import serve
 from autodial.commands.test import test
 from autodial.commands.time import time
 from autodial.commands.train import train
@@ -37,7 +38,7 @@ _PANELS = {
     "Train": (train, test, recalibrate),
     "Choose": (select, report),
     "Export": (export,),
-    "Use": (predict,),
+    "Use": (predict, serve),
     "Tools": (doctor, time, upgrade),
 }
 """The commands as `autodial --help` groups them."""
