@@ -139,6 +139,7 @@ class _Recipe(NamedTuple):
         start: the weights that training starts from; None for random ones.
         size: height and width to which images are resized; None if the net says it, or the images do.
         transform: the transform_param of the data layers; None if the net has one.
+        logits: the blob with the scores of classes; None if the net's layers show it.
     """
 
     path: Path
@@ -150,6 +151,7 @@ class _Recipe(NamedTuple):
     start: Weights | None
     size: tuple[int, int] | None = None
     transform: pb.TransformationParameter | None = None
+    logits: str | None = None
 
 
 def _read_arch(arch: str, weights: str | None) -> _Recipe:
@@ -173,6 +175,7 @@ def _read_arch(arch: str, weights: str | None) -> _Recipe:
             made.weights,
             made.size,
             made.transform,
+            made.logits,
         )
     notes: list[str] = []
     if arch in shipped_names():
@@ -213,6 +216,7 @@ def _template(recipe: _Recipe, classes: int, start: Weights | None) -> tuple[Net
             classes=classes,
             size=recipe.size,
             transform=recipe.transform,
+            logits=recipe.logits,
             base_dir=recipe.path.parent,
         )
     except InputError as error:

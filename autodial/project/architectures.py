@@ -32,6 +32,7 @@ class Architecture:
 
     Attributes:
         net: a deploy net.
+        logits: name of the blob that the network returns.
         weights: its parameters.
         size: height and width to which images are resized.
         transform: what follows: the crop, mirroring, the mean of the colours and the scale.
@@ -39,6 +40,7 @@ class Architecture:
     """
 
     net: pb.NetParameter
+    logits: str
     weights: Weights
     size: tuple[int, int]
     transform: pb.TransformationParameter
@@ -87,7 +89,7 @@ def read_architecture(arch: str, weights: str | None) -> Architecture:
     if network.crop < network.resize:
         transform.crop_size = network.crop
     notes = () if weights else (f"{arch} starts from random weights; `weights` names weights to start from",)
-    return Architecture(made.net, made.weights, (network.resize, network.resize), transform, notes)
+    return Architecture(made.net, made.output, made.weights, (network.resize, network.resize), transform, notes)
 
 
 def _take_bgr(net: pb.NetParameter, weights: Weights, std: Sequence[float], arch: str) -> None:
