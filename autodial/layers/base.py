@@ -7,15 +7,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import ClassVar, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from autodial.errors import InputError
 from autodial.layers.shares import N, Rows, Shares
+from autodial.proto import messages as pb
 
-TRAIN, TEST = 0, 1
+TRAIN, TEST = pb.TRAIN, pb.TEST
 """Values of caffe.Phase."""
 
 Shape = tuple[int, ...]
@@ -34,7 +35,7 @@ class LayerContext:
     """All that a layer may know when it is built.
 
     Attributes:
-        param: the LayerParameter message.
+        param: the layer's message.
         phase: TRAIN or TEST.
         bottom_shapes: one shape per bottom blob.
         num_tops: number of top blobs that the prototxt names.
@@ -43,8 +44,8 @@ class LayerContext:
         base_dir: folder of the file that the prototxt came from; relative paths are tried there second.
     """
 
-    param: Any
-    phase: int
+    param: pb.LayerParameter
+    phase: pb.Phase
     bottom_shapes: tuple[Shape, ...]
     num_tops: int
     generator: torch.Generator
@@ -116,7 +117,7 @@ class Layer(nn.Module):
         return {j % bottoms for j in cls.no_gradient if j < bottoms}
 
     @classmethod
-    def unread_options(cls, param: Any) -> list[str]:
+    def unread_options(cls, param: pb.LayerParameter) -> list[str]:
         """The `*_param` messages of a LayerParameter that say nothing to this type of layer."""
         return [
             field.name

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -198,7 +197,7 @@ def _ceil(param: pb.PoolingParameter) -> bool:
     return param.round_mode == pb.PoolingParameter.CEIL
 
 
-def _pair(param: Any, field: str, stem: str, default: int | None) -> Pair | None:
+def _pair(param: pb.PoolingParameter, field: str, stem: str, default: int | None) -> Pair | None:
     """(height, width) from one field for both, or from STEM_h and STEM_w together; None where unset."""
     given = [param.HasField(f"{stem}_h"), param.HasField(f"{stem}_w")]
     if param.HasField(field) and any(given):

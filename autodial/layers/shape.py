@@ -6,13 +6,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from autodial.layers.base import Layer, LayerContext, LayerError, Shape, canonical_axis, register
 from autodial.layers.shares import Rows
+from autodial.proto import messages as pb
 from autodial.wording import counted
 
 
@@ -373,7 +373,7 @@ class Silence(Layer):
         return ()
 
 
-def _axis(param: Any, old_name: str) -> int:
+def _axis(param: pb.ConcatParameter | pb.SliceParameter, old_name: str) -> int:
     """`axis`, which may go by its old name."""
     if param.HasField("axis") and param.HasField(old_name):
         raise LayerError(f"axis and {old_name} are two names for the same: keep axis")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple, Protocol, cast
 
 from autodial.errors import InputError
 from autodial.layers import DomainAlignment
@@ -13,6 +13,13 @@ from autodial.net.feed import sources
 from autodial.net.net import Net
 
 _log = logging.getLogger(__name__)
+
+
+class _ReadsLabels(Protocol):
+    """What a layer with `reads_labels` has."""
+
+    axis: int
+    ignore_label: int | None
 
 
 class LabelReader(NamedTuple):
@@ -71,11 +78,12 @@ def label_readers(net: Net) -> Iterator[LabelReader]:
     read = sources(net)
     labels: dict[str, tuple[str, int]] = {}
     for message in net.param.layer:
-        layer: Any = net.layer(message.name)
+        layer = net.layer(message.name)
         if layer.reads_labels and message.bottom[1] in labels:
+            reader = cast(_ReadsLabels, layer)
             shape = net.blob_shapes[message.bottom[0]]
-            classes = shape[canonical_axis(layer.axis, len(shape))]
-            yield LabelReader(message.name, *labels[message.bottom[1]], classes, layer.ignore_label)
+            classes = shape[canonical_axis(reader.axis, len(shape))]
+            yield LabelReader(message.name, *labels[message.bottom[1]], classes, reader.ignore_label)
         passed_on = labels.get(message.bottom[0]) if message.type == "Split" else None
         for j, top in enumerate(message.top):
             labels.pop(top, None)

@@ -9,10 +9,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
+from google.protobuf.message import Message
 from torch import Tensor, nn
 
 from autodial.errors import InputError
@@ -91,7 +91,7 @@ class Net(nn.Module):
 
     def __init__(
         self,
-        param: Any,
+        param: pb.NetParameter,
         phase: pb.Phase,
         *,
         level: int | None = None,
@@ -148,7 +148,7 @@ class Net(nn.Module):
 
     # --- construction
 
-    def _add(self, message: Any) -> None:
+    def _add(self, message: pb.LayerParameter) -> None:
         cls = layer_class(message.type)
         for option in cls.unread_options(message):
             _log.warning("%s: %s does nothing in a layer of this type.", _describe(message), option)
@@ -201,7 +201,7 @@ class Net(nn.Module):
         self._add_loss_weights(message, layer)
         self._add_params(message, layer)
 
-    def _add_loss_weights(self, message: Any, layer: Layer) -> None:
+    def _add_loss_weights(self, message: pb.LayerParameter, layer: Layer) -> None:
         if layer.is_loss and not message.loss_weight:
             message.loss_weight.extend([1.0] + [0.0] * (len(message.top) - 1))
         if message.loss_weight and len(message.loss_weight) != len(message.top):
@@ -212,7 +212,7 @@ class Net(nn.Module):
         weights = message.loss_weight or [0.0] * len(message.top)
         self.loss_weights.update((top, weight) for top, weight in zip(message.top, weights, strict=True) if weight)
 
-    def _add_params(self, message: Any, layer: Layer) -> None:
+    def _add_params(self, message: pb.LayerParameter, layer: Layer) -> None:
         blobs = layer.blobs
         if (blobs or layer.is_data) and self._namesakes[message.name] > 1:
             raise LayerError(
@@ -244,7 +244,7 @@ class Net(nn.Module):
             if isinstance(blob, nn.Parameter):
                 blob.requires_grad_(param.lr_mult != 0 or self.param.force_backward)
 
-    def _share(self, layer: Layer, index: int, spec: Any, owner: Param) -> None:
+    def _share(self, layer: Layer, index: int, spec: pb.ParamSpec, owner: Param) -> None:
         blob, owned = layer.blobs[index], owner.tensor
         if blob.shape != owned.shape and (spec.share_mode != pb.ParamSpec.PERMISSIVE or blob.numel() != owned.numel()):
             raise LayerError(
@@ -519,7 +519,7 @@ class Net(nn.Module):
 
 
 @contextmanager
-def _impossible_size_errors(message: Any, bottom_shapes: Sequence[Shape]) -> Iterator[None]:
+def _impossible_size_errors(message: pb.LayerParameter, bottom_shapes: Sequence[Shape]) -> Iterator[None]:
     """Turn what Python and torch raise for sizes that no layer can have into a LayerError."""
     try:
         yield
@@ -531,7 +531,7 @@ def _impossible_size_errors(message: Any, bottom_shapes: Sequence[Shape]) -> Ite
 
 
 @contextmanager
-def _layer_errors(message: Any) -> Iterator[None]:
+def _layer_errors(message: pb.LayerParameter) -> Iterator[None]:
     """Turn a LayerError into an InputError that names the layer."""
     try:
         yield
@@ -539,7 +539,7 @@ def _layer_errors(message: Any) -> Iterator[None]:
         raise InputError(f"{_describe(message)}: {error}") from error
 
 
-def _numbers(message: Any) -> Iterator[tuple[str, float]]:
+def _numbers(message: Message) -> Iterator[tuple[str, float]]:
     """The decimal numbers that a message states, in messages inside of it, too, each with the path of its field."""
     for field, value in message.ListFields():
         for item in [value] if field.has_presence else value:
@@ -553,7 +553,7 @@ def _is_half(blob: Tensor) -> bool:
     return blob.dtype in (torch.bfloat16, torch.float16)
 
 
-def _describe(message: Any) -> str:
+def _describe(message: pb.LayerParameter) -> str:
     return f'layer "{message.name}" ({message.type})'
 
 
@@ -565,7 +565,7 @@ def _check_count(what: str, count: int, limits: tuple[int, int | None]) -> None:
         raise LayerError(f"takes {wanted} and the prototxt names {count}")
 
 
-def _shapes(blobs: Iterable[Any]) -> list[Shape]:
+def _shapes(blobs: Iterable[Tensor]) -> list[Shape]:
     return [tuple(blob.shape) for blob in blobs]
 
 
@@ -608,7 +608,7 @@ def _module_name(name: str, modules: nn.ModuleDict) -> str:
     return name
 
 
-def _check_types(param: Any) -> None:
+def _check_types(param: pb.NetParameter) -> None:
     for message in param.layer:
         try:
             layer_class(message.type)
@@ -616,7 +616,7 @@ def _check_types(param: Any) -> None:
             raise InputError(f'layer "{message.name}": {error}') from None
 
 
-def _with_automatic_tops(param: Any) -> Any:
+def _with_automatic_tops(param: pb.NetParameter) -> pb.NetParameter:
     """Give loss layers without a top one, as Caffe does (Layer::AutoTopBlobs); changes and returns `param`."""
     for message in param.layer:
         if not message.top and layer_class(message.type).is_loss:

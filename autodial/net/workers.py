@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
+from multiprocessing.process import BaseProcess
 from typing import Any, TypeVar
 
 import torch
@@ -160,7 +161,7 @@ def _finish(finish: Callable[[T], T], made: Future[T]) -> T:
     return finish(made.result())
 
 
-def _cause(processes: Iterable[Any]) -> str:
+def _cause(processes: Iterable[BaseProcess]) -> str:
     """What ended one of them, but for the SIGTERM that the others got when it was gone."""
     for process in processes:
         code = process.exitcode
