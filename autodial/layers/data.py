@@ -48,7 +48,7 @@ class Input(Layer):
 
 @register("DummyData")
 class DummyData(Layer):
-    """Blobs made by fillers (dummy_data_layer.cpp): constant ones once, the others anew in every pass.
+    """Blobs made by fillers (dummy_data_layer.cpp): constant ones once, the others in every pass.
 
     Args:
         shapes: one per top.
@@ -110,7 +110,7 @@ class DummyData(Layer):
 
 
 def _one_per_top(values: list[V], field: str, num_tops: int) -> list[V]:
-    """Caffe's rule for repeated fields of a data layer: one value for all tops, or one each."""
+    """A value per top from a repeated field, which holds one value for all tops or one each, as in Caffe."""
     if len(values) not in (1, num_tops):
         wanted = "1" if num_tops == 1 else f"1 or {num_tops}"
         raise LayerError(f"{counted(num_tops, 'top')} must have {wanted} of {field}, not {len(values)}")

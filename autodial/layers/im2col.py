@@ -49,7 +49,7 @@ class Im2col(Layer):
     def top_shapes(self, bottom_shapes: Sequence[Shape]) -> list[Shape]:
         (shape,) = bottom_shapes
         if len(shape) != self.axis + 1 + len(self.windows.kernel_size):
-            raise LayerError(f"bottom {shape} must have as many axes as when the net was built")
+            raise LayerError(f"bottom {shape} must have the same number of axes as when the net was built")
         channels = shape[self.axis] * prod(self.windows.kernel_size)
         return [(*shape[: self.axis], channels, *self.windows.counts(shape))]
 

@@ -80,7 +80,7 @@ class Recurrent(Layer):
     def from_caffe(cls: type[R], context: LayerContext) -> R:
         param = context.param.recurrent_param
         if param.debug_info:
-            _log.warning('Layer "%s": recurrent_param.debug_info is ignored.', context.param.name)
+            _log.warning('Layer "%s": recurrent_param.debug_info is ignored', context.param.name)
         hidden = cls.states if param.expose_hidden else 0
         count = len(context.bottom_shapes)
         exposed = "with expose_hidden" if hidden else "without expose_hidden"

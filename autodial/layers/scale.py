@@ -143,7 +143,7 @@ def _check_fit(what: str, shape: Shape, bottom: Shape, axis: int) -> None:
 
 
 def _laid(operand: Tensor, bottom: Tensor, axis: int) -> Tensor:
-    """The operand with axes behind it, so that its first axis lies at the bottom's `axis` when it is broadcast."""
+    """The operand with trailing axes of length 1, so that broadcasting lays its first axis at the bottom's `axis`."""
     if not operand.ndim:
         return operand
     trailing = (1,) * (bottom.ndim - axis % bottom.ndim - operand.ndim)

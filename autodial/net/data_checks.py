@@ -58,7 +58,7 @@ def check_data(net: Net) -> None:
 
 
 def check_slices(net: Net) -> None:
-    """Warn where a train net parts source and target in several places of the batch: one of them is a mistake."""
+    """Warn where a train net splits the batch into source and target at several rows: one of them is a mistake."""
     points: dict[int, str] = {}
     for message in net.param.layer:
         layer = net.layer(message.name)
@@ -69,8 +69,8 @@ def check_slices(net: Net) -> None:
         elif message.type == "Concat" and message.concat_param.axis == 0 and len(message.bottom) == 2:
             points.setdefault(net.blob_shapes[message.bottom[0]][0], message.name)
     if len(points) > 1:
-        places = ", ".join(f'{point} in layer "{name}"' for point, name in points.items())
-        _log.warning("Source and target are parted in several places of the batch: after %s.", places)
+        places = ", ".join(f'{point} by layer "{name}"' for point, name in points.items())
+        _log.warning("The batch is split into source and target at several rows: %s", places)
 
 
 def label_readers(net: Net) -> Iterator[LabelReader]:

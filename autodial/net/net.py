@@ -34,7 +34,7 @@ _MULTIPLIERS = ("lr_mult", "decay_mult")
 
 @dataclass(eq=False)
 class Param:
-    """A blob that the solver may change, once however many layers share it.
+    """A blob that the solver may change; a blob that layers share is listed once.
 
     Attributes:
         layer: name of the layer that owns it.
@@ -104,7 +104,7 @@ class Net(nn.Module):
         self.seed = seed
         self.base_dir = base_dir
         if param.debug_info:
-            _log.warning("The net's debug_info is ignored: there is no trace of every blob.")
+            _log.warning("The net's debug_info is ignored: there is no trace of every blob")
         for path in fork_fields(param):
             if "." not in path:  # a layer's come later, with its name
                 raise InputError(f"the net's {path}, which only other versions of Caffe have, is not supported")
@@ -113,7 +113,7 @@ class Net(nn.Module):
         for name in settle_entropies(filtered):
             _log.warning(
                 'Layer "%s" (EntropyLoss) reads what a Softmax makes and is taken for Xlearn\'s, of probabilities: '
-                "state entropy_param { } to say so, or loss_param { } for AutoDIAL's, of scores.",
+                "state entropy_param { } to say so, or loss_param { } for AutoDIAL's, of scores",
                 name,
             )
         self.param = insert_splits(_with_automatic_tops(filtered))
@@ -151,7 +151,7 @@ class Net(nn.Module):
     def _add(self, message: pb.LayerParameter) -> None:
         cls = layer_class(message.type)
         for option in cls.unread_options(message):
-            _log.warning("%s: %s does nothing in a layer of this type.", _describe(message), option)
+            _log.warning("%s: %s does nothing in a layer of this type", _describe(message), option)
         for path in fork_fields(message):
             if path not in cls.fork_fields:
                 raise LayerError(f"{path}, which only other versions of Caffe have, is not supported here")
@@ -274,7 +274,7 @@ class Net(nn.Module):
             setattr(layer, name, owned.view(blob.shape))
 
     def _find_overwritten(self) -> set[str]:
-        """Loss blobs that get no gradient of their own, as one from a layer that reads them takes its place.
+        """Loss blobs without a gradient of their own, because a layer that reads them gives them another.
 
         Where the loss_weight is stated, a Split adds the two (Caffe: InsertSplits).
         """
@@ -291,14 +291,14 @@ class Net(nn.Module):
                     if self.phase == pb.TRAIN:
                         _log.warning(
                             '%s: reads the loss "%s", whose loss_weight is not stated, and its gradient takes the '
-                            "place of the loss's own, as in Caffe: state loss_weight to have both added.",
+                            "place of the loss's own, as in Caffe: state loss_weight to have both added",
                             _describe(message),
                             blob,
                         )
         return found
 
     def _find_fusible(self) -> dict[int, range]:
-        """The layers that can be run as one, by the number of the last of them."""
+        """Ranges of layers that can be run as one, by the number of the last layer."""
         found = {}
         for i in range(len(self._order)):
             layers = range(i, i + fusible(self.param.layer, self._order, i))
@@ -360,7 +360,7 @@ class Net(nn.Module):
             values[top] = inputs[top]
 
     def _plan(self, wanted: tuple[str, ...], everything: bool) -> list[tuple[range, list[str]]]:
-        """The layers to run, in order, each with the blobs that can be let go after it.
+        """The layers to run, in order, each with the blobs that can be freed after it.
 
         Either every layer, or those that the wanted blobs depend on; no tensor outlives its last use. In a TRAIN net,
         layers that can be run as one are together, unless a blob between them is wanted.
@@ -540,7 +540,7 @@ def _layer_errors(message: pb.LayerParameter) -> Iterator[None]:
 
 
 def _numbers(message: Message) -> Iterator[tuple[str, float]]:
-    """The decimal numbers that a message states, in messages inside of it, too, each with the path of its field."""
+    """The decimal numbers in a message and in the messages inside it, each with the path of its field."""
     for field, value in message.ListFields():
         for item in [value] if field.has_presence else value:
             if field.message_type is not None:
@@ -580,14 +580,14 @@ def _check_shapes(name: str, given: Sequence[Shape], wanted: Sequence[Shape], so
 def _wrong_count(name: str, wanted: int, given: int, source: str) -> InputError:
     return InputError(
         f'layer "{name}" has {counted(wanted, "blob")} and {source} has {given} for it; '
-        "rename the layer to train it anew"
+        "rename the layer to train it from its fillers"
     )
 
 
 def _wrong_shape(name: str, index: int, wanted: Shape, given: Shape, source: str) -> InputError:
     return InputError(
         f'layer "{name}", blob {index}: the net\'s shape is {wanted} and that of {source} is {given}; '
-        "rename the layer to train it anew"
+        "rename the layer to train it from its fillers"
     )
 
 

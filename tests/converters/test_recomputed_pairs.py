@@ -247,7 +247,7 @@ def test_a_thread_that_the_module_starts_is_refused() -> None:
         LayerError, match=r"AlignedBatchNorm of 4 channels is part of an AutoDIAL, .* a thread that the module"
     ):
         threaded(*batches()[0])
-    with pytest.raises(LayerError, match="gets a batch of 8 from elsewhere"):
+    with pytest.raises(LayerError, match="gets a batch of 8 that the AutoDIAL did not make"):
         threaded.module(torch.cat(batches()[0]))
 
 
