@@ -12,6 +12,7 @@ from autodial.errors import InputError
 from autodial.net.net import Net
 from autodial.proto import messages as pb
 from autodial.proto import parse_net
+from autodial.proto.schema import schema
 
 NET = """
 name: "n"
@@ -103,7 +104,9 @@ def test_every_field_has_a_case() -> None:
         f"{message}.{field.name}"
         for message in STRUCTURE
         for field in getattr(pb, message).DESCRIPTOR.fields
-        if field.name not in STRUCTURE[message] | OLD.get(message, set()) and not field.name.endswith("_param")
+        if field.name not in STRUCTURE[message] | OLD.get(message, set())
+        and not field.name.endswith("_param")
+        and 0 in schema().fields[message, field.name]  # Caffe's own
     }
     assert fields == CASES.keys()
 

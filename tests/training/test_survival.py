@@ -279,7 +279,7 @@ def test_a_disk_that_is_full_for_a_while(project: Path) -> None:
     log, snapshot = done.stderr.splitlines()
     assert log.startswith("The run's log in run can't be written (File too large): training goes on")
     assert snapshot == "the snapshot snapshots/stripes_iter_4 can't be written: File too large; training goes on " + (
-        "without it."
+        "without it"
     )
     assert {name.partition(".")[0] for name in snapshots()} == {f"stripes_iter_{i}" for i in (2, 6, 8)}
     assert len(list(Path("snapshots").iterdir())) == 6
