@@ -160,7 +160,7 @@ class Convolution(BaseConvolution):
         return self.num_output, self.in_channels // self.group
 
     def _out_lengths(self, bottom: Shape) -> Lengths:
-        return self.windows.counts(bottom)
+        return self.windows.checked_counts(bottom)
 
     def _convolve(self, bottom: Tensor) -> Tensor:
         over = self.windows.overhang(bottom.shape)
