@@ -112,7 +112,7 @@ def recalibrate(
         raise InputError(f"{net}: {error}") from error
     saved = read_weights(weights)
     size = None if source is None and target is None else _image_size(param, lists.test.layer, net.parent)
-    with naming_options(source="--source", target="--target"), lists:
+    with naming_options(source="--source", target="--target", workers="--workers"), lists:
         target_images = lists.open("target", target, size=size)
         pruned, logits = fed_net(param, lists.test.blob, target_images.shape)
         try:
