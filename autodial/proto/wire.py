@@ -74,8 +74,12 @@ def layers_to_file(layers: Sequence[pb.LayerParameter]) -> list[bytes]:
     Where no dialect has all of them, each layer is written in a dialect of its own.
     """
     parts = [(layer.type, layer.SerializeToString()) for layer in layers]
-    order = sorted(range(len(DIALECTS)), key=lambda i: not all(_covers_layer(i, *part) for part in parts))
-    return [_layer_to_file(*part, next((i for i in order if _covers_layer(i, *part)), 0)) for part in parts]
+    for dialect in range(len(DIALECTS)):
+        if all(_covers_layer(dialect, *part) for part in parts):
+            return [_layer_to_file(*part, dialect) for part in parts]
+    return [
+        _layer_to_file(*part, next((i for i in range(len(DIALECTS)) if _covers_layer(i, *part)), 0)) for part in parts
+    ]
 
 
 @cache
