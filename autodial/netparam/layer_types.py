@@ -8,7 +8,9 @@ READS_SCORES = frozenset({
 })  # fmt: skip
 """Types whose first bottom holds scores or probabilities of classes (Layer.reads_scores)."""
 
-PER_CHANNEL = frozenset({"BatchNorm", "Bias", "Dial", "MultiModalBatchNorm", "PReLU", "Scale"})
+PER_CHANNEL = frozenset(
+    {"BatchNorm", "Bias", "ConvolutionDepthwise", "Dial", "MultiModalBatchNorm", "Normalize", "PReLU", "Scale"}
+)
 """Types that keep the channels and have parameters or statistics for each (Layer.per_channel)."""
 
 NO_IMAGES = frozenset({"DummyData", "Parameter"})

@@ -139,7 +139,7 @@ def _fork_fields(message: Message) -> Iterator[str]:
 def _caffe_values(enum: Any) -> Collection[int]:
     """The numbers of an enum's values that Caffe has, in the schema."""
     if enum.containing_type is None:
-        return set(enum.values_by_number)
+        return frozenset(enum.values_by_number)
     return schema().enums[f"{enum.containing_type.name}.{enum.name}"][0].values()
 
 
