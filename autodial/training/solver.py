@@ -695,7 +695,7 @@ _LEAST = {
 
 def _check(param: pb.SolverParameter) -> None:
     """Refuse a SolverParameter that can't be honoured, and warn of fields that change nothing."""
-    for path in fork_fields(param):
+    for path in proto.fork_fields(param):
         if "." not in path:
             raise InputError(f"{path}, which only other versions of Caffe have, is not supported")
     update_class(param.type).check(param)
