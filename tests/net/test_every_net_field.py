@@ -34,11 +34,12 @@ OLD = {"NetParameter": {"input", "input_shape", "input_dim", "layers"}}
 """Fields that are brought up to date as a prototxt is read (tests/proto)."""
 WITHOUT_EFFECT = {
     "NetParameter": {
-        "engine", "reduce_buckets", "default_forward_type", "default_backward_type", "default_forward_math",
-        "default_backward_math", "default_conv_algos_override", "default_cudnn_math_override",
+        "engine", "multinode", "reduce_buckets", "default_forward_type", "default_backward_type",
+        "default_forward_math", "default_backward_math", "default_conv_algos_override", "default_cudnn_math_override",
     },
     "LayerParameter": {
         "engine", "forward_type", "backward_type", "forward_math", "backward_math", "debug", "cudnn_math_override",
+        "reshape_every_iter",
     },
 }  # fmt: skip
 """Fields with which forks choose between kernels."""

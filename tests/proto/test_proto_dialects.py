@@ -393,6 +393,18 @@ TEXTS = {
           detectnet_groundtruth_param { stride: 16 gridbox_type: GRIDBOX_MIN object_class { src: 1 dst: 0 } }
           detectnet_augmentation_param { crop_prob: 1 } }
     """,
+    "flownet2": """
+        layer { name: "corr" type: "Correlation" bottom: "x" bottom: "y" top: "corr"
+          correlation_param { pad: 20 kernel_size: 1 max_displacement: 20 stride_1: 1 stride_2: 2 } }
+        layer { name: "up" type: "Resample" bottom: "corr" top: "up" reshape_every_iter: false
+          resample_param { width: 64 height: 64 type: NEAREST antialias: false } }
+    """,
+    "refinedet": """
+        layer { name: "loss" type: "MultiBoxLoss" bottom: "x" top: "loss"
+          multibox_loss_param { num_classes: 21 objectness_score: 0.01 } }
+        layer { name: "out" type: "DetectionOutput" bottom: "x" top: "out"
+          detection_output_param { num_classes: 21 nms_param { nms_threshold: 0.45 } objectness_score: 0.01 } }
+    """,
     "intel": """
         engine: "MKLDNN"
         layer { name: "conv" type: "Convolution" bottom: "data" top: "conv" engine: "MKL2017"
