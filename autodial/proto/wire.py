@@ -2,7 +2,8 @@
 
 The layer's type decides whose number a parameter's is. In messages that Caffe and its forks share, a number is Caffe's,
 unless the net's other layers, or other fields of the message, tell the fork. What no dialect explains, or what is not
-the message that it should be, is kept as an unknown field and written as it was read.
+the message that it should be, is kept as an unknown field and written as it was read. protobuf offers nothing to
+renumber fields with, so the wire format is taken apart here.
 """
 
 from __future__ import annotations

@@ -480,6 +480,11 @@ def test_templates_are_named_as_such(text: str, placeholder: str) -> None:
     )
 
 
+def test_bytes_need_not_be_text() -> None:
+    net = parse_net(r"layer { name: 'a' blobs { raw_data: '\377\x00' 'b' } }")
+    assert net.layer[0].blobs[0].raw_data == b"\xff\0b"
+
+
 @pytest.mark.parametrize("text", ["layer { name: '50%' }", "layer { name: 'a%04d$b' }", "layer { name: '$1' }"])
 def test_other_percent_and_dollar_signs_are_text(text: str) -> None:
     assert parse_net(text).layer[0].name
