@@ -73,6 +73,8 @@ class DetectionOutput(Layer):
     @classmethod
     def from_caffe(cls, context: LayerContext) -> DetectionOutput:
         param = context.param.detection_output_param
+        if param.HasField("objectness_score"):
+            raise LayerError("objectness_score, for the two steps of RefineDet, is not supported")
         for field in ("save_output_param", "visualize"):
             if param.HasField(field):
                 _log.warning(
