@@ -316,7 +316,7 @@ def damage(*_: object) -> None:
         (lambda: None, (*RESIZED, "--set", "target.image_data_param.new_width=9"),
          "source's images as 3 x 8 x 8 (channels x height x width) and the target's as 3 x 10 x 9"),
         (lambda: None, ("--set", "*dial.type=Split"), "net.prototxt: the net has no Dial layer"),
-        (lambda: None, ("--set", "fc.name=fc9"), "w.caffemodel holds nothing for fc9"),
+        (lambda: None, ("--set", "fc.name=fc9"), "w.caffemodel has nothing for fc9"),
         (lambda: None, ("--device", "cuda:9"), "device cuda:9"),
     ],
 )  # fmt: skip
