@@ -1,6 +1,6 @@
 """From one form to another: Caffe nets to AutoDIAL nets, torch modules to AutoDIAL modules, trained nets to ONNX files.
 
-    from autodial.converters import AutoDIAL, convert_batchnorm, export_module, parameter_groups
+    from autodial.converters import AutoDIAL, convert_batchnorm, export_module, parameter_groups, recalibrate
 
 Names load when they are first used, so that importing this package brings neither torch nor onnx.
 """
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from autodial.converters.destinations.triton import TritonModel
     from autodial.converters.torch_export import export_module
     from autodial.converters.torch_modules import AlignedBatchNorm, AlignedBatchNormAct, AutoDIAL, convert_batchnorm
+    from autodial.converters.torch_recalibrate import recalibrate
     from autodial.converters.verification import ExportReport
 
 __all__ = [
@@ -25,6 +26,7 @@ __all__ = [
     "convert_batchnorm",
     "export_module",
     "parameter_groups",
+    "recalibrate",
 ]
 
 _HOME = {
@@ -36,6 +38,7 @@ _HOME = {
     "convert_batchnorm": "torch_modules",
     "export_module": "torch_export",
     "parameter_groups": "torch_modules",
+    "recalibrate": "torch_recalibrate",
 }
 
 

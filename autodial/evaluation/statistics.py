@@ -95,12 +95,15 @@ class Moments:
         """Add a batch (n, C, ...), or (n,) of one channel."""
         x = x.double() if x.dim() > 1 else x.double().unsqueeze(1)
         axes = [0, *range(2, x.dim())]
-        count = x.numel() // x.shape[1]
         mean = x.mean(axes)
         squares = (x - mean.view(-1, *[1] * (x.dim() - 2))).square_().sum(axes)
-        if not self.count:
-            self.count, self._mean, self._squares = count, mean, squares
-            return
+        self._add(x.numel() // x.shape[1], mean, squares)
+
+    def merge(self, other: Moments) -> None:
+        """Add everything that was added to `other`."""
+        self._add(other.count, other._mean, other._squares)
+
+    def _add(self, count: int, mean: Tensor, squares: Tensor) -> None:
         total = self.count + count
         delta = mean - self._mean
         self._mean = self._mean + delta * (count / total)
