@@ -303,6 +303,8 @@ class Solver:
         end = self.iter + iterations
         self._losses.clear()
         while self.iter < end:
+            for net in (self.net, *self.test_nets):
+                net.begin_iteration(self.iter)
             if self._test_due() and (self.iter or self.param.test_initialization):
                 self._test_all()
             if self._stops():
