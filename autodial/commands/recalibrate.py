@@ -73,7 +73,6 @@ def recalibrate(
     standard deviations, in standard deviations, averaged over the channels.
     """
     import json
-    import time
     from dataclasses import asdict
 
     from autodial import proto
@@ -88,7 +87,6 @@ def recalibrate(
     inputs: list[str | Path] = [net, *split_names(weights), *files_of(param, net.parent), *given]
     check_output(output, inputs, suffixes=[".caffemodel", ".caffemodel.h5"])
     chosen = choose_device(device)
-    started = time.perf_counter()
     saved = read_weights(weights)
     with naming_options(source="--source", target="--target"), shown_progress() as report:
         recalibrated = recalibrate_weights(
@@ -106,9 +104,8 @@ def recalibrate(
             report=report,
         )
     proto.write_weights(recalibrated.weights, output)
-    seconds = time.perf_counter() - started
     if not as_json:
-        typer.echo("\n".join([*describe(recalibrated, seconds), f"Wrote {output}"]))
+        typer.echo("\n".join([*describe(recalibrated), f"Wrote {output}"]))
         return
     record = {
         "net": str(net),
@@ -118,7 +115,7 @@ def recalibrate(
         "source": recalibrated.names.get("source"),
         "target": recalibrated.names["target"],
         "device": str(chosen),
-        "seconds": seconds,
+        "seconds": recalibrated.seconds,
         **asdict(recalibrated.result),
     }
     typer.echo(json.dumps(record, indent=2))

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
 
+from autodial.commands.options import naming_options
 from autodial.commands.progress import progress_bar
 from autodial.errors import INTERRUPTED, InputError
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from autodial.evaluation.recalibrate import Progress
     from autodial.evaluation.statistics import Distance
     from autodial.evaluation.whole_statistics import RecalibratedWeights
+    from autodial.proto import Weights
     from autodial.proto import messages as pb
 
 
@@ -71,13 +73,46 @@ def shown_progress() -> Iterator[Callable[[Progress], None]]:
         raise typer.Exit(INTERRUPTED) from None
 
 
-def describe(recalibrated: RecalibratedWeights, seconds: float) -> list[str]:
+def recalibrate_all(
+    param: pb.NetParameter, net: Path, names: Sequence[str], trained: Sequence[Weights]
+) -> list[RecalibratedWeights]:
+    """Recalibrate weights of a net over the images of its TRAIN phase, on a GPU if there is one.
+
+    Args:
+        param: the net.
+        net: its file.
+        names: the weights' names, as `read_weights` takes them.
+        trained: the weights.
+    """
+    from autodial.evaluation.whole_statistics import recalibrate_weights
+    from autodial.net.feed import default_workers
+    from autodial.system.devices import choose_device
+
+    device = choose_device("auto")
+    options = {name: f"`autodial recalibrate --{name}`" for name in ("source", "target")}
+    with naming_options(**options), shown_progress() as report:
+        return [
+            recalibrate_weights(
+                param,
+                weights,
+                net_name=str(net),
+                weights_name=name,
+                base_dir=net.parent,
+                device=device,
+                workers=default_workers(),
+                report=report,
+            )
+            for name, weights in zip(names, trained, strict=True)
+        ]
+
+
+def describe(recalibrated: RecalibratedWeights) -> list[str]:
     """What a recalibration changed, as lines of text with a table of the layers."""
     result, names = recalibrated.result, recalibrated.names
     target = f"{result.target_samples:,} target images ({names['target']})"
     source = f"{result.source_samples:,} source images ({names['source']}) and " if "source" in names else ""
     lines = [
-        f"{len(result.layers)} Dial layers over {source}{target}: {result.passes} passes, {seconds:.1f} s",
+        f"{len(result.layers)} Dial layers over {source}{target}: {result.passes} passes, {recalibrated.seconds:.1f} s",
         "",
         *_table(recalibrated),
         "",

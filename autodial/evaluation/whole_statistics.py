@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,11 +31,13 @@ class RecalibratedWeights:
         weights: the weights given, in which only the Dial layers' statistics changed.
         result: what changed.
         names: the images used for each domain, as users know them; without the source if it was not needed.
+        seconds: how long it took.
     """
 
     weights: Weights
     result: Recalibration
     names: Mapping[Domain, str]
+    seconds: float
 
 
 def recalibrate_weights(
@@ -73,6 +76,7 @@ def recalibrate_weights(
         InputError: a net without Dial layers, images that can't be used, or weights that lack layers.
         WorkError: values that are not finite, or full memory.
     """
+    started = time.perf_counter()
     try:
         lists = DomainLists(net, base_dir=base_dir, device=device, batch_size=batch_size, workers=workers)
     except InputError as error:
@@ -99,4 +103,4 @@ def recalibrate_weights(
             _log.warning("%s had no statistics stored: there is nothing to compare with", ", ".join(unstored))
         with full_memory_errors():
             result = recalibrate(built, source_images, target_images, logits=logits, report=report)
-    return RecalibratedWeights(with_statistics(weights, built), result, lists.names)
+    return RecalibratedWeights(with_statistics(weights, built), result, lists.names, time.perf_counter() - started)
