@@ -152,14 +152,15 @@ class _Images:
         """The net's inputs, on a device."""
         for batch in self.loader if self.kept is None else self.kept:
             images = batch[0] if isinstance(batch, (list, tuple)) and self.kept is None else batch
-            yield pytree.tree_map(lambda leaf: leaf.to(device) if isinstance(leaf, Tensor) else leaf, images)
+            # copies, because a net may change its input in place, and these batches are run again
+            yield pytree.tree_map(lambda leaf: leaf.to(device, copy=True) if isinstance(leaf, Tensor) else leaf, images)
 
 
 class _Reached(BaseException):
     """Ends a forward pass at the layer whose input is wanted; user code must not catch it as an Exception."""
 
 
-class _NotOneBatchError(Exception):
+class _NotOneBatch(BaseException):
     """All images can't run as one batch: their shapes differ, or a layer does not have them along the first axis."""
 
 
@@ -186,7 +187,7 @@ class _Run:
         else:
             try:
                 self._all_at_once(order)
-            except (_NotOneBatchError, InputError, torch.OutOfMemoryError):
+            except (_NotOneBatch, InputError, torch.OutOfMemoryError):
                 _restore(self.saved)
                 passes = self._layer_by_layer(order)
         counts = {images.domain: images.count for images in self.domains}
@@ -265,7 +266,7 @@ class _Run:
 
                 def compute(layer: nn.Module, inputs: tuple[Tensor, ...], name: str = name) -> None:
                     if len(inputs[0]) != sum(sizes):
-                        raise _NotOneBatchError
+                        raise _NotOneBatch
                     moments = {}
                     for images, part in zip(self.domains, torch.split(inputs[0], sizes), strict=True):
                         moments[images.domain] = Moments()

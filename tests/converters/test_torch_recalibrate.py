@@ -220,6 +220,23 @@ def test_layers_without_a_row_per_image_are_recalibrated_too() -> None:
     np.testing.assert_allclose(array(net.norm.mean[1]), array(target).reshape(-1, 3).mean(0), rtol=1e-5)
 
 
+class Centred(nn.Sequential):
+    """Changes its input in place, as users' code does now and then."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(input.sub_(1))  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("memory", [HUGE, 10_000, NONE])
+def test_a_net_that_changes_its_input_in_place(memory: int) -> None:
+    """Every pass sees the images as they were, kept in memory or not."""
+    net, source, target = Centred(*aligned().module), images(23, 0.0), images(10, 1.5, seed=1)
+    before = source.clone()
+    recalibrate(net, source.split(7), [target], memory=memory)
+    assert torch.equal(source, before)
+    assert_statistics(net, expected(net, source - 1, target - 1))
+
+
 class Twice(nn.Module):
     def __init__(self) -> None:
         super().__init__()
