@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -428,7 +429,7 @@ class Group:
         return cls(
             runs,
             {name: runs[number] for name, number in record[statistics]["chosen"].items() if number is not None},
-            100 * record[statistics]["ensemble"],
+            100 * (record[statistics]["ensemble"] or math.nan),
             {
                 run["variant"]: 100 * run.get(statistics, run["moving"])
                 for run in record["runs"]
