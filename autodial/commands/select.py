@@ -62,8 +62,8 @@ def select(
         str,
         typer.Option(
             # the names are those of autodial.selection.criteria, which takes too long to import for a help text
-            help="The criterion that decides: agreement, entropy, information, nuclear-norm, density or clusters; or "
-            "source, weighted or alignment, which look at held-out source images.",
+            help="The criterion that decides: agreement, entropy, information, consensus, nuclear-norm, density or "
+            "clusters; or source, weighted or alignment, which look at held-out source images.",
         ),
     ] = "agreement",
     hold_out: Annotated[
