@@ -65,7 +65,7 @@ def select(
             help="The criterion that decides: agreement, entropy, information, consensus, nuclear-norm, density or "
             "clusters; or source, weighted or alignment, which look at held-out source images.",
         ),
-    ] = "agreement",
+    ] = "consensus",
     hold_out: Annotated[
         bool | None,
         typer.Option(
@@ -124,8 +124,9 @@ def select(
 
     Every combination of the values to try is trained with every seed. A candidate is one of these trainings, as seeds
     often differ more than settings do. Each criterion judges all candidates by their predictions for the unlabelled
-    target: `agreement`, which decides unless --criterion says otherwise, takes the candidate that agrees most with the
-    average of all. A candidate that gives the target far fewer classes than others do is passed over.
+    target. `consensus` decides unless --criterion names another: it ranks candidates by how far they agree with the
+    average of all, and by how decided and how spread over the classes their predictions are. A candidate that gives
+    the target far fewer classes than others do is passed over.
 
     DIR gets the chosen weights, chosen.caffemodel; select.json, which holds the tables; and for each candidate its
     weights, its scores and its logs. What is finished is not run again: the same command goes on after an interruption,

@@ -220,7 +220,7 @@ image or two. Entropy and density go on improving with lambda also when whole cl
 the number of classes can see. How the criteria compare on real pairs of domains is in docs/benchmarks.md.
 """
 
-DEFAULT = "agreement"
+DEFAULT = "consensus"
 """The criterion with the least mean regret over the development tasks of benchmarks/choosing.py."""
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from dataclasses import replace
 from typing import Any
@@ -14,6 +15,7 @@ from scipy.special import softmax as scipy_softmax
 from scipy.stats import entropy as scipy_entropy
 from sklearn.metrics import mutual_info_score
 
+from autodial.commands.select import select
 from autodial.selection import criteria
 from autodial.selection.outputs import Outputs
 
@@ -300,5 +302,7 @@ def test_criteria_do_not_look_at_the_targets_labels(name: str) -> None:
     np.testing.assert_array_equal(rank(labelled).values, rank(nets).values)
 
 
-def test_the_default_is_one_of_them() -> None:
-    assert not criteria.CRITERIA[criteria.DEFAULT].needs_held_out
+def test_the_default_is_that_of_the_command() -> None:
+    default = inspect.signature(select).parameters["criterion"].default
+    assert default == criteria.DEFAULT
+    assert not criteria.CRITERIA[default].needs_held_out
