@@ -253,7 +253,7 @@ def _fold(param: pb.NetParameter, weights: Weights, logits: str, keep_affine: bo
     net = Net(param, pb.TEST)
     load(net, weights)
     blobs = {name: [blob.detach().numpy() for blob in net.layer(name).blobs] for name in net.layer_names}
-    return net, fold(param, blobs, logits=logits, keep_affine=keep_affine)
+    return net, fold(param, blobs, outputs=[logits], keep_affine=keep_affine)
 
 
 def _averaged(members: Sequence[nn.Module]) -> nn.Module:
