@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import traceback
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Annotated
 
@@ -19,6 +20,7 @@ from autodial.commands.predict import predict
 from autodial.commands.recalibrate import recalibrate
 from autodial.commands.report import report
 from autodial.commands.select import select
+from autodial.commands.serve import serve
 from autodial.commands.test import test
 from autodial.commands.time import time
 from autodial.commands.train import train
@@ -32,12 +34,12 @@ _NO_MEMORY = "can't allocate memory"
 """What torch's RuntimeError says on the CPU."""
 _LONGEST = 8000
 """Characters of a message: enough for two paths of the greatest length that Linux has."""
-_PANELS = {
-    "Start": (demo, init),
-    "Train": (dialize, train, test, recalibrate),
+_PANELS: dict[str, tuple[Callable[..., None], ...]] = {
+    "Start": (demo, init, dialize),
+    "Train": (train, test, recalibrate),
     "Choose": (select, report),
     "Export": (export,),
-    "Use": (predict,),
+    "Use": (predict, serve),
     "Tools": (doctor, time, upgrade),
 }
 """The commands as `autodial --help` groups them."""

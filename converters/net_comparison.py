@@ -16,10 +16,12 @@ from autodial.wording import counted
 
 TOLERANCE = 1e-4
 """Largest difference between the file's and the net's output, as a fraction of the output's range."""
+_MOST_IN_ROWS = 2**14
+"""Numbers in rows that are compared as a set; each row is compared with each other."""
 _NUDGES = 4
 """Passes of the net on inputs that are a unit in the last place away."""
 
-Runs = Callable[[Arrays], Mapping[str, NDArray[np.float32]]]
+Runs = Callable[[Arrays], dict[str, NDArray[np.float32]]]
 """Gives the outputs, by name, for inputs."""
 
 
@@ -72,7 +74,13 @@ class NetRunner:
 
 
 def compare(
-    run: Runs, net: NetRunner, inputs: Sequence[Arrays], reader: str, exact: Collection[str] = ()
+    run: Runs,
+    net: NetRunner,
+    inputs: Sequence[Arrays],
+    reader: str,
+    *,
+    exact: Collection[str] = (),
+    unordered: Collection[str] = (),
 ) -> dict[str, OutputComparison]:
     """Run the file and the net on each of the inputs.
 
@@ -82,6 +90,7 @@ def compare(
         inputs: one set of arrays for each pass.
         reader: what runs the file, in words.
         exact: inputs that are not moved, such as indices.
+        unordered: outputs whose rows are compared as a set.
 
     Returns:
         the comparison of each output.
@@ -91,6 +100,8 @@ def compare(
     """
     expected = [net(arrays) for arrays in inputs]
     results = [run(arrays) for arrays in inputs]
+    for wanted, given in zip(expected, results, strict=True):
+        given.update((name, _in_order_of(wanted[name], given[name])) for name in unordered)
     found = {
         name: _compare([each[name] for each in expected], [each[name] for each in results]) for name in expected[0]
     }
@@ -131,6 +142,15 @@ def _difference(one: NDArray[np.float32], other: NDArray[np.float32]) -> float:
     with np.errstate(invalid="ignore"):
         off = np.where(same, 0, np.abs(one.astype(np.float64) - other))
     return float(np.nan_to_num(off, nan=np.inf).max(initial=0))
+
+
+def _in_order_of(expected: NDArray[np.float32], rows: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Rows, each moved to the place of the expected row that it is nearest to, if every place gets one."""
+    if expected.shape != rows.shape or expected.size > _MOST_IN_ROWS:
+        return rows
+    one, other = (array.reshape(-1, array.shape[-1]).astype(np.float64) for array in (expected, rows))
+    order = np.abs(one[:, None] - other).max(2).argmin(1)
+    return rows if len(set(order.tolist())) < len(order) else rows.reshape(other.shape)[order].reshape(rows.shape)
 
 
 def _nudged(inputs: Arrays, seed: int, exact: Collection[str]) -> Arrays:

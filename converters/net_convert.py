@@ -46,6 +46,8 @@ Dynamic = Literal["batch", "spatial", "none"]
 
 _RESIZED = ((32, 64), (96, 160), (256, 512))
 """Rows and columns more, with which the net is asked whether it takes images of other sizes."""
+_FINDS_BOXES = ("DetectionOutput", "Proposal", "Python")
+"""Types of layers whose rows are boxes, of which two that are equally good may change places."""
 _BATCHES = (1, 2, 3)
 """Batches with which the net is asked whether it takes any."""
 
@@ -157,6 +159,7 @@ def convert(
             passes,
             "ONNX Runtime",
             exact=fed.indices,
+            unordered={name for name, value in ends.items() if graph.producer(value).param.type in _FINDS_BOXES},
         )
     notes += _warnings(compared)
     return ConvertReport(
@@ -298,7 +301,7 @@ def _passes(
     batch = next(iter(shapes.values()))[0]
     whole = {**fed.batched(batch), **shapes}
     passes = [{**fed.made(whole, 0), **rows}]
-    if batch > 1 and open_shapes[next(iter(shapes))][0] is None:
+    if batch > 1 and open_shapes[next(iter(shapes))][0] is None and not fed.indices:
         passes.append({name: array[:1] if len(array) == batch else array for name, array in passes[0].items()})
     return passes
 

@@ -81,7 +81,9 @@ def write_graph(
                 writer.rename(name, final, start)
                 name = final
             values[top] = Value(name, shape)
-    return NetGraph(net.param.name, writer, ends, _named(writer, values, ends, outputs))
+    named = _named(writer, values, ends, outputs)
+    writer.drop_unread()
+    return NetGraph(net.param.name, writer, ends, named)
 
 
 def _named(

@@ -167,6 +167,11 @@ class GraphWriter:
             node.input[:] = [new if name == old else name for name in node.input]
             node.output[:] = [new if name == old else name for name in node.output]
 
+    def drop_unread(self) -> None:
+        """Remove constants that no node reads."""
+        read = {name for node in self.nodes for name in node.input}
+        self.constants = {name: array for name, array in self.constants.items() if name in read}
+
     @property
     def size(self) -> int:
         """Bytes of all constants."""

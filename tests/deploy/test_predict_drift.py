@@ -11,47 +11,19 @@ from typing import Any
 
 import cv2
 import numpy as np
-import onnx
 import pytest
-from onnx import helper
+from adapted_model import adapted, with_reference, write_images
 
-from autodial.data.image_statistics import Reference, figure_names, figures, image_figures
-from autodial.deploy import Predictor, predict_folder, writer
+from autodial.deploy import predict_folder, writer
 from autodial.errors import InputError, WorkError
 
 Run = Callable[..., tuple[int, str, str]]
 
 
-def write_images(folder: Path, count: int, seed: int, level: int = 128, noise: int = 40) -> list[Path]:
-    """Noise of some brightness and contrast."""
-    folder.mkdir(parents=True)
-    rng = np.random.default_rng(seed)
-    paths = [folder / f"{i:04}.png" for i in range(count)]
-    for path in paths:
-        pixels = rng.normal(level + rng.normal(0, 20), noise, (6, 9, 3)).clip(0, 255).astype(np.uint8)
-        cv2.imwrite(str(path), pixels)
-    return paths
-
-
 @pytest.fixture(scope="module")
 def target(model: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The model with what `autodial export` keeps of 400 images."""
-    folder = tmp_path_factory.mktemp("target")
-    images = write_images(folder / "train", 400, seed=0)
-    predictor = Predictor(model.path, "cpu")
-    _, probabilities = predictor.predict(images)
-    of_images = np.array([image_figures(cv2.imread(str(image))) for image in images])
-    values = figures(probabilities, of_images)
-    kept = Reference.measured("target", "train.txt", 400, probabilities.argmax(axis=1), figure_names(3), values)
-    return with_reference(model.path, folder / "model.onnx", kept.record())
-
-
-def with_reference(model: Path, path: Path, record: Any) -> Path:
-    loaded = onnx.load(model)
-    metadata = json.loads(loaded.metadata_props[0].value)
-    helper.set_model_props(loaded, {"autodial": json.dumps({**metadata, "reference": record})})
-    onnx.save(loaded, path)
-    return path
+    return adapted(model.path, tmp_path_factory.mktemp("target"))
 
 
 def summary_of(path: Path) -> Any:

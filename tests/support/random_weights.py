@@ -26,6 +26,7 @@ def random_weights(param: Any, seed: int = 0, phase: pb.Phase = pb.TEST) -> Weig
 
 
 def _drawn(kind: str, index: int, shape: tuple[int, ...], rng: np.random.Generator) -> NDArray[np.float32]:
+    scale = 0.01 if len(shape) == 4 and shape[1] == 3 else 1  # pixels are large
     if kind in ("BatchNorm", "Dial"):
         number = index - (kind == "Dial")  # alpha comes first
         means, variances, one = rng.normal(0, 0.1, shape), rng.uniform(0.5, 1.5, shape), np.ones(shape)
@@ -34,4 +35,4 @@ def _drawn(kind: str, index: int, shape: tuple[int, ...], rng: np.random.Generat
         return rng.uniform(0.5, 1.5, shape).astype(np.float32)
     if len(shape) < 2:
         return rng.normal(0, 0.1, shape).astype(np.float32)
-    return rng.normal(0, sqrt(2 / prod(shape[1:])), shape).astype(np.float32)
+    return rng.normal(0, scale * sqrt(2 / prod(shape[1:])), shape).astype(np.float32)

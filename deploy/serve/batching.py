@@ -1,0 +1,314 @@
+"""Images of many requests in batches: decoded in parallel, run by one thread per model, and given back."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from autodial.data.image_statistics import image_figures
+from autodial.deploy.binding import Pixels, Scores
+from autodial.deploy.images import ImageError
+from autodial.deploy.predictor import Predictor
+from autodial.deploy.serve.refusal import RefusalError, busy
+
+File = bytes | memoryview
+
+
+@dataclass
+class Timing:
+    """Seconds that a request's images took, summed over its parts."""
+
+    decode: float = 0.0
+    queue: float = 0.0
+    run: float = 0.0
+
+
+@dataclass
+class Outcome:
+    """What became of a request's n images."""
+
+    logits: Scores
+    """float32 (n, classes); rows of zeros where there is an error."""
+    probabilities: Scores
+    errors: list[str | None]
+    """Per image: why it can't be decoded."""
+    damage: list[str]
+    """Per image: what shows that its file is damaged."""
+    figures: list[list[float] | None]
+    """Per image: `image_figures`, where they were asked for."""
+    timing: Timing = field(default_factory=Timing)
+
+
+class _Job:
+    """One request's images, in parts of at most a batch."""
+
+    def __init__(self, count: int, classes: int, parts: int, loop: asyncio.AbstractEventLoop) -> None:
+        self.outcome = Outcome(
+            np.zeros((count, classes), np.float32),
+            np.zeros((count, classes), np.float32),
+            [None] * count,
+            [""] * count,
+            [None] * count,
+        )
+        self.future: asyncio.Future[Outcome] = loop.create_future()
+        self.left = parts
+        """Parts that are not done; changed under the batcher's lock."""
+        self.failure: Exception | None = None
+
+
+@dataclass
+class _Part:
+    """Some of a job's images, decoded, on their way to the model."""
+
+    job: _Job
+    rows: Sequence[int]
+    """The images' places in the job."""
+    pixels: Pixels
+    submitted: float
+
+
+@dataclass(frozen=True)
+class BatchRecord:
+    """A batch that was run, for whoever counts."""
+
+    images: int
+    seconds: float
+    pixels: Pixels
+    probabilities: Scores
+
+
+class Batcher:
+    """Runs a predictor on images of many requests, together where they come together.
+
+    The batch goes on its way at once when nothing else is being decoded; otherwise it waits for that, but not longer
+    than `delay`, and not beyond `batch_size` images.
+
+    Args:
+        predictor: runs the batches.
+        decoders: threads that decode.
+        loop: where the requests wait.
+        batch_size: images that the model sees at once.
+        delay: seconds that a decoded image waits for others at most while the model is idle.
+        queue: images that may be under way at a time.
+        on_batch: is told of every batch, in the thread that runs them.
+    """
+
+    def __init__(
+        self,
+        predictor: Predictor,
+        decoders: Executor,
+        loop: asyncio.AbstractEventLoop,
+        *,
+        batch_size: int,
+        delay: float,
+        queue: int,
+        on_batch: Callable[[BatchRecord], None],
+    ) -> None:
+        self._predictor = predictor
+        self._decoders = decoders
+        self._loop = loop
+        self._batch_size = batch_size
+        self._delay = delay
+        self._limit = queue
+        self._on_batch = on_batch
+        self._changed = threading.Condition()
+        self._waiting: deque[_Part] = deque()
+        self._under_way = 0
+        """Images that were taken in and have no result yet."""
+        self._decoding = 0
+        """Those of them that are not decoded."""
+        self._closed = False
+        self._thread = threading.Thread(target=self._work, name="batches", daemon=True)
+        self._thread.start()
+
+    @property
+    def under_way(self) -> int:
+        """Images that are being decoded, wait or run."""
+        return self._under_way
+
+    async def run(self, images: Pixels | Sequence[File], *, measure: bool = False, seconds: float) -> Outcome:
+        """Logits and probabilities of images.
+
+        Args:
+            images: uint8 (n, height, width, channels) as the graph takes them, or n image files.
+            measure: give the images' figures, too.
+            seconds: after which the result isn't waited for.
+
+        Raises:
+            RefusalError: too many images are under way, or it takes too long.
+            WorkError: the model fails.
+        """
+        count = len(images)
+        starts = range(0, count, self._batch_size)
+        job = _Job(count, len(self._predictor.info.classes), len(starts), self._loop)
+        files = not isinstance(images, np.ndarray)
+        with self._changed:
+            if self._under_way + count > self._limit:
+                raise busy(f"{self._under_way} images are under way, of {self._limit} at most: send these again later")
+            self._under_way += count
+            self._decoding += count if files or measure else 0
+        for start in starts:
+            rows = range(start, min(start + self._batch_size, count))
+            if isinstance(images, np.ndarray) and not measure:
+                self._submit(job, rows, images[start : rows.stop], 0)
+            else:
+                self._decoders.submit(self._decode, job, rows, images[start : rows.stop], measure)
+        try:
+            return await asyncio.wait_for(job.future, seconds)
+        except asyncio.TimeoutError:
+            raise busy(
+                f"the images took longer than {seconds:g} s, which is the most that a request may take"
+            ) from None
+
+    def close(self) -> None:
+        """End the thread once all that is under way has its result."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
+
+    def _decode(self, job: _Job, rows: range, images: Pixels | Sequence[File], measure: bool) -> None:
+        """Decode a part of a job, and hand it on."""
+        if job.future.done():  # nobody waits for it any more
+            self._decoded_nothing(job, len(rows))
+            return
+        started = time.perf_counter()
+        try:
+            pixels, good = self._prepare(job.outcome, rows, images, measure)
+        except Exception as error:
+            job.failure = error
+            self._decoded_nothing(job, len(rows))
+            return
+        job.outcome.timing.decode += time.perf_counter() - started
+        if good:
+            with self._changed:
+                self._under_way -= len(rows) - len(good)
+            self._submit(job, good, pixels[: len(good)], len(rows))
+        else:
+            self._decoded_nothing(job, len(rows))
+
+    def _prepare(
+        self, outcome: Outcome, rows: range, images: Pixels | Sequence[File], measure: bool
+    ) -> tuple[Pixels, list[int]]:
+        prepared = images if isinstance(images, np.ndarray) else None
+        pixels = np.empty((len(rows), *self._predictor.info.image_shape), np.uint8) if prepared is None else prepared
+        good: list[int] = []
+        for row, image in zip(rows, images, strict=True):
+            slot = pixels[len(good)]
+            if prepared is None:
+                try:
+                    slot[...], outcome.damage[row] = self._predictor.prepare_noting(image)
+                except ImageError as error:
+                    outcome.errors[row] = " ".join(str(error).split())
+                    continue
+                except MemoryError:
+                    outcome.errors[row] = "there is not enough memory to decode it"
+                    continue
+            if measure:
+                outcome.figures[row] = image_figures(slot)
+            good.append(row)
+        return pixels, good
+
+    def _submit(self, job: _Job, rows: Sequence[int], pixels: Pixels, decoded: int) -> None:
+        with self._changed:
+            self._decoding -= decoded
+            self._waiting.append(_Part(job, rows, pixels, time.perf_counter()))
+            self._changed.notify()
+
+    def _decoded_nothing(self, job: _Job, count: int) -> None:
+        with self._changed:
+            self._decoding -= count
+            self._under_way -= count
+            job.left -= 1
+            done = job.left == 0
+            self._changed.notify()
+        if done:
+            self._deliver([job])
+
+    def _work(self) -> None:
+        while parts := self._next():
+            self._run(parts)
+
+    def _next(self) -> list[_Part]:
+        """The parts of the next batch; none when it is over."""
+        with self._changed:
+            while not self._waiting:
+                if self._closed and not self._under_way:
+                    return []
+                self._changed.wait()
+            until = self._waiting[0].submitted + self._delay
+            while self._decoding and sum(len(part.rows) for part in self._waiting) < self._batch_size:
+                left = until - time.perf_counter()
+                if left <= 0 or not self._changed.wait(left):
+                    break
+            taken = [self._waiting.popleft()]
+            count = len(taken[0].rows)
+            while self._waiting and count + len(self._waiting[0].rows) <= self._batch_size:
+                taken.append(self._waiting.popleft())
+                count += len(taken[-1].rows)
+            return taken
+
+    def _run(self, parts: list[_Part]) -> None:
+        now = time.perf_counter()
+        wanted = [part for part in parts if not part.job.future.done()]
+        if wanted:
+            try:
+                self._run_batch(wanted, now)
+            except Exception as error:
+                for part in wanted:
+                    part.job.failure = error
+        done = []
+        with self._changed:
+            for part in parts:
+                self._under_way -= len(part.rows)
+                part.job.left -= 1
+                if part.job.left == 0:
+                    done.append(part.job)
+        if done:
+            self._deliver(done)
+
+    def _run_batch(self, parts: list[_Part], now: float) -> None:
+        count = sum(len(part.rows) for part in parts)
+        pixels = parts[0].pixels if len(parts) == 1 else np.concatenate([part.pixels for part in parts])
+        fed = pixels
+        if self._predictor.fixed_batches and count < self._batch_size:
+            fed = np.concatenate([pixels, np.zeros((self._batch_size - count, *pixels.shape[1:]), np.uint8)])
+        logits, probabilities = (values[:count] for values in self._predictor.run(fed))
+        seconds = time.perf_counter() - now
+        start = 0
+        for part in parts:
+            of_batch = slice(start, start + len(part.rows))
+            outcome = part.job.outcome
+            outcome.logits[part.rows], outcome.probabilities[part.rows] = logits[of_batch], probabilities[of_batch]
+            outcome.timing.queue += now - part.submitted
+            outcome.timing.run += seconds
+            start = of_batch.stop
+        self._on_batch(BatchRecord(count, seconds, pixels, probabilities))
+
+    def _deliver(self, jobs: list[_Job]) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop has ended: nobody waits
+            self._loop.call_soon_threadsafe(_give_back, jobs)
+
+
+def _give_back(jobs: list[_Job]) -> None:
+    for job in jobs:
+        if job.future.done():
+            continue
+        if job.failure is not None:
+            job.future.set_exception(job.failure)
+        else:
+            job.future.set_result(job.outcome)
+
+
+def check_outcome(outcome: Outcome) -> None:
+    """Raise a RefusalError that names the index of the first image that can't be decoded, if there is one."""
+    for index, error in enumerate(outcome.errors):
+        if error is not None:
+            raise RefusalError(400, f"image {index} of {len(outcome.errors)}: {error}")
