@@ -96,6 +96,9 @@ def fold(
         if node.param.type in ("Convolution", "InnerProduct") and not work[node.param.name]:
             raise InputError(f'layer "{node.param.name}" ({node.param.type}) has no blobs in the weights')
     for node in [node for node in graph.nodes if node.param.type == "Dropout"]:
+        if not node.param.dropout_param.scale_train:
+            _become_power(node.param)
+            continue
         graph.bypass(node)
         ends = [node.bottoms[0] if value in node.tops else value for value in ends]
     domains = {_freeze(node.param, work) for node in graph.nodes if node.param.type in ("Dial", "BatchNorm")} - {None}
@@ -146,6 +149,13 @@ def check_frozen(layer: pb.LayerParameter) -> None:
         f'layer "{layer.name}" ({layer.type}) has {cause}, so its output {depends} and it can\'t be folded: '
         "leave that out for the TEST phase"
     )
+
+
+def _become_power(layer: pb.LayerParameter) -> None:
+    """Turn a Dropout layer that multiplies by a factor in TEST into a Power layer that does the same, in place."""
+    ratio = layer.dropout_param.dropout_ratio
+    layer.CopyFrom(pb.LayerParameter(name=layer.name, type="Power"))
+    layer.power_param.scale = 1 - ratio
 
 
 def _freeze(layer: pb.LayerParameter, blobs: Blobs) -> str | None:

@@ -25,7 +25,7 @@ from autodial.converters.net_comparison import (
     describe_difference,
 )
 from autodial.converters.net_graph import NetGraph, write_graph
-from autodial.converters.net_inputs import Arrays, NetInputs, feed_inputs
+from autodial.converters.net_inputs import Arrays, NetInputs, Samples, feed_inputs
 from autodial.converters.net_shapes import known_shapes, takes
 from autodial.converters.onnx_file import IR_VERSION, OPSET
 from autodial.converters.onnx_model import write_model
@@ -99,7 +99,7 @@ def convert(
     outputs: Sequence[str] | None = None,
     phase: pb.Phase = pb.TEST,
     dynamic: Dynamic = "batch",
-    samples: Mapping[str, NDArray[Any]] | None = None,
+    samples: Samples | None = None,
     base_dir: Path | None = None,
     inputs: Collection[str | Path] = (),
 ) -> ConvertReport:
@@ -117,8 +117,8 @@ def convert(
         phase: whose layers are converted.
         dynamic: which lengths of the inputs are left open, if the net allows it: "batch" where the net takes any
             number of rows; "spatial" also for heights and widths, which the net must allow; or "none".
-        samples: arrays for inputs of the comparison, in the shape of an input or with another number of rows; what is
-            missing is made.
+        samples: inputs of the comparison: arrays in the shape of an input or with another number of rows, or files, see
+            `autodial.converters.net_inputs.Samples`; missing inputs are made.
         base_dir: the prototxt's folder.
         inputs: files that must not be overwritten.
 
@@ -149,7 +149,8 @@ def convert(
         _open_shapes(cases),
         dict(zip(ends, folded.outputs, strict=True)),
     )
-    passes = _passes(fed, tried, _open_shapes(cases), samples or {})
+    given = fed.read(samples or {})
+    passes = _passes(fed, tried, _open_shapes(cases), given)
     names = dict(zip([value.name for value in written.outputs], ends, strict=True))
     with replacing_files(path.parent, last=path.name) as aside:
         files = write_model(written, aside / path.name, f"autodial {__version__}")
@@ -171,7 +172,7 @@ def convert(
         outputs={value.name: value.shape for value in written.outputs},
         merged=folded.merged,
         compared=compared,
-        compared_on=_words(fed, samples or {}),
+        compared_on=_words(fed, given),
         compared_shapes=tuple({name: array.shape for name, array in arrays.items()} for arrays in passes),
         runtime=f"ONNX Runtime {onnxruntime.__version__} on the CPU",
         tolerance=TOLERANCE,
@@ -281,15 +282,11 @@ def _passes(
     fed: NetInputs,
     tried: Sequence[dict[str, Shape]],
     open_shapes: Mapping[str, tuple[int | None, ...]],
-    samples: Mapping[str, NDArray[Any]],
+    rows: Arrays,
 ) -> list[Arrays]:
     """Inputs for the passes of the comparison."""
-    unknown = [name for name in samples if name not in fed.shapes]
-    if unknown:
-        raise InputError(f'the net has no input "{unknown[0]}"{alternatives(unknown[0], list(fed.shapes))}')
-    if not samples:
+    if not rows:
         return [fed.made(shapes, seed) for seed, shapes in enumerate(tried)]
-    rows = {name: np.ascontiguousarray(array, np.float32) for name, array in samples.items()}
     for name, array in rows.items():
         lengths = open_shapes[name]
         if array.ndim != len(lengths) or any(
@@ -306,11 +303,10 @@ def _passes(
     return passes
 
 
-def _words(fed: NetInputs, samples: Mapping[str, NDArray[Any]]) -> str:
-    if not samples:
+def _words(fed: NetInputs, given: Arrays) -> str:
+    if not given:
         return fed.words()
-    given = "the samples"
-    return given if samples.keys() == fed.shapes.keys() else f"{given} and {fed.words()}"
+    return "the samples" if given.keys() == fed.shapes.keys() else f"the samples and {fed.words()}"
 
 
 def _runner(path: Path, written: NetGraph) -> Any:

@@ -10,14 +10,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from autodial.data.transforms import decode, resize
 from autodial.errors import InputError
 from autodial.layers import Shape, layer_class
 from autodial.net.net import Net
 from autodial.netparam.graph import Graph, Node
 from autodial.proto import messages as pb
+from autodial.wording import alternatives
 
 Arrays = dict[str, NDArray[np.float32]]
 """Float32 arrays by input."""
+
+Samples = Mapping[str, NDArray[Any] | Sequence[str | Path]]
+"""By input, an array, one .npy file, or image files; "" stands for the first input."""
 
 _IMAGE_CHANNELS = (1, 3)
 _WHOLE = {("LSTM", 1), ("RNN", 1), ("BatchReindex", 1), ("ROIPooling", 1), ("PSROIPooling", 1)}
@@ -78,6 +83,35 @@ class NetInputs:
         if len(shape) == 4 and shape[1] in _IMAGE_CHANNELS:
             return rng.integers(0, 256, shape)
         return rng.standard_normal(shape)
+
+    def read(self, samples: Samples) -> Arrays:
+        """The arrays of samples: those given, and images, resized to an input's size, as BGR or grey values 0 to 255.
+
+        Raises:
+            InputError: there is no such input, a file can't be read, or the input takes no images.
+        """
+        arrays: Arrays = {}
+        for name, given in samples.items():
+            name = name or next(iter(self.shapes))
+            if name not in self.shapes:
+                raise InputError(f'the net has no input "{name}"{alternatives(name, list(self.shapes))}')
+            if isinstance(given, np.ndarray):
+                arrays[name] = np.ascontiguousarray(given, np.float32)
+            else:
+                arrays[name] = self._files(name, [Path(file) for file in given])
+        return arrays
+
+    def _files(self, name: str, files: Sequence[Path]) -> NDArray[np.float32]:
+        if [file.suffix for file in files] == [".npy"]:
+            try:
+                return np.asarray(np.load(files[0], allow_pickle=False), np.float32)
+            except (OSError, ValueError) as error:
+                raise InputError(f"{files[0]} can't be read as an array of numbers: {error}") from error
+        shape = self.shapes[name]
+        if len(shape) != 4 or shape[1] not in _IMAGE_CHANNELS:
+            raise InputError(f'input "{name}" takes {shape}, no images: give one .npy file in `samples`')
+        images = [resize(decode(file, shape[1] == 3), shape[2], shape[3]) for file in files]
+        return np.ascontiguousarray(np.stack(images).transpose(0, 3, 1, 2), np.float32)
 
     @property
     def indices(self) -> set[str]:

@@ -129,7 +129,7 @@ def _pooled(graph: GraphWriter, layer: Pooling, x: Value, top: Shape) -> list[st
             counts, layer.stride, layer.kernel_size, layer.pad, size, strict=True
         )
     ]
-    # The padding is spelled out, as runtimes differ in what ceil_mode means at the edge. Where it is as wide as a window,
+    # The padding is spelled out, as runtimes differ in what ceil_mode means at the edge. If it is as wide as a window,
     # which the poolings refuse, a Pad adds it.
     name, pads = x.name, [*layer.pad, *after]
     if any(pad >= extent for pad, extent in zip(pads, layer.kernel_size * 2, strict=True)):
