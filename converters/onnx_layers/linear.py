@@ -8,6 +8,7 @@ from math import prod
 from autodial.converters.onnx_layers.registry import writes
 from autodial.converters.onnx_layers.writer import GraphWriter, NoOnnxFormError, Shape, Value
 from autodial.layers import ArgMax, DummyData, Embed, InnerProduct, ParameterLayer, Reduction
+from autodial.layers.outer_product import OuterProduct
 
 Bottoms = Sequence[Value]
 Tops = Sequence[Shape]
@@ -27,6 +28,12 @@ def inner_product(graph: GraphWriter, layer: InnerProduct, bottoms: Bottoms, top
     if axis == 1:
         return [y]
     return [graph.reshaped(y, tops[0], graph.axis_lengths(x, 0, axis), [layer.num_output])]
+
+
+@writes(OuterProduct)
+def outer_product(graph: GraphWriter, layer: OuterProduct, bottoms: Bottoms, tops: Tops) -> list[str]:
+    a = graph.node("Reshape", bottoms[0].name, graph.integers([0, 1, -1, 1]))
+    return [graph.node("Mul", a, graph.node("Reshape", bottoms[1].name, graph.integers([0, 1, 1, -1])))]
 
 
 @writes(Embed)

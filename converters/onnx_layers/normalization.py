@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from autodial.converters.onnx_layers.registry import writes
 from autodial.converters.onnx_layers.writer import GraphWriter, NoOnnxFormError, Shape, Value
 from autodial.layers import LRN, MVN, BatchNorm, DomainAlignment
+from autodial.layers.multimodal_batch_norm import MultiModalBatchNorm
 from autodial.layers.normalize import Normalize
 
 Bottoms = Sequence[Value]
@@ -51,6 +54,20 @@ def normalize(graph: GraphWriter, layer: Normalize, bottoms: Bottoms, tops: Tops
     if layer.channels is not None:
         scale = scale.reshape(-1, *[1] * (x.ndim - 2))
     return [graph.node("Mul", graph.node("Div", x.name, norm), graph.weight(scale, "scale"))]
+
+
+@writes(MultiModalBatchNorm)
+def multimodal_batch_norm(graph: GraphWriter, layer: MultiModalBatchNorm, bottoms: Bottoms, tops: Tops) -> list[str]:
+    x, weights = bottoms
+    if not layer.uses_stored:
+        raise NoOnnxFormError("it normalizes with the statistics of the batch")
+    if any(length != 1 for length in weights.shape[1:]):
+        raise NoOnnxFormError("its second bottom has more weights than rows")
+    mean, variance = (statistic.numpy().reshape(-1, *[1] * (x.ndim - 2)) for statistic in layer.stored())
+    centred = graph.node("Sub", x.name, graph.weight(mean, "mean"))
+    scaled = graph.node("Mul", centred, graph.weight(1 / np.sqrt(variance + np.float32(layer.eps)), "scale"))
+    weight = graph.node("Reshape", weights.name, graph.integers([-1, *[1] * (x.ndim - 1)]))
+    return [graph.node("Mul", scaled, weight)]
 
 
 @writes(BatchNorm, DomainAlignment)

@@ -15,19 +15,10 @@ which may be those of bottoms."""
 W = TypeVar("W", bound=Writes)
 
 _writers: dict[type[Layer], Writes] = {}
-_REFUSED: dict[str, str] = {
+_REFUSED = {
     "Accuracy": "it compares with labels, which are no part of a prediction",
-    "ContrastiveLoss": "it is for training",
-    "EntropyLoss": "it is for training",
-    "EuclideanLoss": "it is for training",
     "HDF5Output": "it writes a file",
-    "HingeLoss": "it is for training",
-    "InfogainLoss": "it is for training",
-    "MultinomialLogisticLoss": "it is for training",
     "Python": "an ONNX file can't hold a Python class",
-    "SigmoidCrossEntropyLoss": "it is for training",
-    "SmoothL1Loss": "it is for training",
-    "SoftmaxWithLoss": "it is for training",
 }
 """Why there is no function for a type."""
 
@@ -47,6 +38,8 @@ def writer_of(layer: Layer) -> Writes:
     for cls in type(layer).__mro__:
         if cls in _writers:
             return _writers[cls]
+    if layer.is_loss:
+        raise NoOnnxFormError("it is a loss, which is for training")
     raise NoOnnxFormError(_REFUSED.get(layer.type_name, "no form of this type in ONNX is known"))
 
 

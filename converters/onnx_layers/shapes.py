@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from autodial.converters.onnx_layers.registry import writes
 from autodial.converters.onnx_layers.writer import GraphWriter, Shape, Value
 from autodial.layers import Concat, Crop, Flatten, Reshape, Silence, Slice, Split, Tile
+from autodial.layers.gradient_scaler import GradientScaler
 from autodial.layers.rows import BatchReindex, Filter
 from autodial.layers.shape import Permute, ShuffleChannel
 
@@ -104,6 +105,11 @@ def tile(graph: GraphWriter, layer: Tile, bottoms: Bottoms, tops: Tops) -> list[
 @writes(Split)
 def split(graph: GraphWriter, layer: Split, bottoms: Bottoms, tops: Tops) -> list[str]:
     return [bottoms[0].name] * len(tops)
+
+
+@writes(GradientScaler)
+def gradient_scaler(graph: GraphWriter, layer: GradientScaler, bottoms: Bottoms, tops: Tops) -> list[str]:
+    return [bottom.name for bottom in bottoms]
 
 
 @writes(Silence)
