@@ -10,16 +10,12 @@ import torch
 from numpy.typing import NDArray
 
 from autodial.converters.net_inputs import Arrays
+from autodial.converters.verification import NUDGES, TOLERANCE, nudged
 from autodial.errors import WorkError
 from autodial.net.net import Net
-from autodial.wording import counted
 
-TOLERANCE = 1e-4
-"""Largest difference between the file's and the net's output, as a fraction of the output's range."""
 _MOST_IN_ROWS = 2**14
 """Numbers in rows that are compared as a set; each row is compared with each other."""
-_NUDGES = 4
-"""Passes of the net on inputs that are a unit in the last place away."""
 
 Runs = Callable[[Arrays], dict[str, NDArray[np.float32]]]
 """Gives the outputs, by name, for inputs."""
@@ -32,7 +28,8 @@ class OutputComparison:
     Attributes:
         max_difference: largest absolute difference.
         range: largest minus smallest value of the net's output.
-        empty: whether the net's output is the same number throughout, so that the comparison says nothing.
+        empty: whether the comparison says nothing, as the net's output is the same number throughout, is not finite, or
+            holds no detections.
         own_change: how far the net's own output moves when each input moves by one unit in the last place of float32
             (1e-7); None where it did not need to be tried.
     """
@@ -110,7 +107,7 @@ def compare(
     nudged = [
         (before, net(_nudged(arrays, seed, exact)))
         for arrays, before in zip(inputs, expected, strict=True)
-        for seed in range(_NUDGES)
+        for seed in range(NUDGES)
     ]
     for name, one in found.items():
         if one.agrees:
@@ -131,7 +128,13 @@ def _compare(expected: Sequence[NDArray[np.float32]], results: Sequence[NDArray[
     finite = values[np.isfinite(values)]
     spread = float(finite.max()) - float(finite.min()) if finite.size else 0.0
     difference = max(map(_difference, expected, results))
-    return OutputComparison(difference, spread, empty=spread == 0 or finite.size < values.size)
+    empty = spread == 0 or finite.size < values.size or all(map(_without_detections, expected))
+    return OutputComparison(difference, spread, empty)
+
+
+def _without_detections(rows: NDArray[np.float32]) -> bool:
+    """Whether these are the rows of a DetectionOutput that has found nothing: an image's number and six times -1."""
+    return rows.ndim == 4 and rows.shape[3] == 7 and bool((rows[..., 1:] == -1).all())
 
 
 def _difference(one: NDArray[np.float32], other: NDArray[np.float32]) -> float:
@@ -154,13 +157,7 @@ def _in_order_of(expected: NDArray[np.float32], rows: NDArray[np.float32]) -> ND
 
 
 def _nudged(inputs: Arrays, seed: int, exact: Collection[str]) -> Arrays:
-    """The inputs, each number a unit in the last place above or below."""
-    rng = np.random.default_rng(seed)
-    moved = {}
-    for name, array in inputs.items():
-        towards = np.where(rng.integers(0, 2, array.shape) == 1, np.float32(np.inf), np.float32(-np.inf))
-        moved[name] = array if name in exact else np.nextafter(array, towards)
-    return moved
+    return {name: array if name in exact else nudged(array, seed) for name, array in inputs.items()}
 
 
 def describe_difference(name: str, one: OutputComparison) -> str:
@@ -171,8 +168,3 @@ def describe_difference(name: str, one: OutputComparison) -> str:
         f'"{name}" differs by up to {one.max_difference:.2g}, {one.relative_difference:.1g} of its range; the net\'s '
         f"own result moves as far, by {one.own_change:.2g}, when its input moves by 1e-7"
     )
-
-
-def batches_in_words(inputs: Sequence[Arrays]) -> str:
-    """The inputs' shapes, in words."""
-    return " and ".join(dict.fromkeys(counted(len(next(iter(arrays.values()))), "row") for arrays in inputs))

@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 from autodial import __version__
 from autodial.converters.fold import Folded, fold
 from autodial.converters.net_comparison import (
-    TOLERANCE,
     NetRunner,
     OutputComparison,
     compare,
@@ -30,6 +29,7 @@ from autodial.converters.net_shapes import known_shapes, takes
 from autodial.converters.onnx_file import IR_VERSION, OPSET
 from autodial.converters.onnx_model import write_model
 from autodial.converters.runtime import cpu_session
+from autodial.converters.verification import TOLERANCE
 from autodial.errors import InputError, WorkError
 from autodial.layers import BatchNorm, DomainAlignment, Shape, layer_class
 from autodial.net.net import Net
@@ -335,8 +335,8 @@ def _warnings(compared: Mapping[str, OutputComparison]) -> list[str]:
     if empty:
         names = ", ".join(f'"{name}"' for name in empty)
         notes.append(
-            f"the net gives the same number throughout, or none that is finite, for {names}: the comparison says "
-            "nothing about that, so give samples, or the net's weights"
+            f"the net gives the same number throughout, numbers that are not finite, or no detections for {names}: the "
+            "comparison proves nothing about that, so give `samples`, or the net's weights"
         )
     notes += [describe_difference(name, one) for name, one in compared.items() if one.own_change is not None]
     return notes

@@ -8,13 +8,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from autodial.commands.inputs import read_net, read_weights, split_names
+from autodial.commands.inputs import read_net, read_size, read_transform, read_weights, split_names
 from autodial.commands.options import (
     JsonOption,
     LevelOption,
     LogitsOption,
+    ResizeOption,
     SettingsOption,
     StageOption,
+    TransformOption,
     VariantOption,
     naming_options,
     with_options,
@@ -35,6 +37,8 @@ OPTIONS = {
     "calibration": "--calibration",
     "min_agreement": "--min-agreement",
     "ensemble": "--ensemble",
+    "transform": "--transform",
+    "size": "--resize",
     "weights": "--weights",
 }
 """Options of the command by the parameters of `autodial.converters.net_export.export`."""
@@ -117,6 +121,15 @@ def export(
             show_default="labels.txt in the net's folder, if it fits",
         ),
     ] = None,
+    resize: ResizeOption = None,
+    transform: TransformOption = None,
+    mean: Annotated[
+        str | None,
+        typer.Option(
+            metavar="B,G,R|FILE",
+            help="For a deploy net: what is subtracted, a value per channel or a mean image (binaryproto).",
+        ),
+    ] = None,
     logits: LogitsOption = None,
     keep_affine: Annotated[
         bool,
@@ -160,6 +173,8 @@ def export(
     fp16 and int8 are compared with float32 on up to 500 target images, and refused if too many change their class. int8
     is calibrated on other images than it is compared on.
 
+    A deploy net does not say how an image becomes its input: --transform, --resize and --mean do.
+
     With --ensemble, one file averages what several trainings of the net say of an image.
 
     With --caffe the net becomes a deploy.prototxt and a caffemodel for readers of Caffe files. Their input has the
@@ -197,6 +212,8 @@ def export(
         min_agreement=min_agreement,
         base_dir=net.parent,
         ensemble=ensemble,
+        transform=read_transform(transform, mean),
+        size=read_size(resize),
     )
     form, place = next(iter(given.items()), ("onnx", Path(f"{options.domain or 'target'}_predictor.onnx")))
     inputs: list[str | Path] = [
@@ -206,6 +223,7 @@ def export(
     ]
     inputs += files_of(param, net.parent)
     inputs += [calibration] if calibration else []
+    inputs += [options.transform.mean_file] if options.transform is not None and options.transform.mean_file else []
     with naming_options(**OPTIONS):
         destination = find_destination(form).at(place, param.name, options, name)
         destination.check(options, param, inputs)

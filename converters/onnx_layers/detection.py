@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
+from onnx import TensorProto
 
 from autodial.converters.onnx_layers.registry import writes
 from autodial.converters.onnx_layers.writer import GraphWriter, NoOnnxFormError, Shape, Value
@@ -159,13 +160,13 @@ def _ordered(graph: GraphWriter, layer: DetectionOutput, rows: str, images: str)
         rows = _sorted(graph, rows, graph.picked(rows, 0, 1), largest=False)
         image = graph.as_integers(graph.picked(rows, 0, 1))
         number = graph.node("Shape", rows, start=0, end=1)
-        ones, zeros = (
-            graph.node("Expand", graph.integers([value]), length) for value, length in ((1, number), (0, images))
-        )
-        counts = graph.nodes_of("ScatterElements", [zeros, image, ones], 1, axis=0, reduction="add")[0]
+        own = graph.node("Equal", graph.unsqueezed(_range(graph, images), 1), graph.unsqueezed(image, 0))
+        counts = graph.node("Cast", own, to=TensorProto.INT64)
+        counts = graph.node("ReduceSum", counts, graph.integers([1]), keepdims=0)
         begins = graph.node("CumSum", counts, graph.integers(0), exclusive=1)
         rank = graph.node("Sub", _range(graph, number), graph.node("Gather", begins, image, axis=0))
-        rows = graph.node("Compress", rows, graph.node("Less", rank, graph.integers(layer.keep_top_k)), axis=0)
+        kept = graph.node("NonZero", graph.node("Less", rank, graph.integers(layer.keep_top_k)))
+        rows = graph.node("Gather", rows, graph.squeezed(kept, 0), axis=0)
     key = graph.scaled(graph.picked(rows, 0, 1), float(layer.num_classes))
     return _sorted(graph, rows, graph.node("Add", key, graph.picked(rows, 1, 1)), largest=False)
 
