@@ -21,7 +21,7 @@ def main(model: str, folder: str, output: str, parts: int, threads: int) -> None
     def label(part: pd.DataFrame) -> pd.DataFrame:
         return pd.DataFrame({"path": part["path"], **labeller(part)}, index=part.index).astype(kinds)
 
-    images.map_partitions(label, meta=kinds).to_parquet(output)
+    images.map_partitions(label, meta=kinds).to_parquet(output, write_index=False)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import os
+import sys
 from collections.abc import Iterator
 
 import pandas as pd
@@ -21,6 +23,7 @@ def main(model: str, folder: str, output: str, threads: int) -> None:
         for batch in batches:
             yield pd.DataFrame({"path": batch["path"], **labeller({"bytes": batch["content"]})})
 
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # the workers' Python, else what PATH has first
     spark = SparkSession.builder.appName("label").getOrCreate()
     # A record holds a whole image: fewer of them make a batch than Spark's 10,000.
     spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "256")
