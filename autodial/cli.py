@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import traceback
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Annotated
 
@@ -33,9 +34,9 @@ _NO_MEMORY = "can't allocate memory"
 """What torch's RuntimeError says on the CPU."""
 _LONGEST = 8000
 """Characters of a message: enough for two paths of the greatest length that Linux has."""
-_PANELS = {
-    "Start": (demo, init),
-    "Train": (dialize, train, test, recalibrate),
+_PANELS: dict[str, tuple[Callable[..., None], ...]] = {
+    "Start": (demo, init, dialize),
+    "Train": (train, test, recalibrate),
     "Choose": (select, report),
     "Export": (export,),
     "Use": (predict, serve),

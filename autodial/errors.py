@@ -1,13 +1,13 @@
-"""The two kinds of failure that the command line reports in one sentence, and the exit statuses of processes."""
+"""The two kinds of failure that the command line reports in one sentence, and exit statuses."""
 
 INTERRUPTED = 130
-"""Exit status after Ctrl-C, as shells have it: 128 + SIGINT."""
+"""Exit status after Ctrl-C, as in shells: 128 + SIGINT."""
 TERMINATED = 143
-"""The same after SIGTERM."""
+"""Exit status after SIGTERM: 128 + SIGTERM."""
 
 
 class AutodialError(Exception):
-    """What went wrong, where, and what to do, in one sentence; `exit_status` is the process's."""
+    """One sentence that says what went wrong, where, and what to do; `exit_status` is that of the process."""
 
     exit_status = 1
 
@@ -23,4 +23,4 @@ class WorkError(AutodialError):
 
 
 class DivergedError(WorkError):
-    """Training has diverged: a loss or a weight is no longer finite, and would not be if it were run again."""
+    """Training has diverged: a loss or a weight is no longer finite. Running it again would give the same."""

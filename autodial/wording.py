@@ -1,4 +1,4 @@
-"""Words of messages that depend on numbers and names."""
+"""Parts of messages that depend on numbers and names."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
 
 _LISTED = 12
-"""Names that a message lists at most."""
+"""Most names that a message lists."""
 _LONGEST = 100
-"""Characters of a file's own words that a message repeats at most."""
+"""Most characters that a message quotes from a file."""
 
 _UNPRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
-"""What terminals obey, ends of lines, what turns the direction of text, and what is no text: halves of pairs."""
+"""Control characters, ends of lines, characters that turn the direction of text, and unpaired surrogates."""
 
 
 def printable(text: str, *, but: str = "") -> str:
-    """A text with escapes in place of what a terminal would obey, and of what can't be encoded: `\\x1b`, `\\u202e`.
+    """A text with escapes, such as `\\x1b`, in place of control characters and of what can't be encoded.
 
-    A byte of a file's name that isn't UTF-8 becomes `\\xe9`.
+    A byte in a file's name that isn't UTF-8 becomes an escape such as `\\xe9`.
 
     Args:
-        but: characters that stay, such as the end of a line.
+        but: characters to keep, such as the end of a line.
     """
 
     def escape(match: re.Match[str]) -> str:
@@ -36,15 +36,15 @@ def printable(text: str, *, but: str = "") -> str:
 
 
 def counted(number: int, noun: str, plural: str | None = None) -> str:
-    """A number and what it counts: `1 image`, `2 images`; `plural` is given where it is not the noun with an s."""
+    """A number and its noun: `1 image`, `2 images`; give `plural` where it is not the noun with an s."""
     return f"{number} {noun if number == 1 else plural or f'{noun}s'}"
 
 
 def shortened(text: str, longest: int = _LONGEST) -> str:
-    """A file's own words as a message repeats them: whole, or the first hundred characters and three dots.
+    """Text from a file for a message: whole, or its first characters and three dots.
 
     Args:
-        longest: another number than a hundred.
+        longest: most characters to keep.
     """
     return text if len(text) <= longest else f"{text[:longest]}..."
 
@@ -53,8 +53,8 @@ def command_line(command: str, options: Mapping[str, object]) -> str:
     """A command line for a POSIX shell: `autodial train --solver solver.prototxt --set a=1 --set b=2`.
 
     Args:
-        command: the words in front, as they stand.
-        options: values by option. An option whose value is None is left out, one with a list is repeated.
+        command: the words in front, unchanged.
+        options: values by option. An option with the value None is left out; an option with a list is repeated.
     """
     return " ".join([command, *map(shlex.quote, _words(options))])
 
@@ -66,7 +66,7 @@ def _words(options: Mapping[str, object]) -> Iterator[str]:
 
 
 def alternatives(wanted: str, names: Sequence[str]) -> str:
-    """What to say behind a name that does not exist: those that are close, or else which there are.
+    """The end of a message about a name that does not exist: similar names, or else the existing ones.
 
     `; did you mean "conv1" or "conv2"?`, or ` (there are a, b, c)`.
     """

@@ -127,7 +127,8 @@ class Runner:
             # what each choice would have cost is shown, and takes no part in it
             options = ["--target-labels", "--jobs", str(self.jobs), "-o", folder]
             self._run("select", *words, *tries, *options, log=self.folder / "select.txt")
-        (setting,) = json.loads((folder / "select.json").read_text("utf-8"))["chosen"]
+        record = json.loads((folder / "select.json").read_text("utf-8"))
+        (setting,) = record["candidates"][record["chosen"]]["settings"]
         return str(setting).partition("=")[2]
 
     def scores(self, seeds: Sequence[int]) -> dict[str, list[dict[str, Any]]]:

@@ -2,7 +2,7 @@
 
     python benchmarks/demo_seeds.py RESULTS_DIR [--seeds N] [--device cpu|cuda]
 
-Runs `autodial demo` with seeds 1 to N (5 by default), each in a temporary folder, and keeps each seed's scores in
+Runs `autodial demo` with seeds 1 to N (5 by default), each in a temporary folder, and keeps each seed's result in
 RESULTS_DIR/seed_S.json. A seed whose file is there is not run again, so an interrupted run goes on where it was.
 """
 
@@ -10,10 +10,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import platform
 import statistics
 import tempfile
 import time
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -27,15 +30,16 @@ from autodial.system.files import replacing
 
 
 def result(folder: Path, seed: int, device: str) -> dict[str, Any]:
-    """A seed's scores, machine and wall time, from its file or from a run that writes it."""
+    """A seed's result, machine, and seconds, from its file or from a run that writes it."""
     path = folder / f"seed_{seed}.json"
     if not path.exists():
-        started = time.perf_counter()
+        started, cpu = time.perf_counter(), cpu_seconds()
         with tempfile.TemporaryDirectory() as temporary:
-            scores = run_demo(Path(temporary) / "demo", seed=seed, device=device)
+            demo = run_demo(Path(temporary) / "demo", seed=seed, device=device)
         record = {
-            "accuracy": {score.title: score.accuracy for score in scores},
+            **asdict(demo),
             "seconds": time.perf_counter() - started,
+            "cpu_seconds": cpu_seconds() - cpu,
             "machine": machine(device),
         }
         folder.mkdir(parents=True, exist_ok=True)
@@ -43,6 +47,12 @@ def result(folder: Path, seed: int, device: str) -> dict[str, Any]:
             file.write(json.dumps(record, indent=2).encode())
     loaded: dict[str, Any] = json.loads(path.read_text("utf-8"))
     return loaded
+
+
+def cpu_seconds() -> float:
+    """Seconds of CPU time that this process and the processes that it waited for have taken."""
+    times = os.times()
+    return times.user + times.system + times.children_user + times.children_system
 
 
 def machine(device: str) -> str:
@@ -63,26 +73,51 @@ def _cpu_name() -> str:
 
 
 def markdown(results: dict[int, dict[str, Any]]) -> str:
-    """A row per variant: the mean, the sample standard deviation, and every seed's accuracy."""
-    seeds = list(results)
+    """A row per method, one for the chosen runs, and one for their ensembles; a column per seed."""
     lines = [
-        f"| variant | mean ± std | {' | '.join(f'seed {seed}' for seed in seeds)} |",
-        f"|---|---|{'---|' * len(seeds)}",
+        f"| | all seeds | {' | '.join(f'seed {seed}' for seed in results)} |",
+        f"|---|---|{'---|' * len(results)}",
     ]
-    for title in results[seeds[0]]["accuracy"]:
-        values = [100 * results[seed]["accuracy"][title] for seed in seeds]
-        spread = f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else ""
-        lines.append(f"| {title} | {statistics.mean(values):.1f}{spread} | {' | '.join(f'{v:.1f}' for v in values)} |")
-    seconds = [record["seconds"] for record in results.values()]
+    titles = [method["title"] for method in next(iter(results.values()))["methods"]]
+    for place, title in enumerate(titles):
+        by_seed = [list(record["methods"][place]["accuracies"].values()) for record in results.values()]
+        cells = [_mean_and_range(values) for values in by_seed]
+        means = [statistics.mean(values) for values in by_seed]
+        every = [value for values in by_seed for value in values]
+        lines.append(_row(title, f"{_mean_and_spread(means)}, runs {_range(every)}", cells))
+    for key, title in (
+        ("chosen_accuracy", "chosen without labels"),
+        ("ensemble_accuracy", "average of the chosen method's runs"),
+    ):
+        values = [record[key] for record in results.values()]
+        lines.append(_row(title, _mean_and_spread(values), [f"{100 * value:.1f}" for value in values]))
     machines = dict.fromkeys(record["machine"] for record in results.values())
+    seconds, cpu = ([record[key] for record in results.values()] for key in ("seconds", "cpu_seconds"))
     return "\n".join(
         [
             *lines,
             "",
-            f"Target accuracy in %, of 1,797 images; {min(seconds):.0f} to {max(seconds):.0f} s a seed for all four "
-            f"variants together, on {'; '.join(machines)}.",
+            f"Target accuracy in %, of 1,797 images. A seed took {min(seconds):.0f} to {max(seconds):.0f} s and "
+            f"{min(cpu):.0f} to {max(cpu):.0f} s of CPU time, on {'; '.join(machines)}.",
         ]
     )
+
+
+def _row(title: str, summary: str, cells: Sequence[str]) -> str:
+    return f"| {title} | {summary} | {' | '.join(cells)} |"
+
+
+def _mean_and_spread(values: Sequence[float]) -> str:
+    spread = f" ± {100 * statistics.stdev(values):.1f}" if len(values) > 1 else ""
+    return f"{100 * statistics.mean(values):.1f}{spread}"
+
+
+def _mean_and_range(values: Sequence[float]) -> str:
+    return f"{100 * statistics.mean(values):.1f} ({_range(values)})"
+
+
+def _range(values: Sequence[float]) -> str:
+    return f"{100 * min(values):.1f} to {100 * max(values):.1f}"
 
 
 def main() -> None:

@@ -74,11 +74,12 @@ def digest(weights: Iterable[tuple[str, NDArray[Any]]]) -> str:
     return sha.hexdigest()
 
 
-def weights_digest(weights: Weights) -> str:
-    """The SHA-256 of a caffemodel's blobs: their layers' names, indices, shapes and float32 values, in order."""
+def weights_digest(*weights: Weights) -> str:
+    """The SHA-256 of caffemodels' blobs: their layers' names, indices, shapes and float32 values, in order."""
     return digest(
         (f"{layer.name}\0{i}", blob)
-        for layer in weights.layers
+        for one in weights
+        for layer in one.layers
         for i, blob in enumerate(layer.blobs)
         if blob is not None  # shared, and held by the layer that owns it
     )

@@ -7,8 +7,9 @@ runs it beside the unfolded torch net.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from math import log
 from pathlib import Path
 from typing import Any
 
@@ -57,9 +58,27 @@ class NetLogits(nn.Module):
         return self.net.blobs({blob: x}, [self.logits])[self.logits].flatten(1)
 
 
+class MeanLogits(nn.Module):
+    """An ensemble: logits whose softmax is the mean of the members' probabilities.
+
+    The logits are the log of the mean probability, which the log of a sum of exponentials gives without underflow.
+
+    Args:
+        members: from the same input to logits, float32 (N, classes).
+    """
+
+    def __init__(self, members: Iterable[nn.Module]) -> None:
+        super().__init__()
+        self.members = nn.ModuleList(members)
+
+    def forward(self, x: Tensor) -> Tensor:
+        logs = torch.stack([member(x).log_softmax(1) for member in self.members])
+        return logs.logsumexp(0) - log(len(self.members))
+
+
 def export(
     net_param: pb.NetParameter,
-    weights: Weights,
+    weights: Weights | Sequence[Weights],
     output: str | Path | Destination,
     *,
     logits: str | None = None,
@@ -81,7 +100,8 @@ def export(
     Args:
         net_param: NetParameter of a train_val net whose TEST phase reads an ImageData layer, or, with `raw_input`, of
             a deploy net with an Input layer.
-        weights: a caffemodel with every layer that has parameters.
+        weights: a caffemodel with every layer that has parameters; several caffemodels make an ensemble, a file that
+            averages the probabilities of the net with each. Its logits are the log of the mean probabilities.
         output: the ONNX file to write, whose folder must exist, or another destination.
         logits, labels, keep_affine, raw_input, domain, precision, calibration, min_agreement, base_dir: see
             `autodial.converters.destinations.ExportOptions`.
@@ -93,7 +113,9 @@ def export(
             float32 on too few images.
     """
     destination = as_destination(output)
+    members = [weights] if isinstance(weights, Weights) else weights
     options = ExportOptions(
+        ensemble=len(members) > 1,
         logits=logits,
         labels=labels,
         keep_affine=keep_affine,
@@ -105,12 +127,12 @@ def export(
         base_dir=base_dir,
     )
     destination.check(options, net_param)
-    return export_checked(net_param, weights, destination, options, progress)
+    return export_checked(net_param, members, destination, options, progress)
 
 
 def export_checked(
     net_param: pb.NetParameter,
-    weights: Weights,
+    weights: Sequence[Weights],
     destination: Destination,
     options: ExportOptions,
     progress: Progress | None = None,
@@ -121,16 +143,18 @@ def export_checked(
 
 def prepare(
     net_param: pb.NetParameter,
-    weights: Weights,
+    weights: Sequence[Weights],
     destination: Destination,
     options: ExportOptions,
     progress: Progress | None = None,
 ) -> Prepared:
-    """Fold a net, and prepare the comparison of its exported form.
+    """Fold a net with each of the weights, and prepare the comparison of its exported form.
 
     Raises:
         InputError, WorkError: as `export`.
     """
+    if not weights:
+        raise InputError("`weights` holds no caffemodel")
     raw_input, base_dir = options.raw_input or destination.takes_blobs, options.base_dir
     graph = Graph(filter_net(net_param, pb.TEST).layer)
     scores = graph.logits(options.logits)
@@ -139,8 +163,9 @@ def prepare(
     needed = {node.param.name for node in graph.ancestors(scores)}
     check_size(
         {
-            f'layer "{layer.name}"': sum(4 * blob.size for blob in layer.blobs if blob is not None)
-            for layer in weights.layers
+            f'layer "{layer.name}"{member}': sum(4 * blob.size for blob in layer.blobs if blob is not None)
+            for member, one in _named_members(weights)
+            for layer in one.layers
             if layer.name in needed
         },
         destination.limit,
@@ -157,19 +182,23 @@ def prepare(
     entry = cropped if raw_input else start
     front = Net(graph.net(net_param.name, entry), pb.TEST)
     graph.feed(entry, front.blob_shapes[graph.names[entry]])
-    unfolded = Net(graph.net(net_param.name, scores), pb.TEST)
-    load(unfolded, weights)
-    warn_of_lost_alignment(weights, net_param)
+    nets, foldings = [], []
+    for member, one in _named_members(weights):
+        try:
+            net, folding = _fold(graph.net(net_param.name, scores), one, graph.names[scores], options.keep_affine)
+        except InputError as error:
+            raise InputError(f"{error}{member}") from error
+        warn_of_lost_alignment(one, net_param)
+        nets.append(net)
+        foldings.append(folding)
+    unfolded, folded = nets[0], foldings[0]
     classes, notes = read_class_names(options.labels, _class_count(unfolded, graph.names[scores]), base_dir)
     if data.transform_param.mirror:
         notes.append(f'layer "{data.name}" mirrors at random in TEST too, as Caffe does; the exported file does not')
-
-    folded = fold(
-        graph.net(net_param.name, scores),
-        {name: [blob.detach().numpy() for blob in unfolded.layer(name).blobs] for name in unfolded.layer_names},
-        logits=graph.names[scores],
-        keep_affine=options.keep_affine,
-    )
+    if len(nets) > 1:
+        notes.append(
+            f"the file averages the probabilities of {len(nets)} nets, and takes {len(nets)} times as long as one net"
+        )
     samples, compared_on = _samples(images, shape)
     blobs = torch.from_numpy(images.blob(samples) if images else samples)
     with torch.no_grad():
@@ -186,13 +215,16 @@ def prepare(
             notes.append(f"the file can't detect a domain shift, as it keeps no training images' statistics: {error}")
     return Prepared(
         make_predictor=lambda: TargetPredictor(
-            NetLogits(_deployed(folded), folded.logits), Preprocess(pictures) if pictures else None
+            _averaged([NetLogits(_deployed(folded), folded.logits) for folded in foldings]),
+            Preprocess(pictures) if pictures else None,
         ),
-        comparison=Comparison(NetLogits(unfolded, graph.names[scores]), blobs, fed, compared_on),
+        comparison=Comparison(
+            _averaged([NetLogits(net, graph.names[scores]) for net in nets]), blobs, fed, compared_on
+        ),
         input=graph.names[entry] if raw_input else INPUT,
         logits=graph.names[scores],
         classes=classes,
-        metadata=make_metadata(classes, pictures, window, folded.statistics, weights_digest(weights)),
+        metadata=make_metadata(classes, pictures, window, folded.statistics, weights_digest(*weights)),
         merged=folded.merged,
         kept=tuple(folded.kept),
         notes=tuple(notes),
@@ -204,8 +236,29 @@ def prepare(
             window,
             corner=_corner(images, front, graph.names[start]) if images else None,
             domain=options.domain,
-        ),
+        )
+        if len(nets) == 1
+        else None,
     )
+
+
+def _named_members(weights: Sequence[Weights]) -> Iterator[tuple[str, Weights]]:
+    """Each net's weights, with the end of a sentence that says which one of an ensemble's they are."""
+    for number, one in enumerate(weights, 1):
+        yield f" (in weights {number} of {len(weights)})" if len(weights) > 1 else "", one
+
+
+def _fold(param: pb.NetParameter, weights: Weights, logits: str, keep_affine: bool) -> tuple[Net, Folded]:
+    """The net up to the logits with its weights, and the same net folded."""
+    net = Net(param, pb.TEST)
+    load(net, weights)
+    blobs = {name: [blob.detach().numpy() for blob in net.layer(name).blobs] for name in net.layer_names}
+    return net, fold(param, blobs, logits=logits, keep_affine=keep_affine)
+
+
+def _averaged(members: Sequence[nn.Module]) -> nn.Module:
+    """The one member itself, or the ensemble of several."""
+    return members[0] if len(members) == 1 else MeanLogits(members)
 
 
 def _check_exportable(layer: pb.LayerParameter, refused: Mapping[str, str]) -> None:

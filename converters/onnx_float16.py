@@ -19,7 +19,7 @@ from onnxruntime.transformers.float16 import (  # type: ignore[import-untyped]
     convert_float_to_float16,
 )
 
-from autodial.converters.onnx_graph import Calibration, head_nodes
+from autodial.converters.onnx_graph import Calibration, ensemble_nodes, head_nodes
 
 _WIDE = 2.0**14
 """A node with larger values stays float32: a quarter of float16's largest value, because other images may give more."""
@@ -30,8 +30,8 @@ _PADDING = 1e38
 def to_float16(model: onnx.ModelProto, batches: Iterable[NDArray[Any]]) -> tuple[onnx.ModelProto, list[str]]:
     """A float32 graph with weights and computation in float16.
 
-    The graph's inputs and outputs stay float32, and so do the nodes that prepare the images, the softmax, and nodes
-    with values near the end of float16's range, as the squares in local response normalization may have.
+    The graph's inputs and outputs stay float32, and so do the nodes that prepare the images, the softmax, an ensemble's
+    mean, and nodes with values near the end of float16's range, such as the squares in local response normalization.
 
     Args:
         model: the float32 graph.
@@ -40,15 +40,15 @@ def to_float16(model: onnx.ModelProto, batches: Iterable[NDArray[Any]]) -> tuple
     Returns:
         the graph; names of the nodes that stay float32 because of their values.
     """
-    head = [node.name for node in head_nodes(model)]
-    wide = [name for name in _wide_nodes(model, batches) if name not in head]
+    exact = [node.name for node in (*head_nodes(model), *ensemble_nodes(model))]
+    wide = [name for name in _wide_nodes(model, batches) if name not in exact]
     source = copy.deepcopy(model)
     del source.graph.value_info[:]  # it names constants, too, and the converter would cast constants that stay float32
     converted: onnx.ModelProto = convert_float_to_float16(
         source,
         keep_io_types=True,
         op_block_list=[*DEFAULT_OP_BLOCK_LIST, "Softmax"],
-        node_block_list=[*head, *wide],
+        node_block_list=[*exact, *wide],
     )
     _join_float32(converted.graph, {node.name for node in model.graph.node})
     _sort(converted.graph)

@@ -9,6 +9,9 @@ import onnx
 from numpy.typing import NDArray
 from onnxruntime.quantization import CalibrationDataReader  # type: ignore[import-untyped]
 
+from autodial.model_file import LOGITS
+
+_AVERAGING = ("Concat", "Constant", "LogSoftmax", "ReduceLogSumExp", "Sub", "Unsqueeze")
 _HEAD = ("Cast", "Gather", "Mul", "Slice", "Sub", "Transpose")
 
 
@@ -22,6 +25,26 @@ def head_nodes(model: onnx.ModelProto) -> list[onnx.NodeProto]:
             return found
         found.append(readers[0])
         name = readers[0].output[0]
+
+
+def ensemble_nodes(model: onnx.ModelProto) -> list[onnx.NodeProto]:
+    """The nodes of an ensemble that average its members' probabilities: from each LogSoftmax to the logits.
+
+    A graph without an ensemble has none.
+    """
+    makers = {name: node for node in model.graph.node for name in node.output}
+    found: dict[str, onnx.NodeProto] = {}
+    pending = [LOGITS]
+    while pending:
+        node = makers.get(pending.pop())
+        if node is None:  # a constant
+            continue
+        if node.op_type not in _AVERAGING:
+            return []
+        found[node.name] = node
+        if node.op_type != "LogSoftmax":
+            pending += node.input
+    return list(found.values())
 
 
 class Calibration(CalibrationDataReader):  # type: ignore[misc]

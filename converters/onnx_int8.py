@@ -17,7 +17,7 @@ from onnxruntime.quantization import (  # type: ignore[import-untyped]
     quantize_static,
 )
 
-from autodial.converters.onnx_graph import Calibration, head_nodes
+from autodial.converters.onnx_graph import Calibration, ensemble_nodes, head_nodes
 from autodial.model_file import LOGITS
 
 _WEIGHTED = ("Conv", "ConvTranspose", "Gemm", "MatMul")
@@ -40,7 +40,9 @@ def to_int8(model: onnx.ModelProto, batches: Iterable[NDArray[Any]]) -> onnx.Mod
         model: the float32 graph.
         batches: input to calibrate on.
     """
-    excluded = [node.name for node in head_nodes(model)]
+    mean = ensemble_nodes(model)
+    excluded = [node.name for node in (*head_nodes(model), *mean)]
+    logits = [node.input[0] for node in mean if node.op_type == "LogSoftmax"] or [LOGITS]
     squares = {node.output[0] for node in model.graph.node if node.op_type == "Mul" and len({*node.input}) == 1}
     excluded += [node.name for node in model.graph.node if node.op_type in _WEIGHTED and node.input[0] in squares]
     with tempfile.TemporaryDirectory() as folder:
@@ -63,19 +65,29 @@ def to_int8(model: onnx.ModelProto, batches: Iterable[NDArray[Any]]) -> onnx.Mod
                 nodes_to_exclude=excluded,
             )
         result = onnx.load(quantized)
-    _restore_logits(result.graph)
+    for name in logits:
+        _restore_logits(result.graph, name)
     return result
 
 
-def _restore_logits(graph: onnx.GraphProto) -> None:
-    """Remove the last quantization, which would leave only 256 different logits."""
+def _restore_logits(graph: onnx.GraphProto, logits: str) -> None:
+    """Remove the quantization of logits, which would leave only 256 different values."""
     makers = {name: node for node in graph.node for name in node.output}
-    back = makers[LOGITS]
-    if back.op_type != "DequantizeLinear" or back.input[0] not in makers:
-        return
-    forth = makers[back.input[0]]
-    layer = makers[forth.input[0]]
-    layer.output[list(layer.output).index(forth.input[0])] = LOGITS
+    if makers[logits].op_type == "DequantizeLinear":  # logits that are the graph's output
+        back = makers[logits]
+        if back.input[0] not in makers:
+            return
+        forth = makers[back.input[0]]
+        layer = makers[forth.input[0]]
+        layer.output[list(layer.output).index(forth.input[0])] = logits
+    else:  # those of an ensemble's member
+        forths = [node for node in graph.node if node.op_type == "QuantizeLinear" and node.input[0] == logits]
+        if not forths:
+            return
+        (forth,) = forths
+        (back,) = (node for node in graph.node if node.input[0] == forth.output[0])
+        for node in graph.node:
+            node.input[:] = [logits if name == back.output[0] else name for name in node.input]
     graph.node.remove(back)
     graph.node.remove(forth)
     read = {name for node in graph.node for name in node.input}

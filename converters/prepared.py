@@ -56,7 +56,7 @@ class Prepared:
         lowering: the precision that an ONNX file gets after the float32 file agreed; None for float32.
         measure: computes from the ONNX file the training images' statistics that its metadata keeps, and notes; None if
             there are no training images.
-        caffe: the Caffe net; None for a torch module.
+        caffe: the Caffe net; None for a torch module and for an ensemble.
     """
 
     make_predictor: Callable[[], nn.Module]

@@ -21,9 +21,9 @@ if workers := os.environ.get("PYTEST_XDIST_WORKER_COUNT"):
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """A process per CPU for folders of tests; single files are quicker in one process."""
+    """A process per CPU for folders of tests; single files are quicker in one, and the attack makes one table."""
     files = all(Path(argument.partition("::")[0]).is_file() for argument in config.args)
-    return 0 if files else available_cpus()
+    return 0 if files or config.option.markexpr == "attack" else available_cpus()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -1,8 +1,7 @@
-"""What a pycaffe script knows: `import autodial.caffe as caffe`.
+"""pycaffe's interface: `import autodial.caffe as caffe`.
 
-Caffe's own names and arguments are kept, so that the import is all that a script changes. Errors are those of
-autodial.errors, or ValueError for arguments that do not fit; what a layer written in Python raises comes through as it
-is.
+Names and arguments are Caffe's, so that a script changes only the import. Errors are those of autodial.errors, or
+ValueError for arguments that do not fit; exceptions from a layer written in Python pass through unchanged.
 """
 
 import autodial.system._torch  # noqa: F401
@@ -38,7 +37,7 @@ from autodial.layers.user_layer import Layer
 from autodial.proto.messages import TEST, TRAIN
 
 __version__ = "1.0.0"
-"""The version of Caffe whose pycaffe this is like."""
+"""The version of Caffe whose pycaffe interface this is."""
 
 __all__ = [
     "TEST",
@@ -81,5 +80,5 @@ __all__ = [
 
 
 def layer_type_list() -> list[str]:
-    """Caffe's names of all layer types that there are, in alphabetical order."""
+    """The names of all supported layer types, in alphabetical order."""
     return sorted(registry)

@@ -22,9 +22,9 @@ class Classifier(Net):
     Args:
         model_file: prototxt with one Input layer, run in the TEST phase.
         pretrained_file: caffemodel.
-        image_dims: (height, width) to which images are resized before crops are taken; the input's size if None.
-        mean, input_scale, raw_scale, channel_swap: as io.Transformer sets them, for images (H, W, K) in RGB and [0, 1],
-            as io.load_image returns them.
+        image_dims: (height, width) to which images are resized before crops are taken; None means the input's size.
+        mean, input_scale, raw_scale, channel_swap: as in io.Transformer, for images (H, W, K) in RGB and [0, 1], as
+            io.load_image returns them.
 
     Raises:
         InputError: as Net.
@@ -60,7 +60,8 @@ class Classifier(Net):
 
         Args:
             inputs: images (H, W, K).
-            oversample: average over the four corners, the centre, and these mirrored, rather than take the centre.
+            oversample: average over the crops at the four corners and the centre, and these mirrored; otherwise use the
+                centre only.
 
         Returns:
             float32 (N, classes), the net's first output.
@@ -86,7 +87,7 @@ class Classifier(Net):
 
 
 class Detector:
-    """Is not offered: use Classifier on the windows."""
+    """pycaffe's Detector, which is not offered: use Classifier on the windows."""
 
     def __init__(self, *arguments: object, **options: object) -> None:
-        raise InputError("there is no Detector here: cut the windows out with numpy and label them with Classifier")
+        raise InputError("Detector is not offered: cut the windows out with numpy and label them with Classifier")

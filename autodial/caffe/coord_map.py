@@ -1,7 +1,7 @@
-"""How the pixels of one blob of a NetSpec lie on another's, and the Crop layer that lays one on the other.
+"""pycaffe's coord_map: how the pixels of two blobs of a NetSpec correspond, and the Crop layer that aligns them.
 
-A map is a triple (axis, scale, offset): along the spatial axes, those behind `axis`, pixel x of a layer's bottom is
-pixel scale * x + offset of its top, centre on centre. Scale and offset are numbers, or arrays of one value for all
+A map is a triple (axis, scale, offset): along the spatial axes, which follow `axis`, pixel x of a layer's bottom is
+pixel scale * x + offset of its top, centre on centre. Scale and offset are numbers, or arrays with one value for all
 spatial axes or one for each.
 """
 
@@ -22,12 +22,12 @@ PASS_THROUGH_LAYERS = frozenset(
     ("AbsVal", "BatchNorm", "Bias", "BNLL", "Dial", "Dropout", "ELU", "Eltwise", "Exp", "LRN", "Log", "MVN", "PReLU",
      "Power", "ReLU", "Scale", "Sigmoid", "Split", "TanH", "Threshold")
 )  # fmt: skip
-"""Layer types whose tops lie on their bottoms pixel by pixel."""
+"""Layer types whose tops match their bottoms pixel by pixel."""
 _LEGACY = {f"{stem}_{axis}" for stem in ("pad", "kernel", "stride") for axis in "hw"}
 
 
 class UndefinedMapException(Exception):  # noqa: N818 - pycaffe's name
-    """A layer's tops do not lie on its bottoms, as those of an InnerProduct layer."""
+    """The pixels of a layer's tops and bottoms do not correspond, as with InnerProduct."""
 
 
 class AxisMismatchException(Exception):  # noqa: N818 - pycaffe's name
@@ -38,7 +38,7 @@ def conv_params(fn: Function) -> tuple[int, Array, Array, Array]:
     """Axis of the channels, stride, extent of the dilated kernel, and pad of a convolution or pooling layer.
 
     Raises:
-        AssertionError: they are given by the old fields kernel_h, kernel_w and so on.
+        AssertionError: the sizes are given by the old fields kernel_h, kernel_w and so on.
         UndefinedMapException: the layer pools globally.
     """
     own = "pooling_param" if fn.type_name == "Pooling" else "convolution_param"
@@ -55,16 +55,16 @@ def conv_params(fn: Function) -> tuple[int, Array, Array, Array]:
 
 
 def crop_params(fn: Function) -> tuple[int, Array]:
-    """First axis that is cropped, and offset, of a Crop layer."""
+    """The first cropped axis of a Crop layer, and its offset."""
     params = fn.params.get("crop_param", fn.params)
     return params.get("axis", 2), np.array(params.get("offset", 0), ndmin=1)
 
 
 def coord_map(fn: Function) -> Map:
-    """The map of a layer; axis None where it holds for any.
+    """The map of a layer; axis is None where the map holds for any axis.
 
     Raises:
-        UndefinedMapException: the layer has none.
+        UndefinedMapException: the layer has no map.
     """
     if fn.type_name in ("Convolution", "Pooling", "Im2col"):
         axis, stride, extent, pad = conv_params(fn)
@@ -84,7 +84,7 @@ def compose(outer: Map, inner: Map) -> Map:
     """The map that does `inner` first and then `outer`.
 
     Raises:
-        AxisMismatchException: they are about other axes.
+        AxisMismatchException: the maps begin at different axes.
     """
     (axis, scale, offset), (inner_axis, inner_scale, inner_offset) = outer, inner
     if axis is None:
@@ -101,24 +101,24 @@ def inverse(coordinates: Map) -> Map:
 
 
 def coord_map_from_to(top_from: Top, top_to: Top) -> Map:
-    """The map from the pixels of one blob to those of another, through a blob from which both are computed.
+    """The map from the pixels of one blob to the pixels of another, through a blob from which both are computed.
 
     Raises:
-        RuntimeError: layers that keep pixels in place lead to them from no common blob.
-        AxisMismatchException: layers on the way have their channels along other axes.
+        RuntimeError: spatial layers connect them to no common blob.
+        AxisMismatchException: the layers between have their channels along different axes.
     """
     maps = dict(_ancestors(top_from))
     for top, coordinates in _ancestors(top_to):
         if top in maps:
             return compose(coordinates, inverse(maps[top]))
-    raise RuntimeError("no map leads from one top to the other: they share no blob through spatial layers alone")
+    raise RuntimeError("spatial layers connect the two tops to no common blob")
 
 
 def crop(top_from: Top, top_to: Top) -> Top:
     """The top of a Crop layer that gives `top_from` the size and place of `top_to`.
 
     Raises:
-        AssertionError: the scales differ, or `top_from` would have to begin further out or between two pixels.
+        AssertionError: the scales differ, or the offset is negative or fractional.
         RuntimeError: as coord_map_from_to.
     """
     axis, scale, offset = coord_map_from_to(top_from, top_to)
@@ -137,7 +137,7 @@ def crop(top_from: Top, top_to: Top) -> Top:
 
 
 def _ancestors(top: Top) -> Iterator[tuple[Top, Map]]:
-    """Each blob that a blob comes from through spatial layers, itself first, with the map from its pixels."""
+    """The blob itself and all blobs it is computed from by spatial layers, each with the map from its pixels."""
     maps: dict[Top, Map] = {top: (None, 1, 0)}
     waiting = [top]
     while waiting:

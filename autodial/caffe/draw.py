@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
+
+from google.protobuf.message import Message
 
 from autodial.errors import InputError
 from autodial.netparam.net_state import filter_net
@@ -16,14 +19,15 @@ _COLORS = {"Convolution": "#FF5050", "Deconvolution": "#FF5050", "Pooling": "#FF
 _OTHER_COLOR = "#6495ED"
 
 
-def get_pydot_graph(caffe_net: Any, rankdir: str, label_edges: bool = True, phase: pb.Phase | None = None) -> Any:
+def get_pydot_graph(
+    caffe_net: pb.NetParameter, rankdir: str, label_edges: bool = True, phase: pb.Phase | None = None
+) -> Any:
     """A net as a pydot.Dot.
 
     Args:
-        caffe_net: NetParameter.
         rankdir: direction of the drawing, LR, TB, BT or RL.
-        label_edges: whether what layers hand on is written at the arrows.
-        phase: draw the layers of this phase only; all if None.
+        label_edges: whether the arrows are labelled, for example with numbers of outputs.
+        phase: draw only the layers of this phase; None draws all.
 
     Raises:
         InputError: pydot is not installed.
@@ -41,7 +45,7 @@ def get_pydot_graph(caffe_net: Any, rankdir: str, label_edges: bool = True, phas
 
     for i, layer in enumerate(net.layer):
         color = _COLORS.get(layer.type, _OTHER_COLOR)
-        # A name that several phases' layers share makes several nodes.
+        # Layers of several phases may share a name, so the index makes the nodes' names unique.
         label = get_layer_label(layer, rankdir)
         node = pydot.Node(_quoted(f"{i}_{layer.name}"), label=label, fillcolor=color, **_LAYER_STYLE)
         graph.add_node(node)
@@ -53,8 +57,8 @@ def get_pydot_graph(caffe_net: Any, rankdir: str, label_edges: bool = True, phas
     return graph
 
 
-def draw_net(caffe_net: Any, rankdir: str, ext: str = "png", phase: pb.Phase | None = None) -> bytes:
-    """A net as an image file's content.
+def draw_net(caffe_net: pb.NetParameter, rankdir: str, ext: str = "png", phase: pb.Phase | None = None) -> bytes:
+    """A net as the bytes of an image file.
 
     Args:
         caffe_net, rankdir, phase: as in get_pydot_graph.
@@ -67,20 +71,22 @@ def draw_net(caffe_net: Any, rankdir: str, ext: str = "png", phase: pb.Phase | N
     try:
         image: bytes = graph.create(format=ext)
     except FileNotFoundError as error:
-        raise InputError("drawing a net needs Graphviz, whose program dot is not on the PATH: install it") from error
+        raise InputError(
+            "drawing a net needs Graphviz, and its program dot is not on the PATH: install Graphviz"
+        ) from error
     return image
 
 
 def draw_net_to_file(
-    caffe_net: Any, filename: str | os.PathLike[str], rankdir: str = "LR", phase: pb.Phase | None = None
+    caffe_net: pb.NetParameter, filename: str | os.PathLike[str], rankdir: str = "LR", phase: pb.Phase | None = None
 ) -> None:
     """Write the drawing of a net to a file, in the format that its suffix names; arguments and errors as draw_net."""
     path = Path(filename)
     path.write_bytes(draw_net(caffe_net, rankdir, path.suffix[1:], phase))
 
 
-def get_layer_label(layer: Any, rankdir: str) -> str:
-    """What is written on a layer: name, type, and for layers with a kernel its size, stride and pad."""
+def get_layer_label(layer: pb.LayerParameter, rankdir: str) -> str:
+    """The label of a layer: its name and type, and for layers with a kernel the kernel's size, stride and pad."""
     lines = [layer.name, f"({layer.type})"]
     if layer.type in ("Convolution", "Deconvolution"):
         param = layer.convolution_param
@@ -90,19 +96,20 @@ def get_layer_label(layer: Any, rankdir: str) -> str:
             f"pad: {_sizes(param.pad, param, 'pad', 0)}",
         ]
     elif layer.type == "Pooling":
-        param = layer.pooling_param
+        pooling = layer.pooling_param
+        kernel = [pooling.kernel_size] if pooling.HasField("kernel_size") else []
         lines += [
-            f"{pb.PoolingParameter.PoolMethod.Name(param.pool)} pooling",
-            f"kernel size: {_sizes([param.kernel_size] if param.HasField('kernel_size') else [], param, 'kernel', 1)}",
-            f"stride: {_sizes([param.stride], param, 'stride', 1)}",
-            f"pad: {_sizes([param.pad], param, 'pad', 0)}",
+            f"{pb.PoolingParameter.PoolMethod.Name(pooling.pool)} pooling",
+            f"kernel size: {_sizes(kernel, pooling, 'kernel', 1)}",
+            f"stride: {_sizes([pooling.stride], pooling, 'stride', 1)}",
+            f"pad: {_sizes([pooling.pad], pooling, 'pad', 0)}",
         ]
-    # Lines below each other take room where the drawing goes from left to right, and spaces where it goes down.
+    # A drawing from left to right has room for one line, and a drawing downwards for several.
     return _quoted((r"\n" if rankdir in ("TB", "BT") else " ").join(lines))
 
 
-def get_edge_label(layer: Any) -> str:
-    """What is written at the arrow from a layer: batch size or number of outputs, quoted."""
+def get_edge_label(layer: pb.LayerParameter) -> str:
+    """The label at the arrow from a layer, quoted: batch size or number of outputs."""
     if layer.type == "Data":
         return _quoted(f"Batch {layer.data_param.batch_size}")
     if layer.type in ("Convolution", "Deconvolution"):
@@ -112,7 +119,7 @@ def get_edge_label(layer: Any) -> str:
     return '""'
 
 
-def _sizes(given: Any, param: Any, stem: str, default: int) -> str:
+def _sizes(given: Iterable[int], param: Message, stem: str, default: int) -> str:
     if param.HasField(f"{stem}_h") or param.HasField(f"{stem}_w"):
         return f"{getattr(param, f'{stem}_h')}x{getattr(param, f'{stem}_w')}"
     return "x".join(map(str, given)) or str(default)

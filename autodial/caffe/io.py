@@ -13,23 +13,24 @@ from numpy.typing import ArrayLike, NDArray
 from autodial.caffe.proto import caffe_pb2 as caffe_pb2  # scripts ask for it as io.caffe_pb2
 from autodial.data.sequences import check_images
 from autodial.errors import InputError
+from autodial.proto import messages as pb
 
 Array = NDArray[Any]
 Image = NDArray[np.float32]
 
 _LUMA = np.array([0.2125, 0.7154, 0.0721], np.float32)
-"""Weights of R, G and B in the grey value of scikit-image, which pycaffe uses."""
+"""The weights of R, G and B in scikit-image's grey value, which pycaffe uses."""
 _AS_STORED = cv2.IMREAD_COLOR | cv2.IMREAD_ANYDEPTH | cv2.IMREAD_IGNORE_ORIENTATION
 
 
 # --- messages
 
 
-def blobproto_to_array(blob: Any, return_diff: bool = False) -> Array:
-    """The values (or gradients) of a BlobProto, in its shape, or (num, channels, height, width) for an old one.
+def blobproto_to_array(blob: pb.BlobProto, return_diff: bool = False) -> Array:
+    """The values (or gradients) of a BlobProto, in its shape, or (num, channels, height, width) for an old file.
 
     Raises:
-        ValueError: the message states no shape, or one for another number of values.
+        ValueError: the shape is missing, or does not fit the number of values.
     """
     values = np.array(blob.diff if return_diff else blob.data)
     legacy = ("num", "channels", "height", "width")
@@ -38,10 +39,10 @@ def blobproto_to_array(blob: Any, return_diff: bool = False) -> Array:
     return values.reshape(list(blob.shape.dim))
 
 
-def array_to_blobproto(arr: ArrayLike, diff: ArrayLike | None = None) -> Any:
+def array_to_blobproto(arr: ArrayLike, diff: ArrayLike | None = None) -> pb.BlobProto:
     """A BlobProto with the values, and gradients if given, of an array of any shape."""
     values = np.asarray(arr)
-    blob = caffe_pb2.BlobProto()
+    blob = pb.BlobProto()
     blob.shape.dim.extend(values.shape)
     blob.data.extend(values.astype(float).ravel().tolist())
     if diff is not None:
@@ -52,28 +53,28 @@ def array_to_blobproto(arr: ArrayLike, diff: ArrayLike | None = None) -> Any:
 def arraylist_to_blobprotovector_str(arraylist: Iterable[ArrayLike]) -> bytes:
     """A serialized BlobProtoVector of arrays."""
     blobs = [array_to_blobproto(array) for array in arraylist]
-    data: bytes = caffe_pb2.BlobProtoVector(blobs=blobs).SerializeToString()
+    data: bytes = pb.BlobProtoVector(blobs=blobs).SerializeToString()
     return data
 
 
 arraylist_to_blobprotovecor_str = arraylist_to_blobprotovector_str
-"""As pycaffe spells it."""
+"""pycaffe's spelling."""
 
 
 def blobprotovector_str_to_arraylist(data: bytes) -> list[Array]:
     """The arrays in a serialized BlobProtoVector."""
-    return [blobproto_to_array(blob) for blob in caffe_pb2.BlobProtoVector.FromString(data).blobs]
+    return [blobproto_to_array(blob) for blob in pb.BlobProtoVector.FromString(data).blobs]
 
 
-def array_to_datum(arr: Array, label: int | None = None) -> Any:
-    """A Datum of an image (C, H, W): as bytes if it is uint8, else as floats.
+def array_to_datum(arr: Array, label: int | None = None) -> pb.Datum:
+    """A Datum with an image (C, H, W): as bytes if the array is uint8, else as floats.
 
     Raises:
-        ValueError: the array has not three axes.
+        ValueError: the array doesn't have three axes.
     """
     if arr.ndim != 3:
         raise ValueError(f"a datum holds an array of shape (channels, height, width), not {arr.shape}")
-    datum = caffe_pb2.Datum(channels=arr.shape[0], height=arr.shape[1], width=arr.shape[2])
+    datum = pb.Datum(channels=arr.shape[0], height=arr.shape[1], width=arr.shape[2])
     if arr.dtype == np.uint8:
         datum.data = arr.tobytes()
     else:
@@ -83,11 +84,11 @@ def array_to_datum(arr: Array, label: int | None = None) -> Any:
     return datum
 
 
-def datum_to_array(datum: Any) -> Array:
-    """The image (C, H, W) in a Datum that is not encoded: uint8, or float64 where it holds floats; without the label.
+def datum_to_array(datum: pb.Datum) -> Array:
+    """The image (C, H, W) in a Datum, without the label: uint8, or float64 where the Datum holds floats.
 
     Raises:
-        ValueError: it holds an encoded image, or another number of values than its shape says.
+        ValueError: the Datum holds an encoded image, or its shape does not fit the number of values.
     """
     if datum.encoded:
         raise ValueError("the datum holds an encoded image: decode datum.data with cv2.imdecode")
@@ -99,11 +100,11 @@ def datum_to_array(datum: Any) -> Array:
 
 
 def load_image(filename: str | os.PathLike[str], color: bool = True) -> Image:
-    """Read an image file, whatever its EXIF orientation.
+    """Read an image file; the EXIF orientation is ignored.
 
     Args:
         filename: an image in any format that OpenCV reads.
-        color: three channels, RGB, if true, whatever the file holds; else one.
+        color: whether to return three channels, RGB, or one, whatever the file holds.
 
     Returns:
         float32 (H, W, 3) or (H, W, 1) in [0, 1].
@@ -126,9 +127,9 @@ def load_image(filename: str | os.PathLike[str], color: bool = True) -> Image:
 def resize_image(im: Array, new_dims: Iterable[int], interp_order: int = 1) -> Image:
     """Resize an image as pycaffe does, without antialiasing.
 
-    Images with 1 or 3 channels are resized as by scikit-image, pixels being areas: what lies beyond the border is the
-    image's least value, so that enlarged images are darker at their borders. All others are resized as by
-    `scipy.ndimage.zoom`, pixels being points: the corners stay where they are, and integers are rounded.
+    Images with 1 or 3 channels are resized as by scikit-image: pixels are areas, and values beyond the border are the
+    image's least value, so that enlarged images are darker at their borders. Other images are resized as by
+    `scipy.ndimage.zoom`: pixels are points, the corners stay in place, and integers are rounded.
 
     Args:
         im: (H, W, K).
@@ -139,7 +140,7 @@ def resize_image(im: Array, new_dims: Iterable[int], interp_order: int = 1) -> I
         float32 (height, width, K).
 
     Raises:
-        ValueError: another interp_order, also one that depends on the version of scikit-image.
+        ValueError: any other interp_order; also one whose result depends on the version of scikit-image.
     """
     if interp_order not in range(6):
         raise ValueError(f"interp_order must be one of 0 to 5, not {interp_order}")
@@ -154,10 +155,10 @@ def resize_image(im: Array, new_dims: Iterable[int], interp_order: int = 1) -> I
         )
     image = image.astype(np.float32)
     if interp_order == 1 and height <= image.shape[0] and width <= image.shape[1]:
-        # Never beyond the border, and much faster. OpenCV drops the axis of a single channel.
+        # This never reads beyond the border, and is much faster. OpenCV drops the axis of a single channel.
         resized = cv2.resize(image, (width, height), interpolation=cv2.INTER_LINEAR)
         return np.reshape(resized, (height, width, image.shape[2]))
-    # The least value becomes 0, which is what zoom takes for all that lies beyond the border.
+    # The least value becomes 0, which zoom uses beyond the border.
     least = image.min()
     enlarged: Image = _zoomed(image - least, height, width, interp_order, mode="grid-constant", grid_mode=True) + least
     return enlarged
@@ -172,10 +173,10 @@ def _zoomed(image: Array, height: int, width: int, order: int, **options: Any) -
 
 
 def oversample(images: Iterable[Array], crop_dims: Iterable[int]) -> Image:
-    """The four corners and the centre of each image, and these five mirrored.
+    """Crops at the four corners and the centre of each image, and these five mirrored.
 
     Args:
-        images: (H, W, K) each, of one size.
+        images: (H, W, K) each, all of one size.
         crop_dims: (height, width).
 
     Returns:
@@ -197,10 +198,10 @@ def oversample(images: Iterable[Array], crop_dims: Iterable[int]) -> Image:
 
 
 class Transformer:
-    """Turns images into what a net's inputs want, and back.
+    """Turns images into arrays for a net's inputs, and back.
 
-    `preprocess` converts to float32 and, as far as each is set and in this order, resizes to the input, transposes,
-    swaps channels, multiplies by raw_scale, subtracts the mean and multiplies by input_scale.
+    `preprocess` converts to float32 and resizes to the input; then it transposes, swaps channels, multiplies by
+    raw_scale, subtracts the mean and multiplies by input_scale, as far as each is set.
 
     Args:
         inputs: shapes of the net's inputs, (N, C, H, W), by name.
@@ -215,14 +216,14 @@ class Transformer:
         self.input_scale: dict[str, float] = {}
 
     def preprocess(self, in_: str, data: Array) -> Image:
-        """An image as a net's input.
+        """Turn an image into an array for a net's input.
 
         Args:
             in_: the input's name.
-            data: (H, W, K); it is not changed.
+            data: (H, W, K); the array is not changed.
 
         Returns:
-            float32 (C, H, W), or another order of the axes as `set_transpose` says.
+            float32 (C, H, W), or the order of axes that `set_transpose` sets.
 
         Raises:
             ValueError: the net has no such input.
@@ -244,7 +245,7 @@ class Transformer:
         return image
 
     def deprocess(self, in_: str, data: Array) -> Array:
-        """The image that `preprocess` made a net's input of, but for the resizing; arguments and errors are alike."""
+        """Undo `preprocess`, except for the resizing; takes and raises the same."""
         self._shape(in_)
         image = np.array(data).squeeze()
         if in_ in self.input_scale:
@@ -263,29 +264,29 @@ class Transformer:
         """Set the order of the axes: (2, 0, 1) makes (C, H, W) of (H, W, C).
 
         Raises:
-            ValueError: not one number for each axis of the input but the first.
+            ValueError: the length is not the number of the input's axes without the first.
         """
         if len(order) != len(self._shape(in_)) - 1:
             raise ValueError(f'{len(order)} axes are given for "{in_}", whose images have {len(self.inputs[in_]) - 1}')
         self.transpose[in_] = tuple(order)
 
     def set_channel_swap(self, in_: str, order: Sequence[int]) -> None:
-        """Set the order of the channels, which must be the first axis by then: (2, 1, 0) makes BGR of RGB.
+        """Set the order of the channels, the first axis after `set_transpose`: (2, 1, 0) turns RGB into BGR.
 
         Raises:
-            ValueError: not one number for each channel of the input.
+            ValueError: the length is not the number of the input's channels.
         """
         if len(order) != self._shape(in_)[1]:
             raise ValueError(f'{len(order)} channels are given for "{in_}", which has {self.inputs[in_][1]}')
         self.channel_swap[in_] = tuple(order)
 
     def set_raw_scale(self, in_: str, scale: float) -> None:
-        """Set a factor for the image, before the mean: 255 makes [0, 255] of [0, 1]."""
+        """Set a factor that is applied before the mean: 255 turns [0, 1] into [0, 255]."""
         self._shape(in_)
         self.raw_scale[in_] = scale
 
     def set_mean(self, in_: str, mean: Array) -> None:
-        """Set what is subtracted: one value per channel, (C,), or an image (C, H, W), resized to the input's size.
+        """Set the mean to subtract: one value per channel, (C,), or an image (C, H, W), resized to the input's size.
 
         Raises:
             ValueError: another number of channels or axes.
@@ -303,7 +304,7 @@ class Transformer:
         self.mean[in_] = mean
 
     def set_input_scale(self, in_: str, scale: float) -> None:
-        """Set a factor for the image, after the mean."""
+        """Set a factor that is applied after the mean."""
         self._shape(in_)
         self.input_scale[in_] = scale
 

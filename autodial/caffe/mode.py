@@ -1,4 +1,4 @@
-"""What pycaffe sets for a whole process: CPU or GPU, the random seed, and what is logged."""
+"""pycaffe's settings for the whole process: CPU or GPU, the random seed, and logging."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ _log = logging.getLogger(__name__)
 
 
 class _Mode:
-    """The settings, in one place.
+    """The settings.
 
     Attributes:
-        gpu: whether nets go to a GPU.
+        gpu: whether nets are put on a GPU.
         index: the GPU's number.
-        warned: whether it has been said that there is none.
-        seed: what `set_random_seed` was given, 0 at first.
-        drawn: seeds drawn since.
-        seedings: calls of `set_random_seed`.
-        level: the least severity that is logged, as in glog.
+        warned: whether the lack of a GPU has been reported.
+        seed: the argument of the last `set_random_seed`, initially 0.
+        drawn: number of seeds drawn since then.
+        seedings: number of calls of `set_random_seed`.
+        level: the lowest severity that is logged, as in glog.
     """
 
     def __init__(self) -> None:
@@ -43,20 +43,20 @@ _mode = _Mode()
 
 
 def set_mode_cpu() -> None:
-    """Nets and solvers made from now on run on the CPU, as they do at first."""
-    _mode.gpu = False
+    """Nets and solvers made from now on run on the CPU, which is the default."""
+    _mode.gpu = _mode.warned = False
 
 
 def set_mode_gpu() -> None:
-    """Nets and solvers made from now on run on the GPU; where there is none, on the CPU, which is said once."""
+    """Nets and solvers made from now on run on the GPU. Without a GPU they run on the CPU, and one warning says so."""
     _mode.gpu = True
     if not torch.cuda.device_count() and not _mode.warned:
         _mode.warned = True
-        _log.warning("No GPU here: nets run on the CPU.")
+        _log.warning("No GPU here: nets run on the CPU")
 
 
 def set_device(device_id: int) -> None:
-    """Choose the GPU, by number, that `set_mode_gpu` means."""
+    """Choose the number of the GPU that `set_mode_gpu` uses."""
     _mode.index = device_id
 
 
@@ -64,7 +64,7 @@ def device() -> torch.device:
     """The device for a net made now.
 
     Raises:
-        WorkError: there are GPUs, and none of that number.
+        WorkError: there are GPUs, but none with the chosen number.
     """
     if not _mode.gpu or not torch.cuda.device_count():
         return torch.device("cpu")
@@ -72,9 +72,9 @@ def device() -> torch.device:
 
 
 def set_random_seed(seed: int) -> None:
-    """Restart all that is random in nets: fillers of those made from now on, dropout masks and dummy data of all.
+    """Restart the random numbers: fillers of nets made from now on, dropout masks and dummy data of all nets.
 
-    Without a call it is as if the seed were 0. A solver's random_seed goes before it.
+    Without a call the seed is 0. A solver's random_seed takes precedence.
     """
     _mode.seed = seed
     _mode.drawn = 0
@@ -82,60 +82,60 @@ def set_random_seed(seed: int) -> None:
 
 
 def seed() -> int:
-    """What `set_random_seed` was given last."""
+    """The argument of the last `set_random_seed`."""
     return _mode.seed
 
 
 def seedings() -> int:
-    """How often `set_random_seed` was called."""
+    """The number of calls of `set_random_seed`."""
     return _mode.seedings
 
 
 def draw_seed() -> int:
-    """A seed that depends on the random seed and on how many were drawn since it was set."""
+    """A seed that depends on the random seed and on the number of seeds drawn since it was set."""
     _mode.drawn += 1
     return derive_seed(_mode.seed, "net", _mode.drawn)
 
 
 def init_log(level: int = 0) -> None:
-    """Set what `log` and the solvers write to stderr: 0 all of it, 1 and more nothing (glog's minloglevel)."""
+    """Set what `log` and the solvers write to stderr: everything for 0, nothing from 1 on (glog's minloglevel)."""
     _mode.level = level
 
 
 def log(message: str) -> None:
-    """Write a line to stderr, unless GLOG_minloglevel in the environment or `init_log` say otherwise."""
+    """Write a line to stderr, unless `init_log` or GLOG_minloglevel in the environment turns logging off."""
     if _mode.level <= 0:
         print(message, file=sys.stderr)
 
 
 def solver_count() -> int:
-    """Number of solvers that train one net together: 1."""
+    """The number of solvers that train one net together: 1."""
     return 1
 
 
 def set_solver_count(count: int) -> None:
-    """Accept 1; InputError for more, as a net is trained by one process here."""
+    """Accept 1; raise InputError for more, as one process trains a net."""
     if count != 1:
-        raise InputError(f"{count} solvers are asked for, and a net is trained by one process on one device here")
+        raise InputError(f"set_solver_count({count}): here one process trains a net, on one device")
 
 
 def solver_rank() -> int:
-    """Number of this process among those that train the net: 0."""
+    """The number of this process among those that train the net: 0."""
     return 0
 
 
 def set_solver_rank(rank: int) -> None:
-    """Accept 0; InputError for another, as a net is trained by one process here."""
+    """Accept 0; raise InputError for other numbers, as one process trains a net."""
     if rank:
-        raise InputError(f"solver {rank} is asked for, and a net is trained by one process, number 0, here")
+        raise InputError(f"set_solver_rank({rank}): here one process, number 0, trains a net")
 
 
 def set_multiprocess(multiprocess: bool) -> None:
-    """Accept False; InputError for True, as a net is trained by one process here."""
+    """Accept False; raise InputError for True, as one process trains a net."""
     if multiprocess:
-        raise InputError("multiprocess is asked for, and a net is trained by one process on one device here")
+        raise InputError("set_multiprocess(True): here one process trains a net, on one device")
 
 
 def has_nccl() -> bool:
-    """Whether several GPUs can train together: they can't."""
+    """Whether several GPUs can train together: always False."""
     return False

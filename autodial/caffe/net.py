@@ -40,11 +40,11 @@ class NetLayer:
 
 
 class Net:
-    """A net with all its blobs at hand: `blobs[name].data`, `params[layer][i].diff`, `forward()`, `backward()`.
+    """A net with access to all its blobs: `blobs[name].data`, `params[layer][i].diff`, `forward()`, `backward()`.
 
-    Layers are run one by one, each with a graph of its own for the backward pass, so that every blob and gradient
-    between them can be read and written. The arrays remain valid when the net is gone. After `set_mode_gpu` the net is
-    on the GPU, and the arrays are copies that are brought up to date around each pass.
+    Layers run one by one, each with its own graph for the backward pass, so that every blob and gradient between them
+    can be read and written. The arrays outlive the net. After `set_mode_gpu` the net is on the GPU, and the arrays are
+    copies that are synchronized around each pass.
 
     Args:
         network_file: prototxt; relative paths in it mean the working directory, then its folder.
@@ -52,12 +52,12 @@ class Net:
         level, stages: for the layers' include and exclude rules.
         weights: caffemodel to load, binary or HDF5.
 
-    The order of older scripts, `Net(network_file, weights, phase)`, does too.
+    The order of older scripts, `Net(network_file, weights, phase)`, works too.
 
     Attributes:
         blobs: activations by name, in the order in which layers produce them.
         params: parameters and statistics by layer name, for layers that have any.
-        layers: every layer, in order, with `type` and `blobs`; for one that is written in Python the user's own object.
+        layers: every layer, in order, with `type` and `blobs`; a layer written in Python is the user's own object.
         layer_dict: the layers by name.
         top_names, bottom_names: each layer's blobs, by layer name.
         inputs: tops of the Input layers.
@@ -65,7 +65,7 @@ class Net:
         blob_loss_weights: each blob's weight in the loss, by name.
 
     Raises:
-        InputError: naming the file and the layer, for all that Caffe refuses and for layer types that don't exist here.
+        InputError: Caffe would refuse the net, or a layer type is not supported; names the file and the layer.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class Net:
 
     @classmethod
     def of(cls, module: autodial.net.net.Net, device: torch.device) -> Net:
-        """The pycaffe face of a net that is on `device`."""
+        """The pycaffe interface to a net that is on `device`."""
         net = cls.__new__(cls)
         net._show(module, device)
         return net
@@ -130,7 +130,7 @@ class Net:
         self.outputs: list[str] = list(module.outputs)
         self.blob_loss_weights = OrderedDict((name, module.loss_weights.get(name, 0.0)) for name in self.blobs)
 
-    # --- what older scripts ask for by the names that pycaffe gets from C++
+    # --- older scripts use these names, which pycaffe gets from C++
 
     @property
     def _blob_names(self) -> list[str]:
@@ -181,7 +181,7 @@ class Net:
         """Write a binary caffemodel.
 
         Raises:
-            WorkError: it can't be written.
+            WorkError: the file can't be written.
         """
         self.upload()
         binary.write_weights(self.module.weights(), path)
@@ -191,13 +191,13 @@ class Net:
 
         Raises:
             InputError: h5py is not installed.
-            WorkError: it can't be written.
+            WorkError: the file can't be written.
         """
         self.upload()
         hdf5.write_weights(self.module.weights(), path)
 
     def share_with(self, other: Net) -> None:
-        """Use the memory of the other net's parameters and statistics, for layers of the same names; not the gradients.
+        """Share the other net's parameters and statistics, without gradients, for layers of the same names.
 
         Raises:
             InputError: a layer with another number of blobs or other shapes.
@@ -223,33 +223,33 @@ class Net:
             yield from blobs
 
     def upload(self) -> None:
-        """Bring what scripts have written to the parameters' arrays to the GPU."""
+        """Copy the parameters' arrays, which scripts may have changed, to the GPU."""
         upload(self._param_blobs())
 
     def download(self) -> None:
-        """Bring the parameters' arrays up to date with the GPU."""
+        """Copy the parameters from the GPU to their arrays."""
         download(self._param_blobs())
 
     # --- passes
 
     def reshape(self) -> None:
-        """Let all blobs follow the shapes that the inputs were given with `blobs[name].reshape`.
+        """Adapt all blobs to the shapes that `blobs[name].reshape` gave the inputs.
 
         Raises:
-            InputError: a layer that can't take them.
+            InputError: a layer can't take the shapes.
         """
         for step in self._steps:
             step.reshape()
 
     def set_input_arrays(self, data: ArrayLike, labels: ArrayLike) -> None:
-        """Set what the net's first layer, a MemoryData layer, reads batch by batch, round and round.
+        """Set the arrays from which the net's first layer, a MemoryData layer, reads its batches in turn.
 
         Args:
             data: (rows, C, H, W), rows a multiple of the batch size.
             labels: one per row.
 
         Raises:
-            InputError: the first layer is of another type, or the arrays do not fit it.
+            InputError: the first layer has another type, or the arrays do not fit it.
         """
         layer = next(iter(self.module.layers.values()))
         if not isinstance(layer, MemoryDataLayer):
@@ -266,14 +266,14 @@ class Net:
         """Run the layers from `start` to `end`, both included.
 
         Args:
-            blobs: names of blobs to return besides the outputs.
+            blobs: names of blobs to return in addition to the outputs.
             inputs: arrays for the net's inputs.
 
         Returns:
-            the blobs' own arrays by name: the outputs (or, with `end`, that layer's tops) and the blobs asked for.
+            the blobs' own arrays by name: the outputs (with `end`, that layer's tops) and the blobs of `blobs`.
 
         Raises:
-            ValueError: inputs of other names or shapes than the net's, or a layer that it does not have.
+            ValueError: the inputs' names or shapes are not those of the net, or a layer does not exist.
         """
         if inputs:
             if set(inputs) != set(self.inputs):
@@ -296,12 +296,13 @@ class Net:
         batch: int | None = None,
         grad: bool = True,
     ) -> None:
-        """Run layers forward, all unless their numbers are given.
+        """Run layers forward.
 
         Args:
-            seed: iteration and pass, which random layers draw from.
+            seed: iteration and pass; they seed random layers.
+            layers: numbers of the layers to run; None for all.
             batch: number of the batch that the data layers read; None for the next.
-            grad: whether to remember what a backward pass needs; without it that pass computes it anew.
+            grad: whether to keep what a backward pass needs; otherwise that pass recomputes it.
         """
         self.upload()
         self.module.seed_pass(*seed)
@@ -317,18 +318,18 @@ class Net:
         end: str | None = None,
         **outputs: Any,
     ) -> dict[str, Array]:
-        """Run the layers backwards from `start` to `end`, both included; parameters' gradients are added up.
+        """Run the layers backwards from `start` to `end`, both included; the parameters' gradients accumulate.
 
         Args:
-            diffs: names of blobs whose gradients to return besides the inputs'.
-            outputs: gradients for the net's outputs; a loss's own is its loss_weight.
+            diffs: names of blobs whose gradients to return in addition to the inputs'.
+            outputs: gradients for the net's outputs; for a loss the default is its loss_weight.
 
         Returns:
-            the blobs' own arrays by name: the inputs' gradients (or, with `end`, those of that layer's bottoms) and
-            those asked for.
+            the blobs' own arrays by name: the gradients of the inputs (with `end`, of that layer's bottoms) and of
+            `diffs`.
 
         Raises:
-            ValueError: a gradient for a blob that is no output, or of another shape, or a layer that is not there.
+            ValueError: a gradient is for a blob that is no output, or has another shape, or a layer does not exist.
         """
         for name, value in outputs.items():
             if name not in self.outputs:
@@ -350,11 +351,11 @@ class Net:
         return self._layer_names.index(layer)
 
     def forward_all(self, blobs: Sequence[str] | None = None, **inputs: Any) -> dict[str, Array]:
-        """`forward` for any number of rows, batch by batch; the last batch is filled up with zeros, which are left out.
+        """Run `forward` for any number of rows, batch by batch; the last batch is padded with zeros, which are cut off.
 
         Args:
-            blobs: names of blobs to return besides the outputs.
-            inputs: arrays for the net's inputs, of as many rows each.
+            blobs: names of blobs to return in addition to the outputs.
+            inputs: arrays for the net's inputs, all with the same number of rows.
 
         Returns:
             new arrays by name, with as many rows as the inputs.
@@ -370,11 +371,11 @@ class Net:
     def forward_backward_all(
         self, blobs: Sequence[str] | None = None, diffs: Sequence[str] | None = None, **arrays: Any
     ) -> tuple[dict[str, Array], dict[str, Array]]:
-        """`forward` and `backward` for any number of rows, batch by batch, as in `forward_all`.
+        """Run `forward` and `backward` for any number of rows, batch by batch, as `forward_all`.
 
         Args:
-            blobs, diffs: names of blobs whose values and gradients to return besides the outputs and inputs.
-            arrays: for the net's inputs, and gradients for its outputs, of as many rows each.
+            blobs, diffs: names of blobs whose values and gradients to return in addition to the outputs and inputs.
+            arrays: for the net's inputs, and gradients for its outputs, all with the same number of rows.
 
         Returns:
             two dicts of new arrays by name: values and gradients.
@@ -398,7 +399,7 @@ class Net:
         counts = {name: len(array) for name, array in arrays.items()}
         rows = counts[next(iter(arrays))]
         if len(set(counts.values())) > 1:
-            raise ValueError(f"the arrays must have the same number of rows, and have {counts}")
+            raise ValueError(f"the arrays must have the same number of rows, not {counts}")
         for start in range(0, rows, size):
             batch: dict[str, Any] = {}
             for name, array in arrays.items():
@@ -408,7 +409,7 @@ class Net:
 
 
 def _top_blob(layer: Layer, index: int, shape: tuple[int, ...], loss_weight: float) -> Blob:
-    """A blob for a new top; that of a Python layer is what its set-up may have written to."""
+    """A blob for a new top; a Python layer has its own, to which its set-up may have written."""
     if not isinstance(layer, PythonLayer):
         return Blob(shape, loss_weight)
     blob: Blob = layer.top[index]
@@ -420,7 +421,7 @@ def _top_blob(layer: Layer, index: int, shape: tuple[int, ...], loss_weight: flo
 def _assign(name: str, array: Array, value: Any) -> None:
     given = np.shape(value)
     if given != array.shape:
-        raise ValueError(f'blob "{name}" has shape {array.shape} and is given {given}')
+        raise ValueError(f'blob "{name}" has shape {array.shape}, and the array given has {given}')
     array[...] = value
 
 
@@ -429,15 +430,15 @@ def _copies(arrays: Mapping[str, Array]) -> dict[str, Array]:
 
 
 def _joined(parts: Sequence[Mapping[str, Array]], rows: int) -> dict[str, Array]:
-    """All batches of each blob as one array, without the rows that filled up the last."""
+    """All batches of each blob as one array, without the rows that padded the last batch."""
     return {name: np.concatenate([part[name] for part in parts])[:rows] for name in (parts[0] if parts else ())}
 
 
 def _needed_gradients(module: autodial.net.net.Net) -> list[list[bool] | None]:
-    """For each layer whether each bottom's gradient is needed, None where its backward pass is skipped (Net::Init).
+    """For each layer which bottoms' gradients are needed; None where the backward pass skips the layer (Net::Init).
 
-    A layer is run backwards when a loss depends on it and it has something to learn, or a layer before it has; with
-    force_backward all are.
+    A layer runs backwards if a loss depends on it and the layer, or a layer before it, learns something. With
+    force_backward all layers do.
     """
     force = module.param.force_backward
     needs: dict[str, bool] = {}
@@ -449,7 +450,7 @@ def _needed_gradients(module: autodial.net.net.Net) -> list[list[bool] | None]:
             and (force or (message.propagate_down[j] if message.propagate_down else needs[name]))
             for j, name in enumerate(message.bottom)
         ]
-        # whatever propagate_down says of them
+        # whatever propagate_down says
         behind = any(bottoms) if force else any(needs[name] for name in message.bottom)
         learns = behind or any(blob.requires_grad for blob in layer.blobs)
         needs.update((top, learns) for top in message.top)

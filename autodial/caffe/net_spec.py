@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
+from google.protobuf.message import Message
 
 from autodial.proto import messages as pb
 
@@ -25,14 +26,14 @@ class Top:
 
     Attributes:
         fn: the layer.
-        n: number of the output among the layer's.
+        n: the output's number within the layer.
     """
 
     def __init__(self, fn: Function, n: int) -> None:
         self.fn = fn
         self.n = n
 
-    def to_proto(self) -> Any:
+    def to_proto(self) -> pb.NetParameter:
         """The NetParameter of all layers that this output needs."""
         return to_proto(self)
 
@@ -43,16 +44,16 @@ class Function:
     Args:
         type_name: Caffe's name of the layer's type.
         inputs: the tops that it reads.
-        params: fields of the message that is called like the type (`kernel_size=3` for a Convolution) or else of
-            LayerParameter (`loss_weight=2`, `include=dict(phase=caffe.TEST)`, `loss_param=dict(...)`); ntop, the number
-            of tops, 1 unless given; in_place, whether the tops are named like the inputs.
+        params: fields of the type's own message (`kernel_size=3` for a Convolution) or else of LayerParameter
+            (`loss_weight=2`, `include=dict(phase=caffe.TEST)`, `loss_param=dict(...)`); ntop, the number of tops, by
+            default 1; in_place, whether the tops have the names of the inputs.
 
     Attributes:
         type_name, inputs, params: as given, without ntop and in_place.
         tops: its outputs.
 
     Raises:
-        TypeError: an input that is not a Top.
+        TypeError: an input is not a Top.
     """
 
     def __init__(self, type_name: str, inputs: Iterable[Any], params: Mapping[str, Any]) -> None:
@@ -66,8 +67,8 @@ class Function:
         self.in_place: bool = self.params.pop("in_place", False)
         self.tops = tuple(Top(self, n) for n in range(self.ntop))
 
-    def to_proto(self) -> Any:
-        """The NetParameter of this layer and of all that it needs."""
+    def to_proto(self) -> pb.NetParameter:
+        """The NetParameter of this layer and of all layers that it needs."""
         return _net([self], {})
 
 
@@ -76,7 +77,7 @@ class NetSpec:
 
     `n.conv = L.Convolution(n.data, ...)` names a blob and the layer that makes it; `n.data, n.label = L.Data(ntop=2,
     ...)` names the layer like its first blob; `n.silence = L.Silence(n.data, ntop=0)` names a layer without blobs.
-    Names that are no Python identifiers are set with `n["loss/aux"] = ...`.
+    For names that are no Python identifiers, write `n["loss/aux"] = ...`.
     """
 
     def __init__(self) -> None:
@@ -86,7 +87,7 @@ class NetSpec:
 
     def __setattr__(self, name: str, value: Any) -> None:
         if not isinstance(value, (Top, Function)):
-            raise TypeError(f"{name} must be what a layer returns, and is of {type(value)}")
+            raise TypeError(f"{name} must be what a layer returns, not {type(value)}")
         self.tops[name] = value
 
     def __getattr__(self, name: str) -> Any:
@@ -126,14 +127,14 @@ class NetSpec:
         for name, value in others.items():
             self[name] = value
 
-    def to_proto(self) -> Any:
+    def to_proto(self) -> pb.NetParameter:
         """The NetParameter, with the layers in the order in which they were named, each after those that it needs."""
         functions = [value.fn if isinstance(value, Top) else value for value in self.tops.values()]
         return _net(functions, {value: name for name, value in self.tops.items()})
 
 
 class Layers:
-    """Makes layers: any attribute is a function that returns one's top, a tuple of tops, or with ntop=0 the layer."""
+    """Makes layers: any attribute is a function that returns a top, a tuple of tops, or with ntop=0 the layer."""
 
     def __getattr__(self, type_name: str) -> Callable[..., Any]:
         def make(*inputs: Top, **params: Any) -> Top | tuple[Top, ...] | Function:
@@ -156,15 +157,15 @@ layers = Layers()
 params = Parameters()
 
 
-def to_proto(*tops: Top) -> Any:
+def to_proto(*tops: Top) -> pb.NetParameter:
     """The NetParameter of all layers that the tops need; names are types and numbers, such as Convolution1."""
     return _net([top.fn for top in tops], {})
 
 
-def assign_proto(message: Any, name: str, value: Any) -> None:
-    """Set a field of a protobuf message to what Python has for it.
+def assign_proto(message: Message, name: str, value: Any) -> None:
+    """Set a field of a protobuf message from a Python value.
 
-    A dict sets the fields of a message; a list or tuple adds to a repeated field, as does a single value.
+    A dict sets the fields of a message; a list, tuple or single value is added to a repeated field.
     """
     field = message.DESCRIPTOR.fields_by_name.get(name)
     if field is None:
@@ -187,7 +188,7 @@ def assign_proto(message: Any, name: str, value: Any) -> None:
         setattr(message, name, _plain(value))
 
 
-def _assign_fields(message: Any, values: Mapping[str, Any]) -> None:
+def _assign_fields(message: Message, values: Mapping[str, Any]) -> None:
     for name, value in values.items():
         assign_proto(message, name, value)
 
@@ -197,7 +198,7 @@ def _is_repeated(target: Any) -> bool:
 
 
 def _plain(value: Any) -> Any:
-    """A numpy number as Python's, which is what protobuf takes."""
+    """Convert a numpy number to a Python number for protobuf."""
     return value.item() if isinstance(value, np.generic) else value
 
 
@@ -206,11 +207,11 @@ _fields = {
     for field in pb.LayerParameter.DESCRIPTOR.fields
     if field.message_type and field.name.endswith("_param")
 }
-"""The field of LayerParameter for each layer type that has one of its own."""
+"""The field of LayerParameter for each layer type with its own message."""
 
 
-def _net(functions: Iterable[Function], names: Mapping[Top | Function, str]) -> Any:
-    """The NetParameter of layers and all that they need, in an order in which they can be run."""
+def _net(functions: Iterable[Function], names: Mapping[Top | Function, str]) -> pb.NetParameter:
+    """The NetParameter of layers and of all layers that they need, in an order in which they can run."""
     writer = _Writer(names)
     for function in functions:
         writer.add(function)
@@ -221,17 +222,17 @@ class _Writer:
     """Adds layers to a NetParameter, each once.
 
     Args:
-        names: those that the user gave; the other tops and layers are called by type and number.
+        names: the user's names; other tops and layers are named by type and number.
     """
 
     def __init__(self, names: Mapping[Top | Function, str]) -> None:
-        self.net: Any = pb.NetParameter()
+        self.net = pb.NetParameter()
         self._names = dict(names)
         self._numbers: Counter[str] = Counter()
         self._tops: dict[Function, list[str]] = {}
 
     def add(self, function: Function) -> None:
-        """Add a layer after those that it needs. Without recursion, as nets are deeper than Python's stack."""
+        """Add a layer after the layers that it needs, without recursion: nets can be deeper than Python's stack."""
         waiting = [function]
         while waiting:
             last = waiting[-1]
@@ -246,14 +247,14 @@ class _Writer:
     def _write(self, function: Function) -> None:
         layer = self.net.layer.add(type=function.type_name)
         layer.bottom.extend(self._tops[top.fn][top.n] for top in function.inputs)
-        # Numbers are given to the tops first: a layer without a name of its own is called like its first top.
+        # Tops get their numbers first: a layer without its own name is named after its first top.
         tops = [] if function.in_place else [self._name(top, function.type_name) for top in function.tops]
         layer.top.extend(list(layer.bottom) if function.in_place else tops)
         self._tops[function] = list(layer.top)
         layer.name = self._name(function.tops[0] if function.tops else function, function.type_name)
         own = _fields.get(function.type_name)
         for name, value in function.params.items():
-            # As in pycaffe the message of the layer's type goes before LayerParameter, but for *_param themselves.
+            # As in pycaffe the type's own message goes before LayerParameter, except for *_param fields.
             owners = [getattr(layer, own)] if own and not name.endswith("param") else []
             owner = next((o for o in (*owners, layer) if name in o.DESCRIPTOR.fields_by_name), None)
             if owner is None:

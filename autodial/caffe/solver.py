@@ -11,6 +11,7 @@ from torch import Tensor
 import autodial.training.solver
 from autodial.caffe import mode
 from autodial.caffe.net import Net
+from autodial.proto import messages as pb
 from autodial.proto import read_solver
 from autodial.training.console import Lines
 from autodial.training.lr_policy import learning_rate, next_step
@@ -21,21 +22,21 @@ Callback = Callable[[], object]
 
 
 class Solver:
-    """Base of pycaffe's solver classes, which train as their names say, whatever type the file states.
+    """Base of pycaffe's solver classes. The class decides the type of the solver, whatever type the file states.
 
-    The device is what `set_mode_cpu` or `set_mode_gpu` says, whatever solver_mode the file states. Caffe's lines about
-    the progress go to stderr (`init_log`).
+    `set_mode_cpu` or `set_mode_gpu` decides the device, whatever solver_mode the file states. Caffe's progress lines go
+    to stderr (`init_log`).
 
     Args:
         solver_file: solver.prototxt; relative paths in it mean the working directory, then its folder.
 
     Attributes:
-        net, test_nets: Net objects, the latter with the parameters of the former. The next pass reads what was written
-            to the blobs of their Input layers.
-        param: SolverParameter; what is read in each iteration, such as base_lr, can be changed.
+        net, test_nets: Net objects; test_nets share the parameters of net. The next pass reads what was written to the
+            blobs of their Input layers.
+        param: SolverParameter; fields that each iteration reads, such as base_lr, can be changed.
 
     Raises:
-        InputError: a file that can't be read or a field that can't be honoured.
+        InputError: the file can't be read, or a field can't be honoured.
     """
 
     type: ClassVar[str]
@@ -51,11 +52,11 @@ class Solver:
         )
         self.net = self._solver.shown
         self.test_nets = self._solver.shown_tests
-        self.param: Any = self._solver.param
+        self.param: pb.SolverParameter = self._solver.param
 
     @property
     def iter(self) -> int:
-        """Number of updates done."""
+        """The number of updates done."""
         return self._solver.iter
 
     def step(self, iterations: int) -> None:
@@ -63,15 +64,15 @@ class Solver:
         self._solver.step(iterations)
 
     def solve(self, resume_file: str | os.PathLike[str] | None = None) -> None:
-        """Train until max_iter, from a .solverstate on if one is given."""
+        """Train until max_iter, starting from a .solverstate if one is given."""
         if resume_file is not None:
             self.restore(resume_file)
         self._solver.solve()
 
     def apply_update(self) -> None:
-        """Change the parameters by their gradients, as `step` does after its passes, at the iteration's learning rate.
+        """Update the parameters from their gradients with the iteration's learning rate, as at the end of `step`.
 
-        The gradients stay, and `iter` does not move on.
+        The gradients and `iter` stay unchanged.
         """
         self._solver.apply_update()
 
@@ -90,7 +91,7 @@ class Solver:
         net.share_with(self.net)
 
     def add_callback(self, on_start: Callback, on_gradient: Callback) -> None:
-        """Call functions in each iteration: before the first forward pass, and when the gradients are there."""
+        """Call functions in each iteration: before the first forward pass, and when the gradients are computed."""
         self._solver.callbacks.append((on_start, on_gradient))
 
 
@@ -139,7 +140,7 @@ def get_solver(solver_file: str | os.PathLike[str]) -> Solver:
     """The solver of the type that a solver.prototxt states.
 
     Raises:
-        InputError: the type does not exist, or as Solver.
+        InputError: the type does not exist; or as Solver.
     """
     name = read_solver(solver_file).type
     update_class(name)
@@ -147,7 +148,7 @@ def get_solver(solver_file: str | os.PathLike[str]) -> Solver:
 
 
 class _Download(Monitor):
-    """Shows scripts what an update made of the parameters."""
+    """Copies the updated parameters to the arrays that scripts see."""
 
     def __init__(self, net: Net) -> None:
         self._net = net
@@ -157,7 +158,7 @@ class _Download(Monitor):
 
 
 class _Solver(autodial.training.solver.Solver):
-    """Runs the nets through their pycaffe faces, so that scripts see and may change every blob."""
+    """Runs the nets through their pycaffe interfaces, so that scripts see and may change every blob."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)

@@ -1,4 +1,4 @@
-"""How a pycaffe net runs its layers: one step each, on the net's blobs, with a graph of its own for the way back."""
+"""How a pycaffe net runs its layers: one step each, on the net's blobs, with its own graph for the backward pass."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ import autodial.net.net
 from autodial.errors import InputError
 from autodial.layers import DummyData, Layer, LayerError, PythonLayer, Shape, Split
 from autodial.layers.user_blobs import Blob, LayerBlobs
+from autodial.proto import messages as pb
 
 Fresh = dict[str, Tensor]
-"""What this pass has computed so far, by blob name; blobs that are not there are read from their arrays."""
+"""The tensors that this pass has computed so far, by blob name; other blobs are read from their arrays."""
 
 
 class Step:
-    """One layer of a net, which does nothing unless a subclass says so.
+    """One layer of a net. The base class computes nothing.
 
     Args:
         module: the net.
@@ -26,7 +27,7 @@ class Step:
         layer: the layer.
         bottoms, tops: the net's blobs that the layer reads and writes.
         params: the layer's parameters and statistics.
-        needed: for each bottom whether its gradient is needed; None if the layer is not run backwards.
+        needed: for each bottom whether its gradient is needed; None if the backward pass skips the layer.
         device: where the layer is.
     """
 
@@ -43,7 +44,7 @@ class Step:
     ) -> None:
         self.module = module
         self.index = index
-        self.message: Any = module.param.layer[index]
+        self.message: pb.LayerParameter = module.param.layer[index]
         self.layer: Any = layer
         self.bottoms = bottoms
         self.tops = tops
@@ -52,19 +53,19 @@ class Step:
         self.device = device
 
     def reshape(self) -> None:
-        """Give the tops the shapes that follow from the bottoms'."""
+        """Give the tops the shapes that follow from the bottoms' shapes."""
 
     def forward(self, fresh: Fresh, batch: int | None, grad: bool) -> None:
         """Compute the tops.
 
         Args:
-            fresh: as Fresh says; the tops are put there.
+            fresh: see Fresh; receives the tops.
             batch: number of the batch for a layer that reads data; None for the next.
-            grad: whether to remember what the backward pass needs.
+            grad: whether to keep what the backward pass needs.
         """
 
     def backward(self) -> None:
-        """Compute the bottoms' gradients, where they are needed, and add to the parameters'."""
+        """Compute the bottoms' gradients where they are needed, and add to the parameters' gradients."""
 
 
 class SourceStep(Step):
@@ -80,7 +81,7 @@ class SourceStep(Step):
 
 
 class DummyStep(Step):
-    """A DummyData layer. Its constants are there from the start and remain whatever a script makes of them."""
+    """A DummyData layer. Its constants are set once; a script may overwrite them."""
 
     layer: DummyData
 
@@ -122,7 +123,7 @@ class SplitStep(Step):
 
 
 class PythonStep(Step):
-    """A layer written in Python, which gets the net's blobs themselves."""
+    """A layer written in Python, which works directly on the net's blobs."""
 
     layer: PythonLayer
 
@@ -134,7 +135,7 @@ class PythonStep(Step):
         with self.layer.blobs_on_host():
             self.layer.user.reshape(self.bottoms, self.tops)
             self.layer.user.forward(self.bottoms, self.tops)
-        for name in (*self.message.bottom, *self.message.top):  # it may have changed any of them
+        for name in (*self.message.bottom, *self.message.top):  # the layer may have changed any of them
             fresh.pop(name, None)
 
     def backward(self) -> None:
@@ -144,7 +145,7 @@ class PythonStep(Step):
 
 
 class TorchStep(Step):
-    """Any other layer: a torch module."""
+    """A layer that is a torch module."""
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
@@ -152,7 +153,7 @@ class TorchStep(Step):
         self._names = list(self.message.bottom)
         self._top_names = list(self.message.top)
         read = _read_backward(self.layer, len(self.bottoms))
-        # what a layer overwrites in place it has kept
+        # a layer keeps what it overwrites in place
         self._read_backward = [j for j in read if self._names[j] not in self._top_names]
         self._graph: tuple[list[Tensor], list[Tensor]] | None = None
         self._versions: tuple[list[int], list[int]] = [], []
@@ -198,11 +199,11 @@ class TorchStep(Step):
         if self.needed is None:
             return
         if self._graph is None or self._versions != self._current_versions() or self._has_edited_bottoms():
-            self._run_anew()
+            self._rerun()
         assert self._graph is not None
         bottoms, tops = self._graph
         pairs = [
-            (top, blob.gradients.tensor(self.device).clone())  # a clone, as it may become a bottom's gradient as it is
+            (top, blob.gradients.tensor(self.device).clone())  # a clone, as it may become a bottom's gradient unchanged
             for blob, top in zip(self.tops, tops, strict=True)
             if top.requires_grad
         ]
@@ -223,7 +224,7 @@ class TorchStep(Step):
         self._graph, self._versions = (bottoms, tops), self._current_versions()
 
     def _current_versions(self) -> tuple[list[int], list[int]]:
-        """Counters of the changes by passes to bottoms, and by torch to parameters, which ends the use of a graph."""
+        """Version counters of the bottoms and parameters; a change of either makes the graph unusable."""
         read = [self.bottoms[j].values.version for j in self._read_backward]
         return read, [tensor._version for tensor in self.layer.blobs if tensor.requires_grad]
 
@@ -233,11 +234,11 @@ class TorchStep(Step):
         bottoms, _ = self._graph
         return any(self.bottoms[j].values.written(bottoms[j]) for j in self._read_backward)
 
-    def _run_anew(self) -> None:
-        """Make the graph for a backward pass where forward left none or what it was made of has changed since.
+    def _rerun(self) -> None:
+        """Build the graph for a backward pass if forward left none, or if its inputs have changed since.
 
-        It is made from the blobs as they are, and they stay so; bottoms that Caffe's backward pass does not read are
-        those of the forward pass, if there was one.
+        The graph is built from the blobs' current values, which stay unchanged; bottoms that Caffe's backward pass does
+        not read keep the values of the forward pass, if there was one.
         """
         self.reshape()
         kept = None if self._graph is None else self._graph[0]
@@ -255,7 +256,7 @@ class TorchStep(Step):
 
 
 def _read_backward(layer: Layer, bottoms: int) -> Sequence[int]:
-    """Numbers of those of a layer's bottoms whose data Caffe's Backward reads."""
+    """The numbers of the bottoms whose data Caffe's Backward reads."""
     if layer.backward_reads_bottoms:
         return range(bottoms)
     return layer.no_gradient if layer.is_loss else ()  # labels

@@ -16,7 +16,6 @@ from autodial.commands.options import (
     SettingsOption,
     StageOption,
     VariantOption,
-    WeightsOption,
     naming_options,
     with_options,
 )
@@ -35,6 +34,8 @@ OPTIONS = {
     "precision": "--precision",
     "calibration": "--calibration",
     "min_agreement": "--min-agreement",
+    "ensemble": "--ensemble",
+    "weights": "--weights",
 }
 """Options of the command by the parameters of `autodial.converters.net_export.export`."""
 
@@ -56,7 +57,14 @@ class StatisticsDomain(str, Enum):
 
 def export(
     net: Annotated[Path, typer.Option(metavar="NET.prototxt", help="The net. Its TEST phase is exported.")],
-    weights: WeightsOption,
+    weights: Annotated[
+        list[str],
+        typer.Option(
+            metavar="W1,W2",
+            help="The trained .caffemodel, or several with commas: a later one's layers replace an earlier one's. With "
+            "--ensemble, once for each net.",
+        ),
+    ],
     output: Annotated[
         Path | None,
         typer.Option(
@@ -83,6 +91,13 @@ def export(
             "and labels.txt.",
         ),
     ] = None,
+    ensemble: Annotated[
+        bool,
+        typer.Option(
+            "--ensemble",
+            help="Average the probabilities of the net with each --weights: one file of several trainings.",
+        ),
+    ] = False,
     name: Annotated[
         str | None,
         typer.Option(help="The model's name in Triton's repository.", show_default="the net's name"),
@@ -145,6 +160,8 @@ def export(
     fp16 and int8 are compared with float32 on up to 500 target images, and refused if too many change their class. int8
     is calibrated on other images than it is compared on.
 
+    With --ensemble, one file averages what several trainings of the net say of an image.
+
     With --caffe the net becomes a deploy.prototxt and a caffemodel for readers of Caffe files. Their input has the
     crop's size; comments in deploy.prototxt say how to prepare an image.
     """
@@ -161,6 +178,13 @@ def export(
         raise InputError(f"{first} and {second} are two formats, and one run writes one format: leave out one of them")
     if name is not None and triton is None:
         raise InputError("--name names a model in Triton's repository: give --triton, too, or leave out --name")
+    if ensemble and len(weights) == 1:
+        raise InputError("--ensemble averages several nets: give --weights once for each, or leave out --ensemble")
+    if len(weights) > 1 and not ensemble:
+        raise InputError(
+            f"--weights is given {len(weights)} times: add --ensemble to average the nets, or write W1,W2 for later "
+            "layers to replace earlier ones"
+        )
     param = read_net(net, variants, settings, level, stage)
     options = ExportOptions(
         logits=logits,
@@ -172,15 +196,20 @@ def export(
         calibration=calibration,
         min_agreement=min_agreement,
         base_dir=net.parent,
+        ensemble=ensemble,
     )
     form, place = next(iter(given.items()), ("onnx", Path(f"{options.domain or 'target'}_predictor.onnx")))
-    inputs: list[str | Path] = [net, labels or net.parent / "labels.txt", *split_names(weights)]
+    inputs: list[str | Path] = [
+        net,
+        labels or net.parent / "labels.txt",
+        *(name for names in weights for name in split_names(names)),
+    ]
     inputs += files_of(param, net.parent)
     inputs += [calibration] if calibration else []
     with naming_options(**OPTIONS):
         destination = find_destination(form).at(place, param.name, options, name)
         destination.check(options, param, inputs)
-        trained = read_weights(weights)
+        trained = [read_weights(names) for names in weights]
         with progress_bar("training images", transient=True) as progress:
             report = export_checked(param, trained, destination, options, progress)
     typer.echo(json.dumps(report.record(), indent=2) if as_json else describe(report))

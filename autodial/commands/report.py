@@ -21,7 +21,10 @@ if TYPE_CHECKING:
 
 
 def report(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder written by `autodial train`.")],
+    runs: Annotated[
+        list[Path],
+        typer.Argument(metavar="RUN...", help="Run folders written by `autodial train`; several are compared."),
+    ],
     output: Annotated[
         Path | None,
         typer.Option(
@@ -29,14 +32,14 @@ def report(
             "-o",
             metavar="REPORT.html",
             help="The page to write. Its figures go beside it, as REPORT-*.png.",
-            show_default="RUN/report.html",
+            show_default="RUN/report.html; for several runs, comparison.html",
         ),
     ] = None,
     layers: Annotated[
         str | None,
         typer.Option(
             metavar="NAME,NAME",
-            help="The Dial layers whose features are shown.",
+            help="The Dial layers whose features are shown, for one run.",
             show_default="the first, a middle and the last one",
         ),
     ] = None,
@@ -61,42 +64,63 @@ def report(
     Features, predictions and the confusion matrix come from running the newest snapshot on images of the training and
     test lists. Missing parts explain why they are missing.
 
+    Several runs are compared: scores with mean and spread over the runs that differ by their seed alone, what else
+    differs between the runs' settings, curves, alphas by depth, and confusion matrices side by side.
+
     No code from the run folder is run, and only the page and its figures are written. The page shows images from any
     place that the net's lists name: look at it before you pass it on.
     """
     from autodial.net.feed import default_workers
+    from autodial.report.comparison import write_comparison
     from autodial.report.contents import write_report
-    from autodial.report.evaluation import evaluate
+    from autodial.report.evaluation import PICTURES, evaluate
     from autodial.report.run import Run
     from autodial.system.devices import choose_device
 
-    read = Run.read(run)
-    chosen_layers = _choose_layers(read, layers)
-    page = _check_output(output or run / "report.html", read)
-    _refuse_links(output or run / "report.html")
+    read = [Run.read(run) for run in _different(runs)]
+    if len(read) > 1 and layers is not None:
+        raise InputError(f"--layers {layers}: a comparison shows no features: leave it out, or name one run")
+    given = output or (runs[0] / "report.html" if len(read) == 1 else Path("comparison.html"))
+    chosen_layers = _choose_layers(read[0], layers) if len(read) == 1 else []
+    page = _check_output(given, read)
+    _refuse_links(given)
     chosen = choose_device(device)
     try:
         with progress_bar("running the net") as show:
-            evaluation = evaluate(
-                read,
-                images=images,
-                layers=chosen_layers,
-                device=chosen,
-                workers=default_workers() if workers is None else workers,
-                allow_python=allow_python,
-                progress=lambda share: show(share, 1.0),
-            )
-            written = write_report(read, evaluation)
+            evaluations = [
+                evaluate(
+                    run,
+                    images=images,
+                    layers=chosen_layers,
+                    device=chosen,
+                    workers=default_workers() if workers is None else workers,
+                    pictures=PICTURES if len(read) == 1 else 0,
+                    allow_python=allow_python,
+                    progress=lambda share, number=number: show(number + share, len(read)),  # type: ignore[misc]
+                )
+                for number, run in enumerate(read)
+            ]
+            written = write_report(read[0], evaluations[0]) if len(read) == 1 else write_comparison(read, evaluations)
     except KeyboardInterrupt:
-        typer.echo("Interrupted: nothing was written.", err=True)
+        typer.echo("Interrupted: nothing was written", err=True)
         raise typer.Exit(INTERRUPTED) from None
     written.save(page)
     # a terminal takes no bytes that are not UTF-8
-    shown = os.fsencode(output or run / "report.html").decode("utf-8", "backslashreplace")
+    shown = os.fsencode(given).decode("utf-8", "backslashreplace")
     typer.echo(
         f"Wrote {shown} ({len(written.html) / 1e6:.1f} MB) and, in its folder, "
         f"{counted(len(written.figures), 'figure')}, {Path(shown).stem}-*.png"
     )
+
+
+def _different(runs: Sequence[Path]) -> list[Path]:
+    """The run folders, refused if one is named twice."""
+    seen: dict[Path, Path] = {}
+    for run in runs:
+        if (folder := run.resolve()) in seen:
+            raise InputError(f"{run} is named twice, as {seen[folder]} is the same folder: name each run once")
+        seen[folder] = run
+    return list(runs)
 
 
 def _choose_layers(run: Run, names: str | None) -> Sequence[str]:
@@ -112,16 +136,16 @@ def _choose_layers(run: Run, names: str | None) -> Sequence[str]:
     return asked
 
 
-def _check_output(output: Path, run: Run) -> Path:
+def _check_output(output: Path, runs: Sequence[Run]) -> Path:
     """The page's path, checked before the work."""
     from autodial.netparam.data_files import files_of
     from autodial.system.outputs import check_output
 
-    folder = Path(run.record["folder"])
     inputs = [
-        folder / path
-        for net, beside in ((run.train_net, run.train_folder), (run.test_net, run.test_folder))
-        for path in files_of(net, beside or Path())
+        Path(run.record["folder"]) / path
+        for run in runs
+        for net, folder in ((run.train_net, run.train_folder), (run.test_net, run.test_folder))
+        for path in files_of(net, folder or Path())
     ]
     return check_output(output, inputs, suffixes=[".html", ".htm"])
 

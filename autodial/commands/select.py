@@ -4,59 +4,83 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from autodial.commands.inputs import split_names
-from autodial.commands.options import JsonOption, SeedOption, SolverDeviceOption, VariantOption
-from autodial.wording import command_line
+from autodial.commands.options import JsonOption, SeedOption, SolverDeviceOption, VariantOption, naming_options
+from autodial.wording import command_line, counted
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from autodial.selection.choice import Choice, Row
+    from autodial.selection.choice import Choice, Ensemble, Trial
     from autodial.selection.experiment import Experiment
     from autodial.selection.job import Job
 
-_FEW = 30
-"""Images that importance-weighted ones are worth, below which the table's reader is warned."""
-_WIDTH = 120
+_WIDTH = 140
 """Of the table where it goes to a file."""
+_CHOSEN = "chosen"
+"""Of the weights that are handed over, without the suffix, and of the snapshots of the command that trains again."""
+_MODEL = "target_predictor.onnx"
 
 
 def select(
     solver: Annotated[Path, typer.Option(metavar="SOLVER.prototxt", help="The solver; it names the net.")],
-    tries: Annotated[
-        list[str],
-        typer.Option(
-            "--try",
-            metavar="LAYER.FIELD=V1,V2",
-            help="A field that `autodial train --set` can set, and the values to choose from. May be repeated: every "
-            "combination is tried. Write a value that is a list in brackets.",
-        ),
-    ],
     output: Annotated[
         Path,
         typer.Option(
             "--output", "-o", metavar="DIR", help="The folder for all results. Naming it again continues the selection."
         ),
     ],
+    tries: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--try",
+            metavar="LAYER.FIELD=V1,V2",
+            help="A field that `autodial train --set` can set, and the values to choose from; or variant=NAME,NAME, "
+            "where `learned` is the net as it is. May be repeated: every combination is tried. Write a value that is a "
+            "list in brackets.",
+        ),
+    ] = None,
+    restarts: Annotated[
+        int, typer.Option(min=1, metavar="N", help="Trainings of each combination, with N seeds from --seed on.")
+    ] = 1,
     weights: Annotated[
         str | None,
         typer.Option(metavar="W1,W2", help="Start from these .caffemodel files; layers are matched by name."),
     ] = None,
     criterion: Annotated[
         str,
-        typer.Option(help="The criterion that decides: source, weighted, alignment, entropy or density."),
-    ] = "alignment",
-    folds: Annotated[
-        int,
         typer.Option(
-            min=1, max=5, help="The number of source fifths that are held out in turn, each in its own training."
+            # the names are those of autodial.selection.criteria, which takes too long to import for a help text
+            help="The criterion that decides: agreement, entropy, information, nuclear-norm, density or clusters; or "
+            "source, weighted or alignment, which look at held-out source images.",
         ),
-    ] = 1,
+    ] = "agreement",
+    hold_out: Annotated[
+        bool | None,
+        typer.Option(
+            "--hold-out/--no-hold-out",
+            help="Hold out a fifth of the source, which some criteria look at.",
+            show_default="where --criterion needs it",
+        ),
+    ] = None,
+    recalibrate: Annotated[
+        bool,
+        typer.Option(
+            "--recalibrate/--no-recalibrate",
+            help="After each training, compute the Dial layers' statistics over all images, as `autodial recalibrate` "
+            "does, in place of training's moving averages.",
+        ),
+    ] = True,
+    ensemble: Annotated[
+        bool,
+        typer.Option("--ensemble", help="Propose the average of all candidates, too, with the command to export it."),
+    ] = False,
     target_labels: Annotated[
         bool,
         typer.Option(
@@ -91,25 +115,22 @@ def select(
     seed: SeedOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Choose settings, such as lambda, without target labels.
+    """Choose a training, and with it lambda or any setting, without labels of the target.
 
-    Each candidate is trained on the source without a stratified fifth, which is held out, and on the unlabelled
-    target. The table shows five criteria: `source`, the accuracy on the held-out images (the paper's
-    cross-validation); `weighted`, the loss on them, weighted by how much each resembles the target; `alignment`, the
-    error on them plus how well a classifier tells the domains apart (the default); `entropy` and soft-neighbourhood
-    `density` of the target's predictions, both of which prefer collapsed models. All but `source` are guarded: they
-    pass over a candidate that assigns the target far fewer classes than the others do.
+    Every combination of the values to try is trained with every seed. A candidate is one of these trainings, as seeds
+    often differ more than settings do. Each criterion judges all candidates by their predictions for the unlabelled
+    target: `agreement`, which decides unless --criterion says otherwise, takes the candidate that agrees most with the
+    average of all. A candidate that gives the target far fewer classes than others do is passed over.
 
-    DIR gets select.json, the held-out lists, and the logs of each candidate; its snapshots are deleted once it has
-    been measured. Finished trainings are not repeated, and more values can be added later. Adding --target-labels
-    later repeats all trainings. Ctrl-C keeps snapshots from which the same command continues. A failed training is a
-    row of the table.
+    DIR gets the chosen weights, chosen.caffemodel; select.json, which holds the tables; and for each candidate its
+    weights, its scores and its logs. What is finished is not run again: the same command goes on after an interruption,
+    and values, restarts and --target-labels can be added. A training that fails is a row of the table.
     """
     import json
 
     from autodial.errors import INTERRUPTED, InputError, WorkError
-    from autodial.selection.candidates import grid
-    from autodial.selection.choice import CRITERIA, choose
+    from autodial.selection.choice import average, choose
+    from autodial.selection.criteria import CRITERIA
     from autodial.selection.experiment import locked, prepare
     from autodial.selection.processes import default_parallel, free_memory, run_jobs
     from autodial.system.cpus import available_cpus
@@ -117,19 +138,26 @@ def select(
 
     if criterion not in CRITERIA:
         raise InputError(f"--criterion {criterion}: no such criterion; there are {', '.join(CRITERIA)}")
-    candidates = grid(tries)
-    experiment = prepare(
-        solver,
-        candidates,
-        output,
-        weights=split_names(weights),
-        settings=settings or (),
-        variants=variants or (),
-        folds=folds,
-        device=device,
-        seed=seed,
-        target_labels=target_labels,
-    )
+    needed = CRITERIA[criterion].needs_held_out
+    if needed and hold_out is False:
+        raise InputError(f"--criterion {criterion} looks at held-out source images: leave out --no-hold-out")
+    with naming_options(**_OPTIONS):
+        experiment = prepare(
+            solver,
+            tries or (),
+            output,
+            restarts=restarts,
+            weights=split_names(weights),
+            settings=settings or (),
+            variants=variants or (),
+            hold_out=needed if hold_out is None else hold_out,
+            recalibrate=recalibrate,
+            device=device,
+            seed=seed,
+            target_labels=target_labels,
+        )
+        if ensemble:
+            experiment.check_ensemble()
     failures: dict[Path, str] = {}
     with locked(output):
         left = experiment.unfinished()
@@ -142,29 +170,50 @@ def select(
             finished = run_jobs(
                 left, parallel, threads=share, workers=share - 1 if workers is None else workers, report=report
             )
-    if not finished:
-        typer.echo(f"Interrupted. What is finished stays in {output}; the same command goes on from there.", err=True)
-        raise typer.Exit(INTERRUPTED)
-
-    rows = experiment.rows(failures)
-    choices = choose(rows)
-    decided = choices[criterion]
-    command = None
-    if decided.row is not None:
-        chosen = rows[decided.row].candidate.settings
-        command = _train_command(solver, weights, variants or [], [*(settings or []), *chosen], seed)
-    record = _record(experiment, rows, choices, decided, command)
-    with replacing(output / "select.json") as file:
-        file.write(json.dumps(record, indent=2).encode())
+        if not finished:
+            typer.echo(
+                f"Interrupted. What is finished stays in {output}; the same command goes on from there.", err=True
+            )
+            raise typer.Exit(INTERRUPTED)
+        trials = experiment.trials(failures)
+        found = _Findings(experiment, trials, choose(trials), average(trials) if ensemble else None, criterion)
+        if found.chosen is not None:
+            with replacing(output / f"{_CHOSEN}.caffemodel") as file:
+                file.write(experiment.jobs[found.chosen].trained.read_bytes())
+        commands = _commands(found, solver, weights, settings or [], variants or [], output)
+        record = _record(found, output, commands)
+        with replacing(output / "select.json") as file:
+            file.write(json.dumps(record, indent=2).encode())
     if as_json:
         typer.echo(json.dumps(record, indent=2))
     else:
-        _print(rows, choices, decided, command)
-    if command is None:
+        _print(found, output, commands)
+    if found.chosen is None:
         raise WorkError(
             f"{criterion} has nothing to choose from: every candidate failed or is passed over by its guard; try "
             "another --criterion, a smaller loss_weight of the entropy loss, larger batches, or --variant fixed-alpha"
         )
+
+
+_OPTIONS = {"tries": "--try", "settings": "--set", "variants": "--variant", "folder": "-o"} | {
+    name: f"--{name.replace('_', '-')}" for name in ("target_labels", "restarts", "ensemble", "seed")
+}
+
+
+@dataclass(frozen=True)
+class _Findings:
+    """All that came of a selection; `criterion` is the one that decides."""
+
+    experiment: Experiment
+    trials: Sequence[Trial]
+    choices: Mapping[str, Choice]
+    ensemble: Ensemble | None
+    criterion: str
+
+    @property
+    def chosen(self) -> int | None:
+        """Number of the candidate that is handed over."""
+        return self.choices[self.criterion].trial if self.criterion in self.choices else None
 
 
 def _gpu_memory(experiment: Experiment) -> int:
@@ -188,14 +237,13 @@ def _progress(
 
     from autodial.selection.job import failure, read_result
     from autodial.system.terminal import Console
-    from autodial.wording import counted
 
-    total = sum(map(len, experiment.jobs))
+    total = len(experiment.jobs)
     done = total - len(left)
     console = Console(stderr=True, soft_wrap=True, highlight=False, markup=False)
     earlier = f", {done} of them finished earlier" if done else ""
     if left:
-        console.print(f"{counted(total, 'training')}{earlier}; {parallel} at a time on {experiment.device}.")
+        console.print(f"{counted(total, 'training')}{earlier}; {parallel} at a time on {experiment.device}")
     columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[running]}"), TimeElapsedColumn())
     with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
         task = progress.add_task("", total=total, completed=done, running="")
@@ -203,7 +251,6 @@ def _progress(
 
         def report(job: Job, status: int | None) -> None:
             nonlocal running
-            name = f"{', '.join(job.settings)} (fold {job.fold + 1})"
             if status is None:
                 running += 1
             else:
@@ -211,165 +258,185 @@ def _progress(
                 result = read_result(job)
                 if result is None:
                     failures[job.folder] = failure(job, status)
-                    console.print(f"{name} failed: {failures[job.folder]}")
+                    console.print(f"{job.name} failed: {failures[job.folder]}")
                 else:
                     outcome = "done" if result["error"] is None else f"failed: {result['error']}"
-                    console.print(f"{name} {outcome}, {result['seconds']:.0f} s")
+                    console.print(f"{job.name} {outcome}, {result['seconds']:.0f} s")
                 progress.advance(task)
             progress.update(task, running=f"{running} running")
 
         yield report
 
 
-def _train_command(
-    solver: Path, weights: str | None, variants: Sequence[str], settings: Sequence[str], seed: int | None
-) -> str:
-    """The command line that trains the chosen candidate on the whole source."""
-    options = {
-        **{"--solver": solver, "--weights": weights, "--variant": list(variants), "--set": list(settings)},
-        **{"--seed": seed},
-    }
-    return command_line("autodial train", options)
+def _commands(
+    found: _Findings,
+    solver: Path,
+    weights: str | None,
+    settings: Sequence[str],
+    variants: Sequence[str],
+    output: Path,
+) -> dict[str, str]:
+    """Command lines that export what was chosen, train it again, and export the ensemble; those that there are."""
+    commands: dict[str, str] = {}
+    experiment = found.experiment
+    if found.chosen is not None:
+        candidate = experiment.candidates[found.chosen]
+        commands["export"] = command_line(
+            "autodial export",
+            {**experiment.exports[found.chosen], "--weights": output / f"{_CHOSEN}.caffemodel", "-o": _MODEL},
+        )
+        again = [*settings, *candidate.settings, f"solver.snapshot_prefix={output / _CHOSEN}"]
+        commands["train"] = command_line(
+            "autodial train",
+            {
+                **{"--solver": solver, "--weights": weights, "--variant": [*variants, *candidate.variants]},
+                **{"--set": again, "--seed": candidate.seed},
+            },
+        )
+    if found.ensemble is not None:
+        members = [output / "candidates" / _place(experiment.jobs[number], output) for number in found.ensemble.trials]
+        commands["ensemble"] = command_line(
+            "autodial export --ensemble",
+            {**experiment.exports[found.ensemble.trials[0]], "--weights": members, "-o": _MODEL},
+        )
+    return commands
 
 
-def _record(
-    experiment: Experiment,
-    rows: Sequence[Row],
-    choices: Mapping[str, Choice],
-    decided: Choice,
-    command: str | None,
-) -> dict[str, Any]:
-    """What select.json holds."""
-    from dataclasses import asdict
+def _place(job: Job, output: Path) -> Path:
+    """A candidate's weights, seen from the folder of all candidates."""
+    return job.trained.relative_to((output / "candidates").absolute())
 
-    def settings(number: int | None) -> tuple[str, ...] | None:
-        return None if number is None else rows[number].candidate.settings
 
+def _record(found: _Findings, output: Path, commands: Mapping[str, str]) -> dict[str, Any]:
+    """What select.json holds. Candidates are numbered from 0, in the order of the grid."""
+    from autodial.selection.choice import accuracy, diversities
+
+    experiment, ensemble = found.experiment, found.ensemble
+    shares = diversities(found.trials)
+    candidates = []
+    for number, (trial, job) in enumerate(zip(found.trials, experiment.jobs, strict=True)):
+        done = trial.outputs is not None
+        candidates.append({
+            **{"settings": trial.candidate.settings, "variant": trial.candidate.variant, "seed": trial.candidate.seed},
+            "weights": str(Path("candidates") / _place(job, output)) if done else None,
+            "values": {name: choice.values[number] for name, choice in found.choices.items()},
+            "diversity": shares[number],
+            "target_accuracy": accuracy(trial),
+            **{"collapsed_at": trial.collapsed_at, "error": trial.error},
+        })  # fmt: skip
     return {
-        "schema": 1,
+        "schema": 2,
         **experiment.inputs,
-        "criterion": decided.criterion,
-        "chosen": settings(decided.row),
-        "train": command,
-        "candidates": [
-            {
-                "settings": row.candidate.settings,
-                "folds": row.folds,
-                "measures": None if row.measures is None else asdict(row.measures),
-                "collapsed_at": row.collapsed_at,
-                "error": row.error,
-            }
-            for row in rows
-        ],
-        "choices": [
-            {
-                "criterion": choice.criterion,
-                "chosen": settings(choice.row),
-                "tied": [settings(number) for number in choice.tied],
-                "excluded": [settings(number) for number in choice.excluded],
-                "cost": choice.cost,
-            }
-            for choice in choices.values()
-        ],
+        "criterion": found.criterion,
+        "chosen": found.chosen,
+        "weights": None if found.chosen is None else f"{_CHOSEN}.caffemodel",
+        "candidates": candidates,
+        "choices": {
+            name: {"chosen": choice.trial, "tied": choice.tied, "excluded": choice.excluded, "cost": choice.cost}
+            for name, choice in found.choices.items()
+        },
+        "ensemble": None
+        if ensemble is None
+        else {"members": ensemble.trials, "agreement": ensemble.agreement, "target_accuracy": ensemble.accuracy},
+        "commands": dict(commands),
     }
 
 
-def _print(rows: Sequence[Row], choices: Mapping[str, Choice], decided: Choice, command: str | None) -> None:
+def _print(found: _Findings, output: Path, commands: Mapping[str, str]) -> None:
     from autodial.system.terminal import Console
 
     console = Console(highlight=False, markup=False)
     if not console.is_terminal:
         console = Console(highlight=False, markup=False, width=_WIDTH)
-    console.print(_candidates(rows, choices))
-    console.print(_choices(rows, choices))
-    for text in _notes(rows, decided):
+    console.print(_candidates(found))
+    console.print(_choices(found))
+    for text in _notes(found):
         console.print(text, soft_wrap=True)
-    if command is not None:
-        console.print(f"\nTo train it on the whole source:\n{command}", soft_wrap=True)
+    if found.chosen is None:
+        return
+    name = found.trials[found.chosen].candidate.name
+    console.print(
+        f"\nChosen by {found.criterion}: {name}\n{output / _CHOSEN}.caffemodel holds its weights", soft_wrap=True
+    )
+    console.print(f"\nTo export the chosen weights:\n{commands['export']}", soft_wrap=True)
+    again = "on the whole source" if found.experiment.inputs["hold_out"] else "once more"
+    console.print(f"\nTo train it {again}:\n{commands['train']}", soft_wrap=True)
+    if found.ensemble is not None:
+        console.print(f"\nTo export the ensemble:\n{commands['ensemble']}", soft_wrap=True)
 
 
-def _candidates(rows: Sequence[Row], choices: Mapping[str, Choice]) -> Table:
-    """A row per candidate; what a criterion chooses is marked with a star in its column."""
+def _candidates(found: _Findings) -> Table:
+    """A row per candidate, the best first; what a criterion chooses is marked with a star in its column."""
     from rich.box import SIMPLE
     from rich.table import Table
 
-    paths = [setting.partition("=")[0] for setting in rows[0].candidate.settings]
-    labelled = any(row.measures is not None and row.measures.target_accuracy is not None for row in rows)
-    table = Table(title=", ".join(paths), title_justify="left", box=SIMPLE, padding=(0, 1, 0, 0))
-    for path in paths:
-        table.add_column(path.rpartition(".")[2], overflow="fold")
-    titles = ["source accuracy", "weighted loss", "alignment", "entropy", "density", "diversity"]
-    for title in [*titles, "target accuracy"] if labelled else titles:
+    from autodial.selection.choice import accuracy, diversities
+    from autodial.selection.criteria import CRITERIA
+
+    trials, choices = found.trials, found.choices
+    fields = list(trials[0].candidate.choices)
+    shares, right = diversities(trials), [accuracy(trial) for trial in trials]
+    labelled = any(value is not None for value in right)
+    table = Table(title=", ".join(fields), title_justify="left", box=SIMPLE, padding=(0, 1, 0, 0))
+    for title in ("#", *(field.rpartition(".")[2] for field in fields), "seed"):
+        table.add_column(title, overflow="fold")
+    for title in (*choices, "diversity", *(["target accuracy"] if labelled else [])):
         table.add_column(title, justify="right")
-    for number, row in enumerate(rows):
-        values = [setting.partition("=")[2] for setting in row.candidate.settings]
-        if row.measures is None:
-            table.add_row(*values, "failed")
+    for number in _ordered(found):
+        trial = trials[number]
+        cells = [str(number + 1), *trial.candidate.choices.values(), str(trial.candidate.seed)]
+        if trial.outputs is None:
+            table.add_row(*cells, "failed")
             continue
-        m = row.measures
-        cells = {
-            "source": f"{m.source_accuracy:.2%}",
-            "weighted": f"{m.weighted_loss:.4f}",
-            "alignment": f"{m.misalignment:.3f}",
-            "entropy": f"{m.entropy:.3f}",
-            "density": f"{m.density:.3f}",
-            "diversity": f"{m.diversity:.2f}",
-            "target": "" if m.target_accuracy is None else f"{m.target_accuracy:.2%}",
-        }
-        if not labelled:
-            del cells["target"]
-        stars = {name for name, choice in choices.items() if choice.row == number}
-        table.add_row(*values, *(f"{'*' if name in stars else ''}{text}" for name, text in cells.items()))
+        for name, choice in choices.items():
+            value = choice.values[number]
+            sign = 1 if CRITERIA[name].larger_is_better else -1
+            cells.append("-" if value is None else f"{'*' if choice.trial == number else ''}{sign * value + 0:.3f}")
+        share, accurate = shares[number], right[number]
+        cells.append("-" if share is None else f"{share:.2f}")
+        table.add_row(*cells, *([] if accurate is None else [f"{accurate:.1%}"]))
     return table
 
 
-def _choices(rows: Sequence[Row], choices: Mapping[str, Choice]) -> Table:
+def _ordered(found: _Findings) -> list[int]:
+    """Numbers of the candidates, from the best to the worst by the deciding criterion, then those not judged."""
+    values = found.choices[found.criterion].values if found.criterion in found.choices else ()
+    known = {number: value for number, value in enumerate(values) if value is not None}
+    ranked = sorted(known, key=lambda number: -known[number])
+    return [*ranked, *(number for number in range(len(found.trials)) if number not in known)]
+
+
+def _choices(found: _Findings) -> Table:
     """A row per criterion."""
     from rich.box import SIMPLE
     from rich.table import Table
 
-    from autodial.selection.choice import CRITERIA
+    from autodial.selection.criteria import CRITERIA
 
-    costed = any(choice.cost is not None for choice in choices.values())
+    costed = any(choice.cost is not None for choice in found.choices.values())
     table = Table(box=SIMPLE, padding=(0, 1, 0, 0))
-    for title in (
-        "criterion",
-        "looks at",
-        "* chooses",
-        "can't tell from",
-        *(["target accuracy lost"] if costed else []),
-    ):
+    lost = ["target accuracy lost"] if costed else []
+    for title in ("criterion", "looks at", "* chooses", "can't tell from", *lost):
         table.add_column(title)
-    for name, choice in choices.items():
-        cost = [] if not costed else ["" if choice.cost is None else f"{choice.cost:.2%}"]
-        chosen = "none: no candidate passes its guard" if choice.row is None else _values(rows[choice.row])
-        tied = "; ".join(_values(rows[number]) for number in choice.tied)
+    for name, choice in found.choices.items():
+        cost = [] if not costed else ["" if choice.cost is None else f"{100 * choice.cost:.1f} points"]
+        chosen = "none that passes its guard" if choice.trial is None else f"#{choice.trial + 1}"
+        tied = ", ".join(f"#{number + 1}" for number in choice.tied)
         table.add_row(name, CRITERIA[name].title, chosen, tied, *cost)
     return table
 
 
-def _values(row: Row) -> str:
-    return ", ".join(setting.partition("=")[2] for setting in row.candidate.settings)
-
-
-def _notes(rows: Sequence[Row], decided: Choice) -> Iterator[str]:
+def _notes(found: _Findings) -> Iterator[str]:
     """What else is to be said, a sentence each."""
-    from autodial.selection.choice import is_trusted
-
-    for row in rows:
-        name = row.candidate.name
-        if row.error is not None:
-            yield f"{name} failed: {row.error}"
-        elif row.measures is not None and not is_trusted(row.measures):
-            yield (
-                f"{name}: the held-out images resemble the target's so little (weighted, they are worth "
-                f"{row.measures.effective:.0f} of {row.measures.held_out:.0f}) that `weighted` passes it over."
-            )
-        if row.collapsed_at is not None:
-            yield f"{name}: the target's predictions collapsed in training, at iteration {row.collapsed_at}."
-    if decided.row is None:
-        return
-    measures = rows[decided.row].measures
-    if decided.criterion == "weighted" and measures is not None and measures.effective < _FEW:
-        yield f"The weighted loss rests on what {measures.effective:.0f} images would tell: hold out more with --folds."
-    yield f"\nChosen by {decided.criterion}: {rows[decided.row].candidate.name}"
+    for number, trial in enumerate(found.trials):
+        if trial.error is not None:
+            yield f"#{number + 1} ({trial.candidate.name}) failed: {trial.error}"
+        elif trial.collapsed_at is not None:
+            yield f"#{number + 1}: the target's predictions collapsed in training, at iteration {trial.collapsed_at}"
+    ensemble = found.ensemble
+    if ensemble is not None:
+        right = "" if ensemble.accuracy is None else f", and is right for {ensemble.accuracy:.1%}"
+        yield (
+            f"The ensemble of {len(ensemble.trials)} candidates agrees with each of them on {ensemble.agreement:.1%} "
+            f"of the target's images on average{right}"
+        )

@@ -10,6 +10,7 @@ import typer
 from autodial.commands.inputs import read_net, split_names
 from autodial.commands.options import (
     DeviceOption,
+    JsonOption,
     LevelOption,
     LogitsOption,
     SettingsOption,
@@ -49,13 +50,16 @@ def test(
     level: LevelOption = 0,
     stage: StageOption = None,
     workers: WorkersOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Score a trained net on every image of its test list.
 
-    Prints each output of the TEST phase (accuracies, losses), averaged over the images. SCORES.csv has the columns
+    Prints each output of the TEST phase (accuracies, losses), averaged over the images, with the balanced accuracy and
+    the recall of each class: the share of its images that get this class. SCORES.csv has the columns
     path, label, predicted, loss (-log of the label's probability), and probability_0, probability_1, ... for the
     classes. NaN or infinite scores are reported, with exit status 1; everything else is printed and written anyway.
     """
+    import json
     import time
 
     from autodial import proto
@@ -65,8 +69,10 @@ def test(
     from autodial.net.net import Net
     from autodial.netparam.data_files import files_of
     from autodial.system.devices import choose_device
+    from autodial.system.json_files import finite
     from autodial.system.outputs import check_output
     from autodial.training.console import describe_output
+    from autodial.training.recall import balanced_accuracy, describe_recall
     from autodial.training.score_watch import describe
     from autodial.training.solver import load_weights
 
@@ -102,12 +108,31 @@ def test(
     for _ in tracked(scorer.run(), "testing", scorer.batches):
         pass
     means = scorer.means()
-    for name, values in means.items():
-        typer.echo(describe_output(name, values, built.loss_weights.get(name, 0.0)))
-    if scores is not None:
-        accuracy = None if means.keys() & _accuracies(param, scores) else scorer.accuracy()
-        over_them = "" if accuracy is None else f": accuracy over them = {accuracy:.6g}"
-        typer.echo(f"{counted(len(scorer.rows), 'image')} in {time.perf_counter() - started:.1f} s{over_them}")
+    seconds = time.perf_counter() - started
+    if as_json:
+        record = {
+            "net": str(net),
+            "weights": split_names(weights),
+            "settings": settings or [],
+            "outputs": {name: values[0] if len(values) == 1 else values for name, values in means.items()},
+            "images": len(scorer.rows) if scores is not None else None,
+            "accuracy": scorer.accuracy(),
+            "balanced_accuracy": {blob: balanced_accuracy(recall) for blob, recall in scorer.recalls.items()},
+            "recalls": scorer.recalls,
+            "not_finite": scorer.not_finite,
+            "device": str(chosen),
+            "seconds": seconds,
+        }
+        typer.echo(json.dumps(finite(record), indent=2, allow_nan=False))
+    else:
+        for name, values in means.items():
+            typer.echo(describe_output(name, values, built.loss_weights.get(name, 0.0)))
+        for blob, recall in scorer.recalls.items():
+            typer.echo(describe_recall(blob, recall))
+        if scores is not None:
+            accuracy = None if means.keys() & _accuracies(param, scores) else scorer.accuracy()
+            over_them = "" if accuracy is None else f": accuracy over them = {accuracy:.6g}"
+            typer.echo(f"{counted(len(scorer.rows), 'image')} in {seconds:.1f} s{over_them}")
     if output is not None:
         write_scores(scorer.rows, output)
     if scorer.not_finite:

@@ -31,7 +31,7 @@ class DatumData:
 
     A datum holds bytes or floats in the order channel, row, column, or an encoded image. An encoded image is decoded
     with its own channels, or with force_color or force_gray to three channels or one. Caffe's `prefetch` is ignored
-    here: the caller decides how to read ahead.
+    here: the caller decides how to read ahead. With `cursor: SHUFFLING` (ddtm/caffe) each epoch has its own order.
 
     Attributes:
         name: the layer's name.
@@ -64,7 +64,8 @@ class DatumData:
             force_color = param.transform_param.force_color or options.force_encoded_color
             self._color = True if force_color else False if param.transform_param.force_gray else None
             self._streams = Streams(seed, self.name)
-            self._epochs = Epochs([len(self.database)], self._streams, rand_skip=options.rand_skip)
+            shuffle = options.cursor == pb.DataParameter.SHUFFLING
+            self._epochs = Epochs([len(self.database)], self._streams, shuffle=shuffle, rand_skip=options.rand_skip)
 
             first = self._image(*next(self._datums(self._epochs.rows(0, 1))))
             height, width, channels = self.image_shape = first.shape

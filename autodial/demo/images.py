@@ -104,10 +104,11 @@ def handwritten_digits() -> tuple[Images, Labels]:
     return np.stack(images), digits.target.astype(np.int64)
 
 
-def write_images(directory: Path, seed: int) -> DigitFiles:
+def write_images(directory: Path, seed: int, renderings: Sequence[int] = RENDERINGS) -> DigitFiles:
     """Write both domains, their lists and the names of the classes to `directory`.
 
-    Paths in the lists are relative to `directory`. A list is written after its images.
+    Paths in the lists are relative to `directory`. A list is written after its images. For `seed` and `renderings`, see
+    `rendered_digits`.
 
     Raises:
         WorkError: a file can't be written.
@@ -119,7 +120,7 @@ def write_images(directory: Path, seed: int) -> DigitFiles:
         labels=directory / "labels.txt",
         target_folder=directory / "target",
     )
-    images, labels, stems = rendered_digits(seed, RENDERINGS)
+    images, labels, stems = rendered_digits(seed, renderings)
     names = [f"source/{stem}.png" for stem in stems]
     _write_pngs(directory, names, images)
     _write_lines(files.source_list, (f"{name} {label}" for name, label in zip(names, labels, strict=True)))

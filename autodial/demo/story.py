@@ -1,88 +1,173 @@
-"""The demo: one net and four ways to train it. Each step is shown as the command that a user would type for it."""
+"""The demo: one net, three methods, three seeds of each, a choice without labels, and an ensemble."""
 
 from __future__ import annotations
 
 import csv
 import json
 import shlex
+import statistics
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any, TextIO
 
+import numpy as np
+import torch
 from rich.table import Table
 
 from autodial import proto
 from autodial.converters.net_export import export
 from autodial.data.image_list import ImageList
-from autodial.demo.images import CLASSES, DigitFiles, write_images
-from autodial.demo.picture import draw
+from autodial.demo.choice import Floats, average, information
+from autodial.demo.images import CLASSES, RENDERINGS, DigitFiles, write_images
+from autodial.demo.picture import Accuracies, draw
+from autodial.demo.steps import Steps
 from autodial.deploy import predict_folder
 from autodial.errors import InputError
+from autodial.evaluation.scoring import Scorer, write_scores
+from autodial.net.net import Net
+from autodial.netparam.graph import Graph
+from autodial.netparam.net_state import filter_net
 from autodial.netparam.shipped import shipped_net, shipped_solver
 from autodial.netparam.variants import read_variant
-from autodial.report.run import Run
+from autodial.proto import messages as pb
+from autodial.system.cpus import available_cpus
 from autodial.system.devices import choose_device
 from autodial.system.files import entries, replacing
 from autodial.system.outputs import check_folder
 from autodial.system.terminal import Console
-from autodial.training.console import Lines
-from autodial.training.run import Training
 from autodial.wording import command_line
 
-_NET, _SOLVER = "train_val.prototxt", "solver.prototxt"
-_MODEL = "target_predictor.onnx"
 LOG = "log.txt"
-"""Of the output folder: what the steps report."""
+"""The file in the output folder for what the steps report."""
+SCORES = "scores.json"
+"""The file in the output folder for the result."""
+_NET, _SOLVER, _MODEL = "train_val.prototxt", "solver.prototxt", "target_predictor.onnx"
 _PREFIX = "digits"
-"""Of a variant's snapshots."""
+"""Snapshots' names begin so."""
+_GPU_PROCESSES = 3
+"""Trainings that share a GPU."""
 
 
 @dataclass(frozen=True)
-class Variant:
-    """One way to train the demo's net.
+class Recipe:
+    """What the demo trains, and on what.
+
+    Attributes:
+        restarts: trainings of each method, with seeds of their own.
+        renderings: source images of each digit in each font.
+        settings: for every training, as `autodial train --set` takes them.
+    """
+
+    restarts: int = 3
+    renderings: Sequence[int] = RENDERINGS
+    settings: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class Method:
+    """A way to train the demo's net.
 
     Attributes:
         title: what the table calls it.
-        method: what it does about the target domain.
-        folder: for all that comes of it.
-        names: of `autodial.netparam.variants`; none for the net as it is.
+        about: what it does about the target domain.
+        folder: the folder for its runs, in the output folder.
+        variants: names for `autodial.netparam.variants`; none for the net as it is.
+        adapts: whether it uses the target's images; only such runs can be chosen.
     """
 
     title: str
-    method: str
+    about: str
+    folder: str
+    variants: tuple[str, ...]
+    adapts: bool = True
+
+
+METHODS = (
+    Method("source only", "no alignment", "source_only", ("source-only",), adapts=False),
+    Method("AdaBN", "statistics of each domain", "adabn", ("adabn",)),
+    Method("AutoDIAL", "learned alphas, entropy loss", "autodial", ()),
+)
+
+
+@dataclass(frozen=True, eq=False)
+class _TrainedRun:
+    """A run and the probabilities that it gives the target's images, (images, classes)."""
+
+    method: Method
+    seed: int
     folder: Path
-    names: tuple[str, ...]
+    probabilities: Floats
+    labels: np.typing.NDArray[np.int64]
+
+    @cached_property
+    def accuracy(self) -> float:
+        return float((self.probabilities.argmax(1) == self.labels).mean())
+
+    @property
+    def name(self) -> str:
+        return f"{self.method.title}, seed {self.seed}"
 
 
 @dataclass(frozen=True)
-class Score:
-    """What came of one variant.
+class MethodScore:
+    """A method's accuracies on the target, in [0, 1].
 
     Attributes:
-        title: the variant's.
-        accuracy: share of the target's images that its exported file labels rightly, in [0, 1].
-        train_seconds: wall time of its training.
+        title: the method's.
+        accuracies: by training seed.
     """
 
     title: str
-    accuracy: float
-    train_seconds: float
+    accuracies: dict[int, float]
+
+    @property
+    def mean(self) -> float:
+        """The mean over the seeds."""
+        return statistics.mean(self.accuracies.values())
 
 
-def run_demo(output: Path, *, seed: int = 1, device: str = "auto", console: Console | None = None) -> list[Score]:
+@dataclass(frozen=True)
+class Result:
+    """What came of the demo.
+
+    Attributes:
+        seed: the demo's.
+        methods: the accuracies of METHODS, in this order.
+        chosen: title and seed of the run that was chosen without labels.
+        chosen_accuracy: of the run's exported file.
+        ensemble_accuracy: of the averaged probabilities of the chosen method's runs.
+        information: the criterion's value for the chosen run (`autodial.demo.choice.information`), in nats.
+    """
+
+    seed: int
+    methods: list[MethodScore]
+    chosen: tuple[str, int]
+    chosen_accuracy: float
+    ensemble_accuracy: float
+    information: float
+
+
+def run_demo(
+    output: Path,
+    *,
+    seed: int = 1,
+    device: str = "auto",
+    console: Console | None = None,
+    recipe: Recipe = Recipe(),
+) -> Result:
     """Run the whole demo and leave all of it in a folder.
 
     Args:
         output: the folder, which is made, or empty.
-        seed: the rendered digits and all of training follow from it.
+        seed: the rendered digits follow from it, and the trainings' seeds: 10 * seed + 1, 10 * seed + 2, and so on.
         device: as `autodial train` and `autodial predict` have it.
         console: where to print; None for standard output.
+        recipe: what is trained.
 
     Returns:
-        the scores of the four variants, AutoDIAL's last. scores.json in the folder holds them too.
+        the result, which scores.json in the folder holds too.
 
     Raises:
         InputError: the folder holds something, or the working directory does that would be taken for the demo's.
@@ -90,49 +175,60 @@ def run_demo(output: Path, *, seed: int = 1, device: str = "auto", console: Cons
     """
     console = console or Console(highlight=False, soft_wrap=True)
     started = time.perf_counter()
-    choose_device(device)
+    chosen_device = choose_device(device)
     _check_folders(output)
-    files = write_images(output, seed)
+    files = write_images(output, seed, recipe.renderings)
     _write_net(output)
-    variants = _variants(output)
-    truth = {Path(entry.path).name: CLASSES[entry.label] for entry in ImageList.read(files.target_test_list)}
+    labels = np.array([entry.label for entry in ImageList.read(files.target_test_list)])
     console.print(
         f"{output} holds {len(ImageList.read(files.source_list))} labelled digits rendered from fonts, the source, and "
-        f"{len(truth)} unlabelled ones written by hand, the target.\n"
+        f"{len(labels)} unlabelled ones written by hand, the target.\n"
         f"Each step is a command that you can type. What the steps report goes to {output / LOG}."
     )
-
-    scores: list[Score] = []
-    guesses: dict[str, dict[str, str]] = {}
-    solver = output / _SOLVER
     with (output / LOG).open("w", encoding="utf-8", buffering=1) as log:
-        steps = _Steps(console, log)
-        for variant in variants:
-            seconds = _train(steps, variant, solver, seed, device)
-            guesses[variant.title] = _export_and_predict(steps, variant, solver, files, device)
-            right = sum(guesses[variant.title][name] == label for name, label in truth.items())
-            scores.append(Score(variant.title, right / len(truth), seconds))
-    with replacing(output / "scores.json") as file:
-        file.write(json.dumps({"seed": seed, "scores": [asdict(score) for score in scores]}, indent=2).encode())
-
-    source_only, autodial = variants[0], variants[-1]
-    picture = output / "autodial.png"
+        steps = Steps(console, log)
+        seeds = [10 * seed + number for number in range(1, recipe.restarts + 1)]
+        _train(steps, output, seeds, recipe, device, chosen_device)
+        runs = _score(steps, output, seeds, labels, chosen_device)
+        chosen, value = _choose(steps, [run for run in runs if run.method.adapts])
+        guesses = _export_and_predict(steps, chosen, output, files, device)
+    together = [run for run in runs if run.method is chosen.method]
+    ensemble = average([run.probabilities for run in together]).argmax(1)
+    truth = {Path(entry.path).name: CLASSES[entry.label] for entry in ImageList.read(files.target_test_list)}
+    result = Result(
+        seed,
+        [
+            MethodScore(method.title, {run.seed: run.accuracy for run in runs if run.method is method})
+            for method in METHODS
+        ],
+        (chosen.method.title, chosen.seed),
+        sum(guesses[name] == label for name, label in truth.items()) / len(truth),
+        float((ensemble == labels).mean()),
+        value,
+    )
+    with replacing(output / SCORES) as file:
+        file.write(json.dumps(asdict(result), indent=2).encode())
+    picture = output / "demo.png"
     draw(
         picture,
-        alphas=Run.read(autodial.folder / "run").alphas(),
-        images={name: files.target_folder / name for name in truth},
-        truth=truth,
-        guesses={variant.title: guesses[variant.title] for variant in (autodial, source_only)},
+        source=ImageList.read(files.source_list),
+        target=ImageList.read(files.target_test_list),
+        guesses={name: int(label) for name, label in guesses.items()},
+        accuracies=[Accuracies(score.title, list(score.accuracies.values())) for score in result.methods],
+        chosen=(chosen.method.title, result.chosen_accuracy),
+        ensemble=(chosen.method.title, result.ensemble_accuracy),
     )
     console.print()
-    console.print(_table(variants, scores, len(truth)))
+    console.print(_table(result, len(labels)))
     console.print(
-        f"This is seed {seed} alone; seeds differ by several points, and docs/benchmarks.md has a table of five.\n"
-        f"Alphas and predictions: {picture}\n"
-        f"The target's predictor: {autodial.folder / _MODEL}\n"
+        f"Chosen without labels: {chosen.name}, {result.chosen_accuracy:.1%} right.\n"
+        f"The average of the {len(together)} {chosen.method.title} runs: {result.ensemble_accuracy:.1%} right.\n"
+        f"All of this depends on the seed, {seed} here; docs/benchmarks.md has five.\n"
+        f"Images and accuracies: {picture}\n"
+        f"The target's predictor: {output / _MODEL}\n"
         f"All in {time.perf_counter() - started:.0f} s."
     )
-    return scores
+    return result
 
 
 def _check_folders(output: Path) -> None:
@@ -156,88 +252,96 @@ def _write_net(output: Path) -> None:
             file.write(shipped.read_bytes())
 
 
-def _variants(output: Path) -> list[Variant]:
-    """What is trained, AutoDIAL last."""
-    return [
-        Variant("source only", "no alignment", output / "source_only", ("source-only",)),
-        Variant("AdaBN", "alpha 1", output / "adabn", ("adabn",)),
-        Variant("AutoDIAL, alpha fixed", "alpha 1, entropy loss", output / "fixed_alpha", ("fixed-alpha",)),
-        Variant("AutoDIAL", "learned alphas, entropy loss", output / "autodial", ()),
-    ]
+def _run_folder(output: Path, method: Method, seed: int) -> Path:
+    return output / method.folder / f"seed_{seed}"
 
 
-class _Steps:
-    """Shows each step as the command that a user could type for it, and keeps in a file what the step reports."""
-
-    def __init__(self, console: Console, log: TextIO) -> None:
-        self._console = console
-        self._log = log
-
-    def title(self, text: str) -> None:
-        self._console.print(f"\n[bold]{text}[/bold]")
-
-    @contextmanager
-    def step(self, command: str) -> Iterator[None]:
-        """Show a command line while its work is done."""
-        self._console.print(f"$ {command}", markup=False)
-        self.report(f"\n$ {command}")
-        with self._console.status("running"), redirect_stdout(self._log), redirect_stderr(self._log):
-            yield
-
-    def report(self, text: str) -> None:
-        """Add lines to the file."""
-        print(text, file=self._log)
-
-    def report_record(self, record: Mapping[str, Any]) -> None:
-        """The same for what a command would print with --json."""
-        self.report(json.dumps(record, indent=2))
+def _train(
+    steps: Steps, output: Path, seeds: Sequence[int], recipe: Recipe, device: str, chosen_device: torch.device
+) -> None:
+    """Train every method with every seed, as many at a time as there are CPUs."""
+    cpus = available_cpus()
+    most = min(cpus, _GPU_PROCESSES) if chosen_device.type == "cuda" else cpus
+    processes = max(1, min(most, len(seeds) * len(METHODS)))
+    for method in METHODS:
+        steps.title(f"{method.title}: {method.about}")
+        commands = []
+        for seed in seeds:
+            folder = _run_folder(output, method, seed)
+            settings = [*recipe.settings, f"solver.snapshot_prefix={folder / _PREFIX}"]
+            commands.append(
+                {"--solver": output / _SOLVER, "--seed": seed, "--device": device, "--workers": 0}
+                | {"--variant": list(method.variants), "--set": settings, "-o": folder}
+            )
+        steps.run_side_by_side(commands, "autodial train", processes, max(1, cpus // processes))
 
 
-def _train(steps: _Steps, variant: Variant, solver: Path, seed: int, device: str) -> float:
-    """Train a variant; returns how long it took, in seconds."""
-    steps.title(f"{variant.title}: {variant.method}")
-    settings, folder = [f"solver.snapshot_prefix={variant.folder / _PREFIX}"], variant.folder / "run"
-    options = {
-        **{"--solver": solver, "--seed": seed, "--device": device},
-        **{"--variant": list(variant.names), "--set": settings, "-o": folder},
-    }
-    command = command_line("autodial train", options)
-    started = time.perf_counter()
-    with steps.step(command):
-        training = Training(solver, seed=seed, device=device, variants=variant.names, overrides=settings, folder=folder)
-        result = training.run([Lines(steps.report)], command=command, begun=lambda: steps.report(training.describe()))
-        if result.error is not None:
-            raise result.error
-    return time.perf_counter() - started
+def _score(
+    steps: Steps, output: Path, seeds: Sequence[int], labels: np.typing.NDArray[np.int64], device: torch.device
+) -> list[_TrainedRun]:
+    """What every run predicts for the target's images."""
+    steps.title("What each run predicts for the target's images")
+    runs = []
+    for method in METHODS:
+        param = read_variant(output / _NET, method.variants)
+        logits = Graph(filter_net(param, pb.TEST).layer)
+        name = str(logits.names[logits.logits()])
+        for seed in seeds:
+            folder = _run_folder(output, method, seed)
+            weights, table = _weights(folder), folder / "scores.csv"
+            options = {"--net": output / _NET, "--variant": list(method.variants), "--weights": weights, "-o": table}
+            with steps.step(command_line("autodial test", options)):
+                net = Net(param, pb.TEST, base_dir=output).to(device)
+                net.load_weights(proto.read_weights(weights), str(weights))
+                scorer = Scorer(net, device=device, workers=0, logits=name)
+                for _ in scorer.run():
+                    pass
+                write_scores(scorer.rows, table)
+                probabilities = np.stack([row.probabilities for row in scorer.rows])
+                runs.append(_TrainedRun(method, seed, folder, probabilities, labels))
+    return runs
 
 
-def _export_and_predict(
-    steps: _Steps, variant: Variant, solver: Path, files: DigitFiles, device: str
-) -> dict[str, str]:
-    """Export a trained variant and label the target's images with the file; returns the labels by file name."""
-    net = solver.with_name(_NET)
-    weights = variant.folder / f"{_PREFIX}_iter_{proto.read_solver(solver).max_iter}.caffemodel"
-    model, table = variant.folder / _MODEL, variant.folder / "predictions.csv"
-    options = {"--net": net, "--variant": list(variant.names), "--weights": weights, "-o": model}
+def _weights(folder: Path) -> Path:
+    """The weights of a finished run."""
+    (weights,) = folder.glob(f"{_PREFIX}_iter_*.caffemodel")
+    return weights
+
+
+def _choose(steps: Steps, candidates: Sequence[_TrainedRun]) -> tuple[_TrainedRun, float]:
+    """The candidate whose predictions tell most about the target's images, and how much; no label is looked at."""
+    steps.title(f"Which of the {len(candidates)} adapted runs to trust, without labels")
+    steps.console.print("The mutual information of images and predicted classes (at most log 10 = 2.303 nats) decides:")
+    values = [information(run.probabilities) for run in candidates]
+    for run, value in zip(candidates, values, strict=True):
+        steps.console.print(f"{run.name}: {value:.3f}")
+    best = max(range(len(values)), key=values.__getitem__)
+    return candidates[best], values[best]
+
+
+def _export_and_predict(steps: Steps, run: _TrainedRun, output: Path, files: DigitFiles, device: str) -> dict[str, str]:
+    """Export a run and label the target's images with the file; returns the labels by file name."""
+    steps.title(f"{run.name}: export it, and label the target's images with the file")
+    net, variants = output / _NET, run.method.variants
+    weights, model, table = _weights(run.folder), output / _MODEL, output / "predictions.csv"
+    options = {"--net": net, "--variant": list(variants), "--weights": weights, "-o": model}
     with steps.step(command_line("autodial export", options)):
-        report = export(read_variant(net, variant.names), proto.read_weights(weights), model, base_dir=net.parent)
-        steps.report_record(report.record())
+        report = export(read_variant(net, variants), proto.read_weights(weights), model, base_dir=net.parent)
+        steps.report(json.dumps(report.record(), indent=2))
     words = f"autodial predict {shlex.quote(str(model))} {shlex.quote(str(files.target_folder))}"
     with steps.step(command_line(words, {"--device": device, "-o": table})):
         summary = predict_folder(model, [files.target_folder], table, device=device)
-        steps.report_record(summary.record())
+        steps.report(json.dumps(summary.record(), indent=2))
     with table.open(encoding="utf-8", newline="") as file:
         return {Path(row["path"]).name: row["label_1"] for row in csv.DictReader(file)}
 
 
-def _table(variants: Sequence[Variant], scores: Sequence[Score], images: int) -> Table:
-    table = Table(title=f"The {images} handwritten digits, labelled by each variant's exported file")
-    table.add_column("variant")
-    table.add_column("method")
-    table.add_column("target accuracy", justify="right")
-    table.add_column("training", justify="right")
-    best = max(score.accuracy for score in scores)
-    for variant, score in zip(variants, scores, strict=True):
-        style = "bold" if score.accuracy == best else None
-        table.add_row(score.title, variant.method, f"{score.accuracy:.1%}", f"{score.train_seconds:.0f} s", style=style)
+def _table(result: Result, images: int) -> Table:
+    table = Table(title=f"The {images} handwritten digits: accuracy of each method's runs")
+    for column in ("method", "what it does", "mean", "range"):
+        table.add_column(column, justify="right" if column in ("mean", "range") else "left")
+    for method, score in zip(METHODS, result.methods, strict=True):
+        low, high = min(score.accuracies.values()), max(score.accuracies.values())
+        style = "bold" if method.title == result.chosen[0] else None
+        table.add_row(score.title, method.about, f"{score.mean:.1%}", f"{low:.1%} to {high:.1%}", style=style)
     return table

@@ -23,7 +23,8 @@ from autodial.net.feed import Feed, sources
 from autodial.net.net import Net
 from autodial.system.devices import full_memory_errors
 from autodial.system.files import replacing
-from autodial.training.monitor import BlobValues, NotFinite
+from autodial.training.monitor import BlobValues, NotFinite, Recalls
+from autodial.training.recall import RecallWatch, recalls
 from autodial.training.score_watch import ScoreWatch, not_finite
 
 _NO_LIST = "has no image list to score image by image, or several, and no label layer says which one"
@@ -73,6 +74,7 @@ class Scorer:
         batches: number of batches that `run` runs.
         rows: each image once, in reading order; filled by `run`, if `logits` is given.
         not_finite: the blobs with scores that are not finite; filled at the end of `run`.
+        recalls: recall per class, as in a TestRow; filled at the end of `run`.
 
     Raises:
         InputError: there is no such list, or several, where one is needed; or the logits have another shape.
@@ -92,6 +94,7 @@ class Scorer:
         self.batches = iterations or (-(-len(self._list) // self._list.batch_size) if self._list else 0)
         self.rows: list[ScoredImage] = []
         self.not_finite: NotFinite = {}
+        self.recalls: Recalls = {}
         self._totals: dict[str, Tensor] = {}
         self._weight = 0
 
@@ -99,7 +102,7 @@ class Scorer:
         """Run all batches, pausing after each."""
         wanted = {*self._net.outputs, *([self._logits] if self._logits else ())}
         feed = Feed(self._net, range(self.batches), device=self._device, workers=self._workers)
-        with closing(feed), full_memory_errors(), ScoreWatch(self._net) as watch:
+        with closing(feed), full_memory_errors(), ScoreWatch(self._net) as watch, RecallWatch(self._net) as recall:
             for index, inputs in enumerate(feed):
                 new = self._new_rows(index)
                 cut = {name: value[:new] for name, value in inputs.items()} if self._once else inputs
@@ -112,6 +115,7 @@ class Scorer:
                     self.rows += self._scored(index, inputs, probabilities)
                 yield
         self.not_finite = not_finite(watch.counts())
+        self.recalls = recalls(recall.counts())
 
     def _scored(
         self, index: int, inputs: dict[str, Tensor], probabilities: NDArray[np.float32]

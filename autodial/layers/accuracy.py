@@ -67,6 +67,14 @@ class Accuracy(Layer):
 
     @torch.no_grad()
     def forward(self, scores: Tensor, labels: Tensor) -> Tensor | tuple[Tensor, Tensor]:
+        hits, labelled = self.class_counts(scores, labels)
+        accuracy = hits.sum().to(scores.dtype) / self.whole(labelled.sum())
+        if not self.per_class:
+            return accuracy
+        return accuracy, hits.to(scores.dtype) / self.whole(labelled).clamp(min=1)
+
+    def class_counts(self, scores: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """By class, int64 (classes,) each: the labels that are right, and all labels; without ignored ones."""
         axis = self.axis % scores.ndim
         target, valid = class_labels(labels, scores, axis, self.ignore_label)
         target = target.unsqueeze(axis)
@@ -75,10 +83,8 @@ class Accuracy(Layer):
         index = torch.arange(classes, device=scores.device).view(-1, *(1,) * (scores.ndim - axis - 1))
         better = (scores > own) | (~(scores < own) & (index > target))
         hit = (better.sum(axis) < self.top_k) & valid
-        accuracy = hit.sum().to(scores.dtype) / self.whole(valid.sum())
-        if not self.per_class:
-            return accuracy
-        member = (index == target) & valid.unsqueeze(axis)
-        others = [i for i in range(scores.ndim) if i != axis]
-        hits, labelled = (member & hit.unsqueeze(axis)).sum(others), member.sum(others)
-        return accuracy, hits.to(scores.dtype) / self.whole(labelled).clamp(min=1)
+        own_class = target.flatten()
+        counts = scores.new_zeros(2, classes, dtype=torch.int64)
+        for row, counted in zip(counts, (hit, valid), strict=True):
+            row.index_add_(0, own_class, counted.flatten().long())
+        return counts[0], counts[1]

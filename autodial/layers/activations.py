@@ -1,4 +1,5 @@
-"""Caffe's activation functions: ReLU, PReLU, ELU, Sigmoid, TanH, BNLL, Softmax; and Dropout."""
+"""Activation functions of Caffe and its forks: ReLU, ReLU6, PReLU, ELU, Sigmoid, TanH, BNLL, Swish, Clip, Softmax; and
+Dropout."""
 
 from __future__ import annotations
 
@@ -32,6 +33,26 @@ class ReLU(Elementwise):
         if self.negative_slope == 0:
             return F.relu(bottom)
         return F.leaky_relu(bottom, self.negative_slope)
+
+
+@register("ReLU6")
+class ReLU6(Elementwise):
+    """min(max(x, 0) + negative_slope * min(x, 0), 6) (relu6_layer.cpp of MobileNet-YOLO); the gradient at 6 is 0."""
+
+    backward_reads_bottoms = True
+
+    def __init__(self, negative_slope: float = 0.0) -> None:
+        super().__init__()
+        self.negative_slope = negative_slope
+
+    @classmethod
+    def from_caffe(cls, context: LayerContext) -> ReLU6:
+        return cls(context.param.relu6_param.negative_slope)
+
+    def forward(self, bottom: Tensor) -> Tensor:
+        if self.negative_slope == 0:
+            return F.relu6(bottom)
+        return F.leaky_relu(bottom, self.negative_slope).masked_fill(bottom >= 6, 6)
 
 
 @register("PReLU")
@@ -127,6 +148,53 @@ class BNLL(Elementwise):
 
     def forward(self, bottom: Tensor) -> Tensor:
         return F.softplus(bottom, threshold=50)
+
+
+@register("Swish")
+class Swish(Elementwise):
+    """x / (1 + exp(-beta x)) (swish_layer.cpp)."""
+
+    backward_reads_bottoms = True
+
+    def __init__(self, beta: float = 1.0) -> None:
+        super().__init__()
+        self.beta = beta
+
+    @classmethod
+    def from_caffe(cls, context: LayerContext) -> Swish:
+        return cls(context.param.swish_param.beta)
+
+    def forward(self, bottom: Tensor) -> Tensor:
+        return F.silu(bottom) if self.beta == 1 else bottom * (bottom * self.beta).sigmoid()
+
+
+@register("Clip")
+class Clip(Elementwise):
+    """max(low, min(x, high)) (clip_layer.cpp), so that `low` wins where it is the larger one.
+
+    The gradient is 1 at the bounds, too. It belongs to the bottom as it was before, in place as well.
+    """
+
+    backward_reads_bottoms = True
+
+    def __init__(self, low: float, high: float) -> None:
+        super().__init__()
+        self.low, self.high = low, high
+
+    @classmethod
+    def from_caffe(cls, context: LayerContext) -> Clip:
+        param = context.param.clip_param
+        for field in ("min", "max"):
+            if not param.HasField(field):
+                raise LayerError(f"clip_param.{field} is missing")
+        return cls(param.min, param.max)
+
+    def forward(self, bottom: Tensor) -> Tensor:
+        if not (torch.is_grad_enabled() and bottom.requires_grad):
+            return bottom.clamp(max=self.high).clamp(min=self.low)
+        # what clamp's gradient is at the bounds differs among the versions of torch
+        top = bottom.masked_fill(bottom > self.high, self.high)
+        return top.masked_fill(top < self.low, self.low)
 
 
 @register("Dropout")

@@ -73,6 +73,8 @@ class Layer(nn.Module):
     """Whether the tops are fed from outside (Input and the data layers), so that `forward` is never called."""
     is_random: ClassVar[bool] = False
     """Whether `reseed(seed: int)` must be called before each forward pass."""
+    is_scheduled: ClassVar[bool] = False
+    """Whether `begin_iteration(iteration: int)` must be called before each iteration of a solver."""
     statistics: ClassVar[tuple[int, ...]] = ()
     """Indices of the blobs that hold statistics: lr_mult 0 unless stated, and an error if stated non-zero."""
     no_gradient: ClassVar[tuple[int, ...]] = ()
@@ -144,6 +146,10 @@ class Layer(nn.Module):
 
     def reseed(self, seed: int) -> None:
         """Restart the random state of a layer with `is_random`."""
+        raise NotImplementedError
+
+    def begin_iteration(self, iteration: int) -> None:
+        """Tell a layer with `is_scheduled` the solver's iteration, from 0."""
         raise NotImplementedError
 
 

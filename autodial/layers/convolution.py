@@ -1,11 +1,12 @@
-"""Caffe's Convolution and Deconvolution, over any number of spatial axes."""
+"""Caffe's Convolution and Deconvolution, over any number of spatial axes, and its forks' depthwise convolutions."""
 
 from __future__ import annotations
 
+import logging
 from abc import abstractmethod
 from collections.abc import Sequence
 from math import prod
-from typing import TypeVar
+from typing import ClassVar, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -15,7 +16,10 @@ from autodial.layers.base import Layer, LayerContext, LayerError, Shape, check_s
 from autodial.layers.fillers import fill
 from autodial.layers.shares import Rows
 from autodial.layers.windows import Lengths, Windows, channel_axis
+from autodial.proto import messages as pb
 from autodial.wording import counted
+
+_log = logging.getLogger(__name__)
 
 C = TypeVar("C", bound="BaseConvolution")
 
@@ -37,8 +41,8 @@ class BaseConvolution(Layer):
         axis: the axis of the channels.
     """
 
-    bottoms = (1, None)
-    tops = (1, None)
+    bottoms: ClassVar[tuple[int, int | None]] = (1, None)
+    tops: ClassVar[tuple[int, int | None]] = (1, None)
     options = ("convolution_param",)
     rows = Rows.INDEPENDENT
     backward_reads_bottoms = True
@@ -73,7 +77,11 @@ class BaseConvolution(Layer):
 
     @classmethod
     def from_caffe(cls: type[C], context: LayerContext) -> C:
-        param = context.param.convolution_param
+        return cls._of(context, context.param.convolution_param)
+
+    @classmethod
+    def _of(cls: type[C], context: LayerContext, param: pb.ConvolutionParameter) -> C:
+        """The layer with these options."""
         shape = context.bottom_shapes[0]
         axis = channel_axis(param, shape)
         if context.num_tops != len(context.bottom_shapes):
@@ -159,6 +167,48 @@ class Convolution(BaseConvolution):
         if any(over):
             bottom = F.pad(bottom, [side for length in reversed(over) for side in (0, length)])
         return _convolve(bottom, self.weight, self.bias, self.windows, self.group)
+
+
+@register("DepthwiseConvolution")
+class DepthwiseConvolution(Convolution):
+    """Convolution by another name (yonghenglh6): depthwise if `group` is the number of channels, which it is not by
+    default."""
+
+
+@register("ConvolutionDepthwise")
+class ConvolutionDepthwise(Convolution):
+    """A 2-D convolution of each channel by itself (BVLC's pull request 5665): (N, C, H, W) -> (N, C, H', W').
+
+    `num_output` and `group` do nothing: both are C. Weights: (C, 1, kernel height, kernel width).
+    """
+
+    bottoms = (1, 1)
+    tops = (1, 1)
+    per_channel = True
+
+    @classmethod
+    def from_caffe(cls, context: LayerContext) -> ConvolutionDepthwise:
+        given = context.param.convolution_param
+        (shape,) = context.bottom_shapes
+        if len(shape) != 4 or given.axis not in (1, -3):
+            raise LayerError(f"needs a bottom of 4 axes (N, C, H, W) and axis 1, not {shape} and axis {given.axis}")
+        channels = shape[1]
+        if given.num_output not in (0, channels) or given.group not in (1, channels):
+            _log.warning(
+                'Layer "%s" (ConvolutionDepthwise): num_output %d and group %d do nothing; there are as many as the '
+                "bottom's channels, %d.",
+                context.param.name,
+                given.num_output,
+                given.group,
+                channels,
+            )
+        param = pb.ConvolutionParameter()
+        param.CopyFrom(given)
+        param.num_output = param.group = channels
+        for stem, field in (("kernel", "kernel_size"), ("stride", "stride"), ("pad", "pad")):
+            if param.HasField(f"{stem}_h") and param.HasField(f"{stem}_w"):
+                param.ClearField(field)
+        return cls._of(context, param)
 
 
 @register("Deconvolution")

@@ -49,6 +49,7 @@ class DataLayer(SourceLayer):
     """Images (N, C, H, W) and, with two tops, labels (N,) from an LMDB or LevelDB (data_layer.cpp), both float32."""
 
     tops = (1, 2)
+    fork_fields = ("data_param.cursor",)
     reader = DatumData
 
 

@@ -1,4 +1,4 @@
-"""Caffe's Eltwise."""
+"""Caffe's Eltwise, and SENet's Axpy."""
 
 from __future__ import annotations
 
@@ -59,3 +59,33 @@ class Eltwise(Layer):
         if self.coeff:
             bottoms = tuple(c * bottom for c, bottom in zip(self.coeff, bottoms, strict=True))
         return reduce(torch.add, bottoms)
+
+
+@register("Axpy")
+class Axpy(Layer):
+    """a x + y (axpy_layer.cpp of SENet), where a is one number per channel.
+
+    Bottoms: a, (N, C) or with axes of length 1 behind; x and y, (N, C, ...). Top: the shape of x.
+    """
+
+    bottoms = (3, 3)
+    in_place = False
+    rows = Rows.INDEPENDENT
+    backward_reads_bottoms = True
+
+    @classmethod
+    def from_caffe(cls, context: LayerContext) -> Axpy:
+        return cls()
+
+    def top_shapes(self, bottom_shapes: Sequence[Shape]) -> list[Shape]:
+        scale, x, y = bottom_shapes
+        if len(x) < 2 or scale[:2] != x[:2] or any(length != 1 for length in scale[2:]):
+            raise LayerError(
+                f"the first bottom must be one number per channel, {x[:2]} or with axes of length 1 behind, not {scale}"
+            )
+        if x != y:
+            raise LayerError(f"the second and third bottoms must have one shape, not {x} and {y}")
+        return [x]
+
+    def forward(self, scale: Tensor, x: Tensor, y: Tensor) -> Tensor:
+        return scale.reshape(*scale.shape[:2], *[1] * (x.ndim - 2)) * x + y

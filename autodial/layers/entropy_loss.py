@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from autodial.layers.base import Layer, LayerContext, LayerError, Shape, canonical_axis, register
 from autodial.layers.loss import LOG_FLT_MIN
+from autodial.layers.probability_entropy import ProbabilityEntropy
 from autodial.layers.shares import Rows
 from autodial.proto import messages as pb
 
@@ -32,7 +33,7 @@ class EntropyLoss(Layer):
     """
 
     is_loss = True
-    options = ("loss_param", "softmax_param")
+    options = ("loss_param", "softmax_param", "entropy_param")
     rows = Rows.SUMMED
     reads_scores = True
 
@@ -45,7 +46,9 @@ class EntropyLoss(Layer):
         self.normalization = normalization
 
     @classmethod
-    def from_caffe(cls, context: LayerContext) -> EntropyLoss:
+    def from_caffe(cls, context: LayerContext) -> EntropyLoss | ProbabilityEntropy:
+        if context.param.HasField("entropy_param"):
+            return ProbabilityEntropy.from_caffe(context)
         loss = context.param.loss_param
         if loss.HasField("ignore_label"):
             raise LayerError("loss_param.ignore_label has no meaning without labels; remove it")

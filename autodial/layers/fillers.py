@@ -11,11 +11,11 @@ from torch import Tensor
 from autodial.layers.base import LayerError
 from autodial.proto import messages as pb
 
-TYPES = ("bilinear", "constant", "gaussian", "msra", "positive_unitball", "uniform", "xavier")
+TYPES = ("bilinear", "constant", "gaussian", "msra", "positive_unitball", "uniform", "unit", "xavier")
 
 
 def fill(tensor: Tensor, filler: Any, generator: torch.Generator) -> None:
-    """Fill a blob in place as a FillerParameter says (filler.hpp).
+    """Fill a blob in place as a FillerParameter says (filler.hpp; `unit`, the identity matrix, is Xlearn's).
 
     Args:
         tensor: a floating-point blob on the generator's device; axis 0 is the output axis of a weight.
@@ -46,6 +46,10 @@ def fill(tensor: Tensor, filler: Any, generator: torch.Generator) -> None:
             tensor.normal_(0, math.sqrt(2 / _fan(tensor, filler.variance_norm)), generator=generator)
         elif filler.type == "bilinear":
             _bilinear(tensor)
+        elif filler.type == "unit":
+            if tensor.ndim != 2 or tensor.shape[0] != tensor.shape[1]:
+                raise LayerError(f"a unit filler needs a square blob of 2 axes, not {tuple(tensor.shape)}")
+            torch.nn.init.eye_(tensor)
         else:
             raise LayerError(f'filler type "{filler.type}" is not one of {", ".join(TYPES)}')
 

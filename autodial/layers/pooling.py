@@ -24,9 +24,9 @@ class Pooling(Layer):
     Tops: the values and, if asked for, each maximum's place in its channel, row * W + column, -1 over a window without
     real pixels; no gradient flows through the places.
 
-    H' = ceil((H + 2 pad - kernel) / stride) + 1; with a pad, a last window that would start beyond the image and its
-    left pad is dropped. A maximum takes real pixels only, and is -FLT_MAX over a window without any. An average is
-    divided by the window's size after clipping it to the image and its pads.
+    H' = ceil((H + 2 pad - kernel) / stride) + 1, or with floor in the place of ceil. With a pad, a last window that
+    would start beyond the image and its left pad is dropped. A maximum takes real pixels only, and is -FLT_MAX over a
+    window without any. An average is divided by the window's size after clipping it to the image and its pads.
 
     STOCHASTIC pooling takes non-negative values. In training it draws each top from its window, a value with the
     probability of its share in the window's sum. In evaluation it takes the mean that these probabilities give,
@@ -40,9 +40,12 @@ class Pooling(Layer):
         kernel_size: (height, width) in pixels; None pools the whole image.
         stride, pad: (height, width) in pixels; pad < kernel_size.
         mask: whether there is a second top, the places; of maxima only.
+        ceil: whether a window that begins inside the image counts although it ends beyond. BVLC calls it round_mode,
+            other forks ceil_mode.
     """
 
     tops = (1, 2)
+    fork_fields = ("pooling_param.round_mode", "pooling_param.ceil_mode")
     rows = Rows.INDEPENDENT
     is_random = True
 
@@ -54,6 +57,7 @@ class Pooling(Layer):
         stride: Pair = (1, 1),
         pad: Pair = (0, 0),
         mask: bool = False,
+        ceil: bool = True,
     ) -> None:
         super().__init__()
         if method not in ("MAX", "AVE", "STOCHASTIC"):
@@ -74,6 +78,7 @@ class Pooling(Layer):
         if method == "STOCHASTIC" and pad != (0, 0):
             raise LayerError("pool STOCHASTIC takes no pad: pad the images before")
         self.method, self.kernel_size, self.stride, self.pad, self.mask = method, kernel_size, stride, pad, mask
+        self.ceil = ceil
         self._draws = Draws()
 
     @classmethod
@@ -90,6 +95,7 @@ class Pooling(Layer):
             stride=_pair(param, "stride", "stride", 1) or (1, 1),
             pad=_pair(param, "pad", "pad", 0) or (0, 0),
             mask=context.num_tops > 1,
+            ceil=_ceil(param),
         )
 
     def top_shapes(self, bottom_shapes: Sequence[Shape]) -> list[Shape]:
@@ -107,6 +113,9 @@ class Pooling(Layer):
             "the bottom with what its windows cover beyond it",
             (*shape[:2], *(length + pad + more for length, pad, more in zip(shape[2:], self.pad, after, strict=True))),
         )
+        if self.method == "STOCHASTIC":
+            kernel = self.kernel_size or (shape[2], shape[3])
+            check_size("the values of all windows", (*shape[:2], *out, kernel[0] * kernel[1]))
         return [(*shape[:2], *out)] * (1 + self.mask)
 
     def reseed(self, seed: int) -> None:
@@ -172,11 +181,21 @@ class Pooling(Layer):
         return height, width
 
     def _out_length(self, length: int, kernel: int, stride: int, pad: int) -> int:
-        count = -((kernel - length - 2 * pad) // stride) + 1
+        room = length + 2 * pad - kernel
+        count = (-(-room // stride) if self.ceil else room // stride) + 1
         # As in Caffe, a pad along either axis switches the rule on for both.
         if any(self.pad) and (count - 1) * stride >= length + pad:
             count -= 1
         return count
+
+
+def _ceil(param: pb.PoolingParameter) -> bool:
+    """Whether sizes are rounded up, which has two names and is the default of both."""
+    if param.HasField("round_mode") and param.HasField("ceil_mode"):
+        raise LayerError("pooling_param sets both round_mode and ceil_mode, two names for the same: keep one")
+    if param.HasField("ceil_mode"):
+        return param.ceil_mode
+    return param.round_mode == pb.PoolingParameter.CEIL
 
 
 def _pair(param: Any, field: str, stem: str, default: int | None) -> Pair | None:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from autodial.layers.base import Layer, LayerContext, LayerError, Shape, register
+from autodial.layers.proposal import PYTHON_LAYER, Proposal
 from autodial.layers.shares import Rows
 from autodial.layers.user_blobs import Blob, LayerBlobs, download, upload
 from autodial.layers.user_layer import Layer as UserLayer
@@ -23,7 +24,7 @@ from autodial.layers.user_layer import Layer as UserLayer
 class PythonLayer(Layer):
     """Runs a user's subclass of autodial.caffe.Layer, on the CPU wherever the net is (python_layer.hpp).
 
-    What the user's code raises is passed on as it is.
+    What the user's code raises is passed on as it is. In the place of py-faster-rcnn's layer there is a Proposal.
 
     Args:
         user: an object of that class, not yet set up.
@@ -55,8 +56,10 @@ class PythonLayer(Layer):
         user.setup(self.bottom, self.top)
 
     @classmethod
-    def from_caffe(cls, context: LayerContext) -> PythonLayer:
+    def from_caffe(cls, context: LayerContext) -> PythonLayer | Proposal:
         param = context.param.python_param
+        if (param.module, param.layer) == PYTHON_LAYER:
+            return Proposal.from_python(context)
         module = _import(param.module, context.base_dir)
         user_class = getattr(module, param.layer, None)
         if not (isinstance(user_class, type) and issubclass(user_class, UserLayer)):

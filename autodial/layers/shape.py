@@ -1,4 +1,5 @@
-"""Caffe's layers that move data without computing: Concat, Slice, Crop, Flatten, Reshape, Tile, Split, Silence."""
+"""Layers of Caffe and its forks that move data without computing: Concat, Slice, Crop, Flatten, Reshape, Permute,
+ShuffleChannel, Tile, Split, Silence."""
 
 from __future__ import annotations
 
@@ -222,6 +223,82 @@ class Reshape(Layer):
         start, end = self._replaced(len(bottom))
         new = [length if length else bottom[start + i] for i, length in enumerate(self.shape)]
         return [*bottom[:start], *new, *bottom[end:]]
+
+
+@register("Permute")
+class Permute(Layer):
+    """The axes in another order (permute_layer.cpp of SSD), as numpy.transpose has them.
+
+    Args:
+        order: axis i of the top is axis order[i] of the bottom; axes that are not named follow in ascending order.
+    """
+
+    in_place = False
+    rows = Rows.INDEPENDENT
+
+    def __init__(self, order: Sequence[int] = ()) -> None:
+        super().__init__()
+        if len(set(order)) != len(order):
+            raise LayerError(f"order {list(order)} names an axis twice")
+        self.order = tuple(order)
+
+    @classmethod
+    def from_caffe(cls, context: LayerContext) -> Permute:
+        return cls(context.param.permute_param.order)
+
+    @property
+    def axis(self) -> int | None:
+        """0 if the batch's axis moves, so that rows are no longer rows; else None."""
+        moves = self.order[0] != 0 if self.order else False
+        return 0 if moves else None
+
+    def top_shapes(self, bottom_shapes: Sequence[Shape]) -> list[Shape]:
+        (shape,) = bottom_shapes
+        if max(self.order, default=-1) >= len(shape):
+            raise LayerError(f"order {list(self.order)} names an axis that bottom {shape} does not have")
+        return [tuple(shape[axis] for axis in self._whole(len(shape)))]
+
+    def forward(self, bottom: Tensor) -> Tensor:
+        return bottom.permute(self._whole(bottom.ndim))
+
+    def _whole(self, num_axes: int) -> tuple[int, ...]:
+        return (*self.order, *(axis for axis in range(num_axes) if axis not in self.order))
+
+
+@register("ShuffleChannel")
+class ShuffleChannel(Layer):
+    """Channels interleaved (shuffle_channel_layer.cpp of ShuffleNet): (N, C, ...) -> the same shape.
+
+    Channel i * C / group + j becomes channel j * group + i.
+
+    Args:
+        group: a divisor of C.
+    """
+
+    rows = Rows.INDEPENDENT
+
+    def __init__(self, group: int = 1) -> None:
+        super().__init__()
+        if group < 1:
+            raise LayerError(f"group must be positive, not {group}")
+        self.group = group
+
+    @classmethod
+    def from_caffe(cls, context: LayerContext) -> ShuffleChannel:
+        return cls(context.param.shuffle_channel_param.group)
+
+    def top_shapes(self, bottom_shapes: Sequence[Shape]) -> list[Shape]:
+        (shape,) = bottom_shapes
+        if len(shape) < 2:
+            raise LayerError(f"ShuffleChannel needs a bottom of at least 2 axes (N, C, ...), not {shape}")
+        if shape[1] % self.group:
+            raise LayerError(f"bottom {shape} has {shape[1]} channels, which is not a multiple of group {self.group}")
+        return [shape]
+
+    def forward(self, bottom: Tensor) -> Tensor:
+        count, channels, *rest = bottom.shape
+        groups = bottom.reshape(count, self.group, channels // self.group, *rest)
+        return groups.transpose(1, 2).reshape(bottom.shape)
 
 
 @register("Tile")

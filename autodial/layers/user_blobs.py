@@ -131,12 +131,11 @@ class Values:
 class Blob(_Shaped):
     """A blob of activations. Writing to its arrays changes what the next pass reads.
 
-    Forward, a layer reads the `data` of its bottoms. Backward, it reads the `diff` of its tops and, as in Caffe, the
-    `data` that these bottoms have by then: those of AbsVal, BatchReindex, BNLL, Convolution, Deconvolution, ELU, Embed,
-    InnerProduct, Log, LRN, MultinomialLogisticLoss, Power, PReLU, Python, ReLU, Reduction, Scale and products of
-    Eltwise, and the labels of losses (ContrastiveLoss, HingeLoss, InfogainLoss and its matrix, SigmoidCrossEntropyLoss,
-    SoftmaxWithLoss). For any other bottom, and for one that the layer overwrites in place, it takes what the forward
-    pass met, such as the mask of Dropout, the maxima of Pooling and the probabilities of a loss.
+    Forward, a layer reads the `data` of its bottoms. Backward, it reads the `diff` of its tops and, as in Caffe, what
+    its bottoms' `data` has become, if its gradient needs that: convolutions, InnerProduct, Scale, activations other
+    than Sigmoid and TanH, and all others whose class has `backward_reads_bottoms`; losses read their labels. For any
+    other bottom, and for one that the layer overwrites in place, it takes what the forward pass met, such as the mask
+    of Dropout, the maxima of Pooling and the probabilities of a loss.
 
     The `data` of tops is not read backward, where Caffe reads that of ELU, Exp, LRN, MVN, Power, Sigmoid, Softmax and
     TanH, and of layers in place: what such a layer needs of its top follows from its bottom.

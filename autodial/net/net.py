@@ -20,6 +20,7 @@ from autodial.layers import Layer, LayerContext, LayerError, Shape, layer_class
 from autodial.layers.base import check_size
 from autodial.layers.dial import DomainAlignment
 from autodial.net.fusion import fusible, is_watched, run_fused
+from autodial.netparam.entropies import settle_entropies
 from autodial.netparam.net_state import filter_net, insert_splits
 from autodial.proto import LayerWeights, Weights, fork_fields
 from autodial.proto import messages as pb
@@ -104,8 +105,17 @@ class Net(nn.Module):
         self.base_dir = base_dir
         if param.debug_info:
             _log.warning("The net's debug_info is ignored: there is no trace of every blob.")
+        for path in fork_fields(param):
+            if "." not in path:  # a layer's come later, with its name
+                raise InputError(f"the net's {path}, which only other versions of Caffe have, is not supported")
         filtered = filter_net(param, phase, level=level, stages=stages)
         _check_types(filtered)
+        for name in settle_entropies(filtered):
+            _log.warning(
+                'Layer "%s" (EntropyLoss) reads what a Softmax makes and is taken for Xlearn\'s, of probabilities: '
+                "state entropy_param { } to say so, or loss_param { } for AutoDIAL's, of scores.",
+                name,
+            )
         self.param = insert_splits(_with_automatic_tops(filtered))
         self.layer_names: list[str] = [layer.name for layer in self.param.layer]
         self._namesakes = Counter(self.layer_names)
@@ -422,6 +432,12 @@ class Net(nn.Module):
                 namesakes = (seen[name],) if seen[name] else ()
                 layer.reseed(derive_seed(self.seed, name, iteration, pass_, *namesakes))
                 seen[name] += 1
+
+    def begin_iteration(self, iteration: int) -> None:
+        """Tell the layers that follow a schedule which iteration of the solver begins, from 0."""
+        for layer in self._order:
+            if layer.is_scheduled:
+                layer.begin_iteration(iteration)
 
     # --- parameters
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from autodial.data.source import FILE_OPTIONS
+from autodial.proto import messages as pb
 
 
-def files_of(net: Any, base_dir: Path) -> list[Path]:
+def files_of(net: pb.NetParameter, base_dir: Path) -> list[Path]:
     """The lists and mean files that a NetParameter's data layers name, under both folders they may be found in."""
     names: list[str] = []
     for layer in net.layer:

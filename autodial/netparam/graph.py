@@ -1,15 +1,14 @@
 """A net's layers as a graph in which every version of a blob is a value of its own.
 
-In Caffe an in-place layer writes the blob that it reads, so that a blob's name means different things to the layers
-before and behind it. The graph numbers the versions, which makes it safe to cut, remove and merge layers; `net` gives
-the names back.
+In Caffe an in-place layer writes the blob that it reads, so a blob's name means different things to the layers before
+and after it. The graph numbers the versions, which makes it safe to cut, remove and merge layers; `net` restores the
+names.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from autodial.errors import InputError
 from autodial.netparam.layer_types import READS_SCORES
@@ -21,7 +20,7 @@ from autodial.wording import alternatives
 class Node:
     """One layer: its LayerParameter, and the values that it reads and makes."""
 
-    param: Any
+    param: pb.LayerParameter
     bottoms: list[int]
     tops: list[int]
 
@@ -36,7 +35,7 @@ class Graph:
         InputError: a layer reads a blob that no layer before it makes.
     """
 
-    def __init__(self, layers: Iterable[Any]) -> None:
+    def __init__(self, layers: Iterable[pb.LayerParameter]) -> None:
         self.nodes: list[Node] = []
         self.names: list[str] = []
         latest: dict[str, int] = {}
@@ -69,7 +68,7 @@ class Graph:
     def logits(self, blob: str | None = None) -> int:
         """The value that layers read as scores of classes: losses on them, Accuracy, ArgMax or Softmax layers.
 
-        A layer behind a Softmax counts as a reader of what the Softmax reads.
+        A layer that reads a Softmax layer's top counts as a reader of the Softmax layer's bottom.
 
         Args:
             blob: name of the blob, where the net leaves a choice.
@@ -97,17 +96,17 @@ class Graph:
         if not candidates:
             raise InputError(
                 "the TEST phase has no SoftmaxWithLoss, Accuracy or Softmax layer that says which blob holds the "
-                "logits: name it with --logits BLOB"
+                "logits: name the blob with `logits`"
             )
         if len(candidates) > 1:
             names = ", ".join(self.names[value] for value in candidates)
             raise InputError(
-                f"the TEST phase has several candidates for the logits ({names}): choose one with --logits BLOB"
+                f"the TEST phase has several candidates for the logits ({names}): choose one with `logits`"
             )
         return candidates[0]
 
     def feed(self, value: int, shape: Sequence[int]) -> None:
-        """Replace the layer that makes a value by an Input layer of this shape; its other tops are gone."""
+        """Replace the layer that makes a value by an Input layer of this shape; the layer's other tops disappear."""
         producer = self.producer(value)
         param = pb.LayerParameter(name=producer.param.name, type="Input")
         param.input_param.shape.add().dim.extend(shape)
@@ -131,11 +130,11 @@ class Graph:
             other.bottoms = [bottom if value == top else value for value in other.bottoms]
 
     def absorb(self, node: Node, follower: Node) -> None:
-        """Drop `follower`, the only reader of `node`'s only top, and let `node` make what it made."""
+        """Drop `follower`, the only reader of `node`'s only top, and let `node` make the tops of `follower`."""
         self.nodes.remove(follower)
         node.tops = follower.tops
 
-    def net(self, name: str, value: int) -> Any:
+    def net(self, name: str, value: int) -> pb.NetParameter:
         """A NetParameter of the nodes that a value depends on: one phase, without what only training reads."""
         net = pb.NetParameter(name=name)
         for node in self.ancestors(value):

@@ -1,6 +1,6 @@
 """What code that loads no torch must know of Caffe's layer types.
 
-The classes in autodial.layers say the same of themselves, beside all else that is known of a layer; a test compares.
+The classes in autodial.layers state the same facts; a test compares them.
 """
 
 READS_SCORES = frozenset({
@@ -8,7 +8,9 @@ READS_SCORES = frozenset({
 })  # fmt: skip
 """Types whose first bottom holds scores or probabilities of classes (Layer.reads_scores)."""
 
-PER_CHANNEL = frozenset({"BatchNorm", "Bias", "Dial", "PReLU", "Scale"})
+PER_CHANNEL = frozenset(
+    {"BatchNorm", "Bias", "ConvolutionDepthwise", "Dial", "MultiModalBatchNorm", "Normalize", "PReLU", "Scale"}
+)
 """Types that keep the channels and have parameters or statistics for each (Layer.per_channel)."""
 
 NO_IMAGES = frozenset({"DummyData", "Parameter"})

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable
-from typing import Any
 
 from autodial.errors import InputError
 from autodial.proto import messages as pb
 
 
-def meets(rule: Any, phase: pb.Phase, level: int, stages: Collection[str]) -> bool:
+def meets(rule: pb.NetStateRule, phase: pb.Phase, level: int, stages: Collection[str]) -> bool:
     """Whether a net in this phase, at this level and in these stages meets a NetStateRule."""
     if rule.HasField("phase") and rule.phase != phase:
         return False
@@ -21,7 +20,7 @@ def meets(rule: Any, phase: pb.Phase, level: int, stages: Collection[str]) -> bo
     return all(stage in stages for stage in rule.stage) and not any(stage in stages for stage in rule.not_stage)
 
 
-def included(layer: Any, phase: pb.Phase, level: int, stages: Collection[str]) -> bool:
+def included(layer: pb.LayerParameter, phase: pb.Phase, level: int, stages: Collection[str]) -> bool:
     """Whether a layer's include and exclude rules let it into a net in this phase, at this level and in these stages.
 
     Raises:
@@ -34,12 +33,14 @@ def included(layer: Any, phase: pb.Phase, level: int, stages: Collection[str]) -
     return not any(meets(rule, phase, level, stages) for rule in layer.exclude)
 
 
-def filter_net(net: Any, phase: pb.Phase, *, level: int | None = None, stages: Collection[str] = ()) -> Any:
+def filter_net(
+    net: pb.NetParameter, phase: pb.Phase, *, level: int | None = None, stages: Collection[str] = ()
+) -> pb.NetParameter:
     """A copy of a NetParameter with the layers of one phase, its `state` and every layer's `phase` filled in.
 
     Args:
-        level: for the layers' rules; None is that of the prototxt's `state`.
-        stages: likewise, beside those of `state`.
+        level: for the layers' rules; None takes the level of the prototxt's `state`.
+        stages: for the layers' rules, in addition to those of `state`.
 
     Raises:
         InputError: a layer with both include and exclude rules.
@@ -62,20 +63,20 @@ def filter_net(net: Any, phase: pb.Phase, *, level: int | None = None, stages: C
     return filtered
 
 
-def put_in_state(net: Any, level: int, stages: Iterable[str]) -> None:
+def put_in_state(net: pb.NetParameter, level: int, stages: Iterable[str]) -> None:
     """Set a NetParameter's level and add stages, in place, as Caffe's flags -level and -stage do.
 
     Args:
-        stages: names, or several with commas between.
+        stages: names; one string may hold several, separated by commas.
     """
     net.state.level = level
     net.state.stage.extend(filter(None, ",".join(stages).split(",")))
 
 
-def insert_splits(net: Any) -> Any:
+def insert_splits(net: pb.NetParameter) -> pb.NetParameter:
     """A copy of a filtered NetParameter in which every blob has one consumer (Caffe: InsertSplits).
 
-    A blob that several layers read, or one that is a loss and is read, goes through a Split layer with a top for each.
+    A blob that several layers read, or a loss that a layer reads, passes a Split layer with a top for each.
 
     Raises:
         InputError: a bottom that no earlier layer produces.

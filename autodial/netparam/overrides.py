@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
 from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.message import Message
 
 from autodial.errors import InputError
+from autodial.proto import messages as pb
 from autodial.wording import alternatives, counted, shortened
 
 _STEP = re.compile(r"(\w+)(?:\[(\d{1,9})\])?")
 _DEEPEST = 8
-"""Steps of a field's path at most, so that not all heads of a long path are tried; Caffe's layers have three."""
+"""Most steps in a field's path, so that not all heads of a long path are tried; Caffe's layers have three."""
 _LONGEST_PATTERN = 1000
-"""Characters; the time that a pattern takes grows with their square."""
+"""Most characters in a pattern; the time for matching grows with their square."""
 _TRUTH = {"true": True, "1": True, "false": False, "0": False}
 
 
-def apply_to_solver(settings: Sequence[str], solver: Any) -> None:
+def apply_to_solver(settings: Sequence[str], solver: pb.SolverParameter) -> None:
     """Apply the settings that start with `solver.`, such as `solver.base_lr=0.01`, to a SolverParameter, in place.
 
     Raises:
@@ -38,7 +40,7 @@ def for_nets(settings: Sequence[str]) -> list[str]:
     return [setting for setting in settings if not setting.strip().startswith("solver.")]
 
 
-def apply_to_nets(settings: Sequence[str], nets: Sequence[Any]) -> None:
+def apply_to_nets(settings: Sequence[str], nets: Sequence[pb.NetParameter]) -> None:
     """Apply settings to NetParameters, in place.
 
     `fc6-dial.dial_param.weight_filler.value=1`, `fc6.param[0].lr_mult=0`, `data.transform_param.mean_value=104,117,9`:
@@ -53,7 +55,7 @@ def apply_to_nets(settings: Sequence[str], nets: Sequence[Any]) -> None:
     for setting in settings:
         path, value = _split(setting)
         if path.startswith("solver."):
-            raise _error(setting, "this reads a net and no solver, whose settings `autodial train` takes")
+            raise _error(setting, "only training takes settings of the solver")
         names = list(dict.fromkeys(layer.name for net in nets for layer in net.layer))
         owners, field = _find_layers(path, names)
         if not owners:
@@ -66,8 +68,8 @@ def apply_to_nets(settings: Sequence[str], nets: Sequence[Any]) -> None:
 
 
 def _find_layers(path: str, names: Sequence[str]) -> tuple[set[str], str]:
-    """The layers that the head of a setting's path names, or else is a pattern of, and the rest of the path."""
-    # names hold dots, too, so the longest head that fits is meant
+    """The layers whose name, or else pattern, the path begins with, and the rest of the path."""
+    # layer names may hold dots, so the longest head that fits is the name
     dots = [dot.start() for dot in re.finditer(r"\.", path)][::-1]
     for dot in dots[:_DEEPEST]:
         head = path[:dot]
@@ -80,7 +82,7 @@ def _find_layers(path: str, names: Sequence[str]) -> tuple[set[str], str]:
 
 
 def _error(setting: str, problem: str) -> InputError:
-    return InputError(f"--set {shortened(setting)}: {problem}")
+    return InputError(f"setting {shortened(setting)}: {problem}")
 
 
 def _split(setting: str) -> tuple[str, str]:
@@ -90,12 +92,12 @@ def _split(setting: str) -> tuple[str, str]:
     return path.strip(), value.strip()
 
 
-def _assign(setting: str, message: Any, owner: str, path: str, value: str) -> None:
+def _assign(setting: str, message: Message, owner: str, path: str, value: str) -> None:
     """Set one field, any number of messages deep."""
     steps = path.split(".")
     for depth, step in enumerate(steps):
         match = _STEP.fullmatch(step)
-        fields = message.DESCRIPTOR.fields_by_name
+        fields: Mapping[str, Any] = message.DESCRIPTOR.fields_by_name
         if match is None or match[1] not in fields:
             where = ".".join(steps[:depth]) or owner
             inside = [name for name in _messages(message) if step in fields[name].message_type.fields_by_name]
@@ -119,12 +121,12 @@ def _assign(setting: str, message: Any, owner: str, path: str, value: str) -> No
         message = (child.add() if index == len(child) else child[index]) if repeated else child
 
 
-def _messages(message: Any) -> list[str]:
-    """The messages that are set in one, but for lists of them: those of its layer type, in a layer."""
+def _messages(message: Message) -> list[str]:
+    """The fields of a message that hold a message, without lists: in a layer, the parameters of its type."""
     return [field.name for field, _ in message.ListFields() if field.message_type and not _is_repeated(field)]
 
 
-def _assign_value(setting: str, message: Any, field: Any, repeated: bool, index: int | None, value: str) -> None:
+def _assign_value(setting: str, message: Message, field: Any, repeated: bool, index: int | None, value: str) -> None:
     try:
         if not repeated:
             setattr(message, field.name, _convert(field, value))
@@ -165,7 +167,7 @@ def _convert(field: Any, text: str) -> Any:
     return int(text)
 
 
-def _check_index(setting: str, message: Any, field: Any, repeated: bool, index: int) -> None:
+def _check_index(setting: str, message: Message, field: Any, repeated: bool, index: int) -> None:
     if not repeated:
         raise _error(setting, f"{field.name} is not a list; leave out [{index}]")
     count = len(getattr(message, field.name))

@@ -1,11 +1,10 @@
-"""Named variants: what an AutoDIAL net is compared with, made from the net itself instead of a copy of its file."""
+"""Named variants of an AutoDIAL net for comparisons, made from the net itself instead of a copy of its file."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -26,10 +25,10 @@ VARIANTS = {
     "adabn": "each domain normalized with its own statistics (alpha fixed to 1), without the entropy loss",
     "fixed-alpha": "AutoDIAL with alpha fixed to 1",
 }
-"""Names of the variants that every AutoDIAL net has, and what each is. The net as it is has no name."""
+"""Names of the variants that every AutoDIAL net has, with their meanings. The unchanged net has no name."""
 
 FIXING = ("adabn", "fixed-alpha")
-"""Variants that fix alpha, whatever the weights to start from hold."""
+"""Variants that fix alpha, whatever alpha the initial weights hold."""
 
 _SUFFIX = ".settings"
 _BIAS_TERMS = {
@@ -37,27 +36,28 @@ _BIAS_TERMS = {
     "Deconvolution": "convolution_param",
     "InnerProduct": "inner_product_param",
 }
-"""By type of the layers that Dial layers are put behind: the message that says whether it has a bias."""
+"""For each layer type that Dial layers follow, the message that says whether the layer has a bias."""
 
 
-def apply_variant(net: Any, name: str) -> Any:
+def apply_variant(net: pb.NetParameter, name: str) -> pb.NetParameter:
     """A variant of an AutoDIAL net.
 
-    "fixed-alpha" and "adabn" start every Dial layer's alpha at 1 and keep it there, also where the net fixes it to
-    another value. "adabn" (Li et al., 2016) further gives EntropyLoss layers the weight 0, and takes the target's
+    "fixed-alpha" and "adabn" start every Dial layer's alpha at 1 and keep it there, even where the net fixes alpha to
+    another value. "adabn" (Li et al., 2016) also gives EntropyLoss layers the weight 0 and takes the target's
     statistics in TEST.
 
     "source-only" and "entropy-only" undo the alignment:
 
-    - A Dial layer that was added to a network goes, and so does the Scale that reads it. Dial layers behind layers with
-      a bias are such, and those that make the logits.
-    - One that stands in for batch normalization becomes a BatchNorm layer of the same name, over the whole batch, and
-      its Scale stays. Dial layers behind layers without a bias are such, and then those behind all convolutions; and
-      those that `autodial dialize` made from BatchNorm layers, which it names "X-dial" where no layer is called "X".
-    - A Scale stays without its Dial layer, as a bias, if the layer before has none.
+    - A Dial layer that was added to a network is removed, together with the Scale layer that reads it. These are the
+      Dial layers that follow a layer with a bias, and those that make the logits.
+    - A Dial layer that replaces batch normalization becomes a BatchNorm layer of the same name, over the whole batch,
+      and its Scale layer stays. These are the Dial layers that follow a layer without a bias; where such a layer is a
+      convolution, also those that follow other convolutions; and those that `autodial dialize` made from BatchNorm
+      layers and named "X-dial", where no layer is called "X".
+    - A Scale layer stays without its Dial layer, as a bias, if the layer before it has no bias.
 
-    "source-only" also takes away what only the target's samples of a batch go through: their data, the Concat and Slice
-    layers that join and split the domains along axis 0, the EntropyLoss. All other layers stay as they are.
+    "source-only" also removes what only the target's samples pass through: their data, the Concat and Slice layers that
+    join and split the domains along axis 0, the EntropyLoss. All other layers stay unchanged.
 
     Args:
         net: a NetParameter of any phases, whose batches hold the source's samples first; it is not changed.
@@ -73,14 +73,14 @@ def apply_variant(net: Any, name: str) -> Any:
     if name not in VARIANTS:
         raise InputError(f'no variant "{name}"; there are {", ".join(VARIANTS)}')
     if not any(layer.type == "Dial" for layer in net.layer):
-        raise InputError(f'variant "{name}" changes Dial layers, and the net has none: it takes an AutoDIAL net')
+        raise InputError(f'variant "{name}" changes Dial layers, and the net has none: give an AutoDIAL net')
     if name in FIXING:
         return _with_alpha_1(net, without_entropy=name == "adabn")
     plain = _without_alignment(net)
     return _without_target(plain) if name == "source-only" else plain
 
 
-def read_variant(path: Path, names: Sequence[str]) -> Any:
+def read_variant(path: Path, names: Sequence[str]) -> pb.NetParameter:
     """The net in a file, turned into variants of it (see `apply_variants`); errors name the file."""
     net = read_net(path)
     try:
@@ -89,14 +89,14 @@ def read_variant(path: Path, names: Sequence[str]) -> Any:
         raise InputError(f"{path}: {error}") from error
 
 
-def apply_variants(net: Any, names: Sequence[str], folder: Path | None) -> Any:
-    """Variants of a net, each made from what the one before left.
+def apply_variants(net: pb.NetParameter, names: Sequence[str], folder: Path | None) -> pb.NetParameter:
+    """Apply several variants to a net, one after the other.
 
     Args:
         net: a NetParameter; it is not changed.
-        names: keys of VARIANTS, and NAME for files NAME.settings in the folder, which hold a setting (see
-            autodial.netparam.overrides) a line, empty lines, and comments behind a "#" at a line's start.
-        folder: that of the net's file; None for a net without a file.
+        names: keys of VARIANTS, and NAME for a file NAME.settings in the folder. Each line of the file is a setting
+            (see autodial.netparam.overrides), empty, or a comment that starts with "#".
+        folder: the folder of the net's file; None for a net without a file.
 
     Returns:
         a new NetParameter; `net` itself if there are no names.
@@ -111,16 +111,17 @@ def apply_variants(net: Any, names: Sequence[str], folder: Path | None) -> Any:
         elif name in files:
             net = _with_settings(net, files[name])
         else:
-            beside = "".join(f", {other} ({path})" for other, path in files.items())
-            raise InputError(f"--variant {name}: no such variant; there are {', '.join(VARIANTS)}{beside}")
+            others = "".join(f", {other} ({path})" for other, path in files.items())
+            raise InputError(f'no variant "{name}"; there are {", ".join(VARIANTS)}{others}')
     return net
 
 
-def fit_weights(weights: Weights, net: Any, source: str) -> Weights:
-    """Weights of an AutoDIAL net as its variants without alignment take them.
+def fit_weights(weights: Weights, net: pb.NetParameter, source: str) -> Weights:
+    """Convert an AutoDIAL net's weights for its variants without alignment.
 
-    Where the net has a BatchNorm layer and the weights a Dial layer, its blobs become BatchNorm's: the statistics of
-    one domain, where both domains still have the same, as in a net that was just made from one with BatchNorm layers.
+    Where the net has a BatchNorm layer and the weights have a Dial layer, the Dial layer's blobs become BatchNorm's:
+    the statistics of one domain. Both domains must still have equal statistics, as in a net that was just made from one
+    with BatchNorm layers.
 
     Args:
         net: the variant, a NetParameter.
@@ -139,20 +140,20 @@ def fit_weights(weights: Weights, net: Any, source: str) -> Weights:
     )
 
 
-def warn_of_lost_alignment(weights: Weights, net: Any) -> None:
-    """Warn if weights were trained with Dial layers that a NetParameter has not, in any phase."""
+def warn_of_lost_alignment(weights: Weights, net: pb.NetParameter) -> None:
+    """Warn if weights were trained with Dial layers that a net has in no phase."""
     held = {layer.name for layer in net.layer}
     lost = [layer.name for layer in weights.layers if layer.name not in held and _is_trained_dial(layer)]
     if lost:
         _log.warning(
-            "The weights were trained with %s that the net lacks, %s first: with another --variant? Without alignment, "
-            "the other layers' weights give other results.",
+            "The weights were trained with %s that the net lacks, %s first; without alignment the other layers' "
+            "weights give other results",
             *(counted(len(lost), "Dial layer"), lost[0]),
         )
 
 
 def _is_trained_dial(layer: LayerWeights) -> bool:
-    """Whether its statistics weigh more than the one batch that `dialize` gives them."""
+    """Whether it is a Dial layer whose statistics come from more than the one batch that `dialize` gives them."""
     if layer.type != "Dial" or len(layer.blobs) != 4:
         return False
     normalizer = layer.blobs[3]
@@ -166,20 +167,20 @@ def _as_batch_norm(layer: LayerWeights, source: str) -> LayerWeights:
         if blob is None or blob.ndim != 2 or not np.array_equal(blob[0], blob[-1]):
             raise InputError(
                 f'layer "{layer.name}": {source} holds statistics of two domains, and the net has a BatchNorm layer: '
-                "start from the weights that the AutoDIAL net itself was started from"
+                "start from the weights that the AutoDIAL net started from"
             )
         statistics.append(blob[0])
     return LayerWeights(layer.param, [*statistics, normalizer])
 
 
-def _with_settings(net: Any, path: Path) -> Any:
+def _with_settings(net: pb.NetParameter, path: Path) -> pb.NetParameter:
     lines = read_text(path, "a list of settings").splitlines()
     changed = _copy(net)
     for number, line in enumerate(map(str.strip, lines), 1):
         if not line or line.startswith("#"):
             continue
         if line.startswith("solver."):
-            raise InputError(f"{path}:{number}: {line}: a variant changes a net; set what is the solver's with --set")
+            raise InputError(f"{path}:{number}: {line}: a variant changes a net, not a solver: remove this line")
         try:
             apply_to_nets([line], [changed])
         except InputError as error:
@@ -187,7 +188,7 @@ def _with_settings(net: Any, path: Path) -> Any:
     return changed
 
 
-def _with_alpha_1(net: Any, *, without_entropy: bool) -> Any:
+def _with_alpha_1(net: pb.NetParameter, *, without_entropy: bool) -> pb.NetParameter:
     changed = _copy(net)
     for layer in changed.layer:
         if layer.type == "Dial":
@@ -205,10 +206,10 @@ def _with_alpha_1(net: Any, *, without_entropy: bool) -> Any:
 # --- without alignment
 
 
-def _without_alignment(net: Any) -> Any:
+def _without_alignment(net: pb.NetParameter) -> pb.NetParameter:
     dials = [i for i, layer in enumerate(net.layer) if layer.type == "Dial"]
     fed_by = {i: _weighted_layer_before(net, i) for i in dials}
-    # nobody leaves out a convolution's bias but for the shift of a normalization behind it
+    # a convolution lacks a bias only where a normalization with a shift follows
     batch_normalized = any(
         layer is not None and layer.type == "Convolution" and not _has_bias(layer) for layer in fed_by.values()
     )
@@ -216,13 +217,13 @@ def _without_alignment(net: Any) -> Any:
     normalized: set[int] = set()
     for i, layer in fed_by.items():
         scale = _scale_behind(net, i)
-        biased = layer is not None and _has_bias(layer)
+        biased = layer if layer is not None and _has_bias(layer) else None
         if _makes_logits(net, i if scale is None else scale):
             stands_in = False
         elif _replaces_batch_norm(net, i):
             stands_in = True
         else:
-            stands_in = not biased or (batch_normalized and layer.type != "InnerProduct")
+            stands_in = biased is None or (batch_normalized and biased.type != "InnerProduct")
         if stands_in:
             normalized.add(i)
         else:
@@ -238,24 +239,24 @@ def _without_alignment(net: Any) -> Any:
     return plain
 
 
-def _weighted_layer_before(net: Any, dial: int) -> Any:
+def _weighted_layer_before(net: pb.NetParameter, dial: int) -> pb.LayerParameter | None:
     """The convolution or inner product that makes what a Dial layer reads; None if another kind of layer does."""
     blob = net.layer[dial].bottom[0]
     maker = next((layer for layer in reversed(net.layer[:dial]) if blob in layer.top), None)
     return maker if maker is not None and maker.type in _BIAS_TERMS else None
 
 
-def _replaces_batch_norm(net: Any, dial: int) -> bool:
+def _replaces_batch_norm(net: pb.NetParameter, dial: int) -> bool:
     """Whether a Dial layer has the name that dialize gives it for a BatchNorm layer "X": "X-dial", without an "X"."""
     name, dash, _ = net.layer[dial].name.rpartition("-dial")
     return bool(dash) and all(layer.name != name for layer in net.layer)
 
 
-def _has_bias(layer: Any) -> bool:
+def _has_bias(layer: pb.LayerParameter) -> bool:
     return bool(getattr(layer, _BIAS_TERMS[layer.type]).bias_term)
 
 
-def _scale_behind(net: Any, dial: int) -> int | None:
+def _scale_behind(net: pb.NetParameter, dial: int) -> int | None:
     """Number of the Scale layer that is the first to read what a Dial layer makes; None if another kind of layer is."""
     blob = net.layer[dial].top[0]
     for i, layer in enumerate(net.layer[dial + 1 :], dial + 1):
@@ -264,7 +265,7 @@ def _scale_behind(net: Any, dial: int) -> int | None:
     return None
 
 
-def _makes_logits(net: Any, number: int) -> bool:
+def _makes_logits(net: pb.NetParameter, number: int) -> bool:
     """Whether a layer's top is what losses read, or what is split into domains for them."""
     blob = net.layer[number].top[0]
     for layer in net.layer[number + 1 :]:
@@ -275,7 +276,7 @@ def _makes_logits(net: Any, number: int) -> bool:
     return False
 
 
-def _become_batch_norm(layer: Any) -> None:
+def _become_batch_norm(layer: pb.LayerParameter) -> None:
     layer.type = "BatchNorm"
     for field in ("eps", "moving_average_fraction", "use_global_stats"):
         if layer.dial_param.HasField(field):
@@ -287,18 +288,18 @@ def _become_batch_norm(layer: Any) -> None:
 # --- without the target
 
 
-def _without_target(net: Any) -> Any:
+def _without_target(net: pb.NetParameter) -> pb.NetParameter:
     joins = [layer for layer in net.layer if layer.type == "Concat" and _axis(layer) == 0]
     splits = [layer for layer in net.layer if layer.type == "Slice" and _axis(layer) == 0]
     _check_two_domains(joins, splits)
     kept = [layer for layer in net.layer if layer not in (*joins, *splits)]
     target = {join.bottom[1] for join in joins} | {split.top[1] for split in splits}
-    gone: list[Any] = []
+    gone: list[pb.LayerParameter] = []
     while branch := [layer for layer in kept if target.intersection((*layer.bottom, *layer.top))]:
         target.update(top for layer in branch for top in layer.top)
         gone += branch
         kept = [layer for layer in kept if layer not in branch]
-        # what only fed layers that are gone, such as target images that a layer crops before they are joined
+        # blobs that only removed layers read, such as target images that a layer crops before they are joined
         target.update(top for layer in kept for top in layer.top if _is_idle(top, kept, gone))
 
     # the source's data takes the name of the joined batch, as the TEST phase's data has that name too
@@ -309,7 +310,7 @@ def _without_target(net: Any) -> Any:
     return source
 
 
-def _check_two_domains(joins: Sequence[Any], splits: Sequence[Any]) -> None:
+def _check_two_domains(joins: Sequence[pb.LayerParameter], splits: Sequence[pb.LayerParameter]) -> None:
     if bool(joins) != bool(splits):
         have, lack = ("Concat", "Slice") if joins else ("Slice", "Concat")
         raise InputError(
@@ -320,13 +321,13 @@ def _check_two_domains(joins: Sequence[Any], splits: Sequence[Any]) -> None:
         blobs = layer.bottom if layer.type == "Concat" else layer.top
         if len(blobs) != 2:
             raise InputError(
-                f'layer "{layer.name}" ({layer.type}): variant "source-only" takes two blobs here, the source\'s and '
-                f"then the target's, and not {len(blobs)}"
+                f'layer "{layer.name}" ({layer.type}): variant "source-only" needs two blobs here, the source\'s and '
+                f"then the target's, not {len(blobs)}"
             )
 
 
-def _is_idle(blob: str, kept: Sequence[Any], gone: Sequence[Any]) -> bool:
-    """Whether only layers that are gone read a blob, apart from those that write it themselves."""
+def _is_idle(blob: str, kept: Sequence[pb.LayerParameter], gone: Sequence[pb.LayerParameter]) -> bool:
+    """Whether only removed layers read a blob, apart from layers that write it themselves."""
     return any(blob in layer.bottom for layer in gone) and not any(
         blob in layer.bottom and blob not in layer.top for layer in kept
     )
@@ -335,12 +336,12 @@ def _is_idle(blob: str, kept: Sequence[Any], gone: Sequence[Any]) -> bool:
 # --- messages
 
 
-def _axis(layer: Any) -> int:
+def _axis(layer: pb.LayerParameter) -> int:
     param, old = (layer.concat_param, "concat_dim") if layer.type == "Concat" else (layer.slice_param, "slice_dim")
     return int(getattr(param, old if param.HasField(old) else "axis"))
 
 
-def _copy(net: Any, *, layers: bool = True) -> Any:
+def _copy(net: pb.NetParameter, *, layers: bool = True) -> pb.NetParameter:
     copy = pb.NetParameter()
     copy.CopyFrom(net)
     if not layers:
@@ -348,7 +349,7 @@ def _copy(net: Any, *, layers: bool = True) -> Any:
     return copy
 
 
-def _add(net: Any, layer: Any, renamed: Mapping[str, str]) -> Any:
+def _add(net: pb.NetParameter, layer: pb.LayerParameter, renamed: Mapping[str, str]) -> pb.LayerParameter:
     """Add a copy of a layer to a net, its blobs renamed; returns the copy."""
     copy = net.layer.add()
     copy.CopyFrom(layer)

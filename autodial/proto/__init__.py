@@ -1,7 +1,7 @@
 """Caffe's files: nets and solvers as text, weights and solver states as binary and HDF5, and the messages in them.
 
 `messages` has the message classes; the functions here read and write whole files. Old forms are brought up to date as
-they are read. What is wrong with a file is an InputError that says where.
+they are read. A file with a mistake raises an InputError that says where the mistake is.
 """
 
 from .binary import array_from_blob, blob_from_array, read_blob

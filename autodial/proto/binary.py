@@ -31,6 +31,7 @@ _LIMIT = 2**31 - 1  # bytes in the longest message that protobuf reads or writes
 _BEYOND_LIMIT = "protobuf ends at 2 GiB, and Caffe's format for more is HDF5, in files that end in .h5"
 _MOST_AXES, _LONGEST_AXIS = 32, 2**31 - 1  # of a blob: kMaxBlobAxes, INT_MAX
 _LEGACY = ("num", "channels", "height", "width")
+_RAW_TYPES = {pb.DOUBLE: "<f8", pb.FLOAT: "<f4", pb.FLOAT16: "<f2"}  # of NVIDIA's Caffe
 
 T = TypeVar("T")
 
@@ -38,21 +39,23 @@ T = TypeVar("T")
 def read_weights(path: str | os.PathLike[str]) -> Weights:
     """The weights in a binary caffemodel of up to 2 GiB, V0 and V1 too; doubles are rounded to float32.
 
-    InputError if the file is cut short, damaged or something else.
+    Raises:
+        InputError: the file is cut short, damaged or something else.
     """
     return read_old_weights(path)[0]
 
 
 def read_old_weights(path: str | os.PathLike[str]) -> tuple[Weights, list[str]]:
-    """What `read_weights` returns, and what was old in it, a phrase each, as from `upgrade_net`."""
+    """The weights, as from `read_weights`, and phrases for what was old in the file, as from `upgrade_net`."""
     return _read(path, "caffemodel", "NetParameter", _weights)
 
 
 def write_weights(weights: Weights, path: str | os.PathLike[str]) -> None:
-    """Write a binary caffemodel with the fields that Caffe writes, whole or not at all; legacy shapes stay that.
+    """Write a binary caffemodel with the fields that Caffe writes, whole or not at all; legacy shapes stay legacy.
 
-    WorkError if it can't be written; nothing larger than 2 GiB can. InputError if blobs are missing, as in HDF5 files
-    of layers that share them.
+    Raises:
+        WorkError: the file can't be written, or would be larger than 2 GiB.
+        InputError: blobs are missing, as in weights from an HDF5 file whose layers share blobs.
     """
     blobs = [_complete(layer, path) for layer in weights.layers]
     # Each blob also takes its tags, lengths and shape: 10 bytes a number at most.
@@ -63,21 +66,26 @@ def write_weights(weights: Weights, path: str | os.PathLike[str]) -> None:
     with replacing(path) as file:
         # Layer by layer: the parts of a message, one after the other, are the message.
         file.write(pb.NetParameter(name=weights.name).SerializeToString())
-        for layer, arrays in zip(weights.layers, blobs, strict=True):
+        params = wire.layers_to_file([layer.param for layer in weights.layers])
+        for layer, param, arrays in zip(weights.layers, params, blobs, strict=True):
             part = _FRAME["NetParameter"]()
             message = part.layer.add()
-            message.MergeFromString(wire.to_file(layer.param))
+            message.MergeFromString(param)
             _store(arrays, message.blobs, layer.legacy)
             file.write(part.SerializeToString())
 
 
 def read_state(path: str | os.PathLike[str]) -> State:
-    """The state in a binary solverstate; InputError as in read_weights."""
+    """The state in a binary solverstate; raises as `read_weights`."""
     return _read(path, "solverstate", "SolverState", _state)
 
 
 def write_state(state: State, path: str | os.PathLike[str]) -> None:
-    """Write a binary solverstate, whole or not at all; WorkError if it can't be written."""
+    """Write a binary solverstate, whole or not at all.
+
+    Raises:
+        WorkError: the file can't be written, or would be larger than 2 GiB.
+    """
     if (size := sum(4 * np.size(array) for array in state.history)) > _LIMIT - 2**20:
         raise WorkError(f"{path} would take {size / 2**30:.1f} GiB: {_BEYOND_LIMIT}")
     message = _FRAME["SolverState"](iter=state.iter, learned_net=state.learned_net, current_step=state.current_step)
@@ -86,10 +94,11 @@ def write_state(state: State, path: str | os.PathLike[str]) -> None:
         file.write(message.SerializeToString())
 
 
-def array_from_blob(blob: Any) -> NDArray[np.float32]:
-    """The values of a BlobProto in its shape, 4-D where it gives num, channels, height and width; doubles are rounded.
+def array_from_blob(blob: pb.BlobProto) -> NDArray[np.float32]:
+    """The values of a BlobProto as float32 in its shape, which is 4-D where it gives num, channels, height and width.
 
-    InputError if shape and number of values don't fit.
+    Raises:
+        InputError: the shape does not fit the number of values.
     """
     try:
         return _array(blob, "the blob")
@@ -97,23 +106,27 @@ def array_from_blob(blob: Any) -> NDArray[np.float32]:
         raise InputError(str(error)) from error
 
 
-def blob_from_array(array: ArrayLike) -> Any:
+def blob_from_array(array: ArrayLike) -> pb.BlobProto:
     """A BlobProto with the array's shape and its values as float32."""
     values = np.asarray(array, np.float32)
     return pb.BlobProto(shape={"dim": values.shape}, data=values.ravel())
 
 
 def read_blob(path: str | os.PathLike[str]) -> NDArray[np.float32]:
-    """The array in a binary BlobProto file, such as a mean image (1, channels, height, width); InputError as above."""
+    """The array in a binary BlobProto file, such as a mean image (1, channels, height, width).
+
+    Raises:
+        InputError: as `read_weights` and `array_from_blob`.
+    """
     return _read(path, "binaryproto", "BlobProto", _blob)
 
 
 class _ContentError(Exception):
-    """The message is readable and what it holds is no use; the text says why, without the file's name."""
+    """The message is readable, but its content is unusable; the text says why, without the file's name."""
 
 
 def _read(path: str | os.PathLike[str], kind: str, message: str, convert: Callable[[Any, str], T]) -> T:
-    """`convert` of the message in the file, whose every fault becomes one InputError."""
+    """Apply `convert` to the message in the file; every fault becomes one InputError."""
     path = existing_file(path, kind)
     size = path.stat().st_size
     if size > _LIMIT:
@@ -125,14 +138,14 @@ def _read(path: str | os.PathLike[str], kind: str, message: str, convert: Callab
             # Floats stored unpacked are unknown fields to that schema, so that values seem to be missing.
             return convert(_FRAME_UNPACKED[message].FromString(read_bytes(path, kind)), str(path))
     except (DecodeError, UnicodeDecodeError) as error:
-        problem = " is cut short or damaged, or something else than its name says: copy or download it again"
+        problem = " is cut short or damaged, or not what its name says: copy or download it again"
         raise InputError(f"{path}{_other_kind(path, kind) or problem}") from error
     except _ContentError as error:
         raise InputError(f"{path}{_other_kind(path, kind) or f': {error}'}") from error
 
 
 def _other_kind(path: Path, kind: str) -> str | None:
-    """What the file is instead of a binary `kind`, as the end of a sentence, if that is easy to see."""
+    """The end of a sentence that says what the file is instead of a binary `kind`, if that is easy to see."""
     with path.open("rb") as file:
         start = file.read(4096)
     if start and not is_binary(start):
@@ -145,9 +158,9 @@ def _other_kind(path: Path, kind: str) -> str | None:
 def _weights(net: Any, path: str) -> tuple[Weights, list[str]]:
     layers = [*net.layer, *(old.layer if old.HasField("layer") else old for old in net.layers)]
     if not any(layer.name for layer in layers):
-        raise _ContentError("there are no layers with names in it, so it is no caffemodel")
+        raise _ContentError("it has no layers with names, so it is no caffemodel")
     _check_text(net.name)
-    # While the layers are brought up to date, each blob is only its index here: copies would double the memory.
+    # While the layers are brought up to date, an index stands for each blob: copies would double the memory.
     blobs: list[NDArray[np.float32]] = []
     legacy: set[int] = set()
     for layer in layers:
@@ -159,8 +172,6 @@ def _weights(net: Any, path: str) -> tuple[Weights, list[str]]:
             blob.Clear()
             blob.num = len(blobs) - 1
     whole = wire.net_from_file(net.SerializeToString())
-    for field in ("input", "input_dim", "input_shape"):
-        whole.ClearField(field)  # Weights have no use for them, and old versions of Caffe left out the shapes.
     old = upgrade_net(whole, path)
     weights = Weights(whole.name)
     for layer in whole.layer:
@@ -176,7 +187,7 @@ def _weights(net: Any, path: str) -> tuple[Weights, list[str]]:
 
 def _state(state: Any, path: str) -> State:
     if not state.HasField("iter"):
-        raise _ContentError("there is no iteration in it, so it is no solverstate")
+        raise _ContentError("it has no iteration, so it is no solverstate")
     _check_text(state.learned_net)
     history = [_array(blob, f"history {index}") for index, blob in enumerate(state.history)]
     return State(state.iter, state.current_step, state.learned_net, history)
@@ -188,7 +199,7 @@ def _blob(blob: Any, path: str) -> NDArray[np.float32]:
 
 def _check_text(*names: Any) -> None:
     for name in names:
-        if isinstance(name, bytes):  # protobuf's C runtime hands over a string that isn't UTF-8 like this
+        if isinstance(name, bytes):  # protobuf's C runtime returns bytes for a string that isn't UTF-8
             raise _ContentError(f"the name {name!r} is not UTF-8, so the file is probably damaged")
 
 
@@ -198,17 +209,24 @@ def _is_legacy(blob: Any) -> bool:
 
 
 def _array(blob: Any, what: str) -> NDArray[np.float32]:
-    """A BlobProto of either schema as a float32 array of its own memory; `what` is its name in errors."""
+    """A BlobProto of either schema as a float32 array with its own memory; errors call it `what`."""
     shape = tuple(getattr(blob, name) for name in _LEGACY) if _is_legacy(blob) else tuple(blob.shape.dim)
     values, dtype = (blob.double_data, "<f8") if len(blob.double_data) else (blob.data, "<f4")
     try:
-        flat = np.frombuffer(b"".join(values), dtype) if type(blob) is _FRAME["BlobProto"] else np.array(values, dtype)
+        if blob.HasField("raw_data"):
+            if blob.raw_data_type not in _RAW_TYPES:
+                raise _ContentError(f"{what} holds integers, and weights are floats, so the file is probably damaged")
+            flat = np.frombuffer(blob.raw_data, _RAW_TYPES[blob.raw_data_type])
+        elif type(blob) is _FRAME["BlobProto"]:
+            flat = np.frombuffer(b"".join(values), dtype)
+        else:
+            flat = np.array(values, dtype)
     except ValueError as error:
         raise _ContentError(f"{what} ends within a value, so the file is probably damaged") from error
     if len(shape) > _MOST_AXES or max(shape, default=0) > _LONGEST_AXIS:
         raise _ContentError(
-            f"{what} has {len(shape)} axes, the longest of {max(shape)}, and Caffe's have {_MOST_AXES} of "
-            f"{_LONGEST_AXIS} at most, so the file is probably damaged"
+            f"{what} has {len(shape)} axes, the longest of {max(shape)}, and Caffe allows {_MOST_AXES} axes "
+            f"of {_LONGEST_AXIS}, so the file is probably damaged"
         )
     if min(shape, default=0) < 0 or math.prod(shape) != flat.size:
         raise _ContentError(f"{what} has the shape {shape} and {flat.size} values, so the file is probably damaged")
@@ -217,12 +235,12 @@ def _array(blob: Any, what: str) -> NDArray[np.float32]:
 
 
 def _complete(layer: LayerWeights, path: str | os.PathLike[str]) -> list[NDArray[np.float32]]:
-    """The layer's blobs, none of which may be missing."""
+    """The layer's blobs; InputError if one is missing."""
     blobs = [blob for blob in layer.blobs if blob is not None]
     if len(blobs) < len(layer.blobs):
         raise InputError(
-            f'{path} can\'t be written: layer "{layer.name}" shares blobs with another layer, which alone has them in '
-            "HDF5: load the weights into their net and save that"
+            f'{path} can\'t be written: layer "{layer.name}" shares blobs with another layer, and HDF5 files '
+            "store these once: load the weights into their net and save that"
         )
     return blobs
 

@@ -1,7 +1,7 @@
 """Weights and solver states in Caffe's HDF5 layout, which has no limit of 2 GiB.
 
-Weights are a group "data" with a group for each layer, in which the datasets "0", "1", ... are its blobs. Of a blob
-that layers share by the name in their `param`s, only the first layer has a dataset. A "/" in a layer's name makes
+Weights are a group "data" with a group for each layer, in which the datasets "0", "1", ... are its blobs. Where
+layers share a blob by the name in their `param`s, only the first layer has a dataset. A "/" in a layer's name makes
 nested groups. A "diff" group, of gradients, is not read. Solver states are the datasets iter, learned_net and
 current_step, and a group "history" with the datasets "0", "1", ...
 """
@@ -37,7 +37,8 @@ _AXES = {
 def read_weights(path: str | os.PathLike[str]) -> Weights:
     """The weights in an HDF5 caffemodel as float32, the layers in alphabetical order.
 
-    InputError if the file is cut short, damaged or something else, or if h5py is missing.
+    Raises:
+        InputError: the file is cut short, damaged or something else, or h5py is missing.
     """
     with reading(path, "caffemodel") as file:
         datasets = file.datasets("data")
@@ -61,8 +62,10 @@ def read_weights(path: str | os.PathLike[str]) -> Weights:
 def write_weights(weights: Weights, path: str | os.PathLike[str]) -> None:
     """Write an HDF5 caffemodel, whole or not at all.
 
-    InputError if h5py is missing, or if HDF5 can't hold a layer's name or the legacy shape of a blob of an unknown
-    layer type; WorkError if the file can't be written.
+    Raises:
+        InputError: h5py is missing, or HDF5 can't hold a layer's name, or the legacy shape of a blob in an unknown
+            layer type.
+        WorkError: the file can't be written.
     """
     with _writing(path) as file:
         data = file.create_group("data")
@@ -87,7 +90,7 @@ def write_weights(weights: Weights, path: str | os.PathLike[str]) -> None:
 
 
 def read_state(path: str | os.PathLike[str]) -> State:
-    """The state in an HDF5 solverstate; InputError as in read_weights."""
+    """The state in an HDF5 solverstate; raises as read_weights."""
     with reading(path, "solverstate") as file:
         datasets = file.datasets("history")
         if datasets is None:
@@ -109,11 +112,11 @@ def read_state(path: str | os.PathLike[str]) -> State:
 
 
 def write_state(state: State, path: str | os.PathLike[str]) -> None:
-    """Write an HDF5 solverstate, whole or not at all; errors as in write_weights."""
+    """Write an HDF5 solverstate, whole or not at all; raises as write_weights."""
     with _writing(path) as file:
         for name, value in (("iter", state.iter), ("current_step", state.current_step)):
             file.create_dataset(name, data=np.array([value], np.int32))
-        # One byte longer than the text, as Caffe reads up to the zero that C strings end with.
+        # One byte longer than the text: Caffe reads up to the zero at the end of C strings.
         text = state.learned_net.encode()
         file.create_dataset("learned_net", data=np.array(text, f"S{len(text) + 1}"))
         history = file.create_group("history")
@@ -136,7 +139,7 @@ def _writing(path: str | os.PathLike[str]) -> Iterator[Any]:
 
 
 def _values(dataset: Any, kinds: str) -> NDArray[Any]:
-    """What is in a dataset; ValueError if its values are of none of NumPy's `kinds`."""
+    """The values of a dataset; ValueError if their type is none of NumPy's `kinds`."""
     if dataset.dtype.kind not in kinds:
         raise ValueError(f"{dataset.name} has values of type {dataset.dtype}")
     return np.asarray(dataset[()])
@@ -152,7 +155,7 @@ def _layer(name: str, blobs: dict[int, NDArray[np.float32]]) -> LayerWeights:
 
 
 def _exact_shape(layer: LayerWeights, index: int, path: str | os.PathLike[str]) -> tuple[int, ...]:
-    """The shape of a layer's blob, which for HDF5 may not be a legacy one."""
+    """The shape of a layer's blob for HDF5, where legacy shapes are not allowed."""
     shape = np.shape(layer.blobs[index])  # type: ignore[arg-type]
     if index not in layer.legacy:
         return shape
@@ -160,6 +163,6 @@ def _exact_shape(layer: LayerWeights, index: int, path: str | os.PathLike[str]) 
     if missing == len(shape) or any(extent != 1 for extent in shape[:missing]):
         raise InputError(
             f'{path} can\'t be written: layer "{layer.name}", blob {index} has the old four-dimensional shape {shape}, '
-            "and HDF5 needs the true one: load the weights into their net and save that"
+            "and HDF5 needs the true shape: load the weights into their net and save that"
         )
     return shape[missing:]

@@ -1,8 +1,8 @@
-"""The one door to HDF5 files: what can be had of a file is what lies in it, and no more than it can hold.
+"""The only access to HDF5 files: it gives what lies in the file itself, and no more than the file can hold.
 
-HDF5 lets a file borrow from others: links into another file, datasets whose values lie in another file (any file, such
-as one with passwords) or are put together from several. It also lets a file of a few bytes declare terabytes. Neither
-is of use to Caffe, whose library writes plain datasets under hard links.
+HDF5 lets a file borrow from others: links into another file, and datasets whose values lie in another file (any file,
+such as one with passwords) or come from several files. It also lets a file of a few bytes declare terabytes. Caffe uses
+neither: it writes plain datasets under hard links.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from autodial.errors import InputError
 
 from ..system.files import existing_file
 
-# What HDF5's C library and h5py raise for damage, and what comes of a group or type where a dataset should be, or of an
-# end where there should be more.
+# What HDF5's C library and h5py raise for damage, and what follows from a group or type in a dataset's place or from an
+# early end.
 _DAMAGE = (
     OSError, RuntimeError, LookupError, ValueError, TypeError, AttributeError, OverflowError, MemoryError, struct.error
 )  # fmt: skip
 _MOST_COMPRESSED = 1032  # bytes that one byte of deflated data can stand for, at most
 _FILTERS = {1: "deflate", 2: "shuffle", 3: "fletcher32", 4: "szip", 5: "nbit", 6: "scaleoffset", 32000: "lzf"}
-"""Filters that come with HDF5 and h5py; each other one is a library that would have to be loaded."""
+"""Filters that come with HDF5 and h5py; any other filter would load a library."""
 
 
 class Hdf5File:
@@ -48,26 +48,27 @@ class Hdf5File:
         return list(self._file)
 
     def dataset(self, name: str) -> Any:
-        """The h5py.Dataset of a name, in which "/" stands between groups; None where there is no dataset.
+        """The h5py.Dataset of a name, with "/" between groups; None where there is no dataset.
 
         Raises:
             InputError: the name leads out of the file, the values lie elsewhere or were never written, or they need a
-                filter that does not come with HDF5. ValueError if the file is too small for what it declares.
+                filter that does not come with HDF5.
+            ValueError: the file is too small for what it declares.
         """
         item = self._find(name)
         return None if item is None or not hasattr(item, "dtype") or hasattr(item, "keys") else self._checked(item)
 
     def datasets(self, group: str) -> Iterator[tuple[str, Any]] | None:
-        """Every dataset in a group and below it, with its name from there on, in alphabetical order.
+        """Every dataset in a group and below it, with its name relative to the group, in alphabetical order.
 
-        A group without anything in it comes with None in a dataset's place.
+        An empty group comes with None in a dataset's place.
 
         Returns:
             None if there is no such group.
 
         Raises:
-            InputError: while iterating: as `dataset`; also for an object that has several names. ValueError as
-                `dataset`, for all datasets together.
+            InputError: while iterating, as `dataset`; also for an object that has several names.
+            ValueError: while iterating, as `dataset`, for all datasets together.
         """
         top = self._find(group)
         return self._walk(top) if hasattr(top, "keys") else None
@@ -87,7 +88,7 @@ class Hdf5File:
             item = self._member(group, name)
             place = h5o.get_info(item.id).addr
             if place in seen:
-                # A group in itself would be read without end, and a dataset of many names as often.
+                # A group that contains itself would be read without end, and a dataset with many names many times.
                 raise InputError(
                     f'{self._path}: "{_inside(group, name)}" is another name (a hard link) of "{seen[place][1:]}": '
                     "write its values a second time"
@@ -126,8 +127,8 @@ class Hdf5File:
         if isinstance(link, h5py.ExternalLink):
             target += f' in the file "{link.filename}"'
         raise InputError(
-            f'{self._path}: "{_inside(group, name)}" is a link to {target}, and links are not followed: write what it '
-            "leads to in its place"
+            f'{self._path}: "{_inside(group, name)}" is a link to {target}, and links are not followed: write the '
+            "target in its place"
         )
 
     def _checked(self, dataset: Any) -> Any:
@@ -153,7 +154,7 @@ class Hdf5File:
             return dataset
         stored = dataset.id.get_storage_size()
         if not stored:
-            raise InputError(f"{what} has the shape {dataset.shape} and no values: none were ever written")
+            raise InputError(f"{what} has the shape {dataset.shape}, but its values were never written")
         most = stored if dataset.chunks is None else stored * _MOST_COMPRESSED
         chunk = prod(dataset.chunks or ()) * dataset.dtype.itemsize  # memory that reading any row takes
         if stored > self._path.stat().st_size or max(dataset.nbytes, chunk) > most:
@@ -166,12 +167,12 @@ def reading(path: str | os.PathLike[str], kind: str, *, searched: int | None = N
     """An HDF5 file, open for reading until the block ends.
 
     Args:
-        kind: what the file should be, for messages.
+        kind: the expected kind of file, for messages.
         searched: bytes from the file's start in which heaps are looked for and checked; None for all. The heap of the
             root group lies within the first few hundred.
 
     Raises:
-        InputError: h5py is missing, or the file can't be read; what damage makes go wrong inside of the block, too.
+        InputError: h5py is missing, or the file can't be read; also for errors that damage causes within the block.
     """
     h5py = import_h5py(path)
     path = existing_file(path, kind)
@@ -180,12 +181,12 @@ def reading(path: str | os.PathLike[str], kind: str, *, searched: int | None = N
         with h5py.File(path, "r") as file:
             yield Hdf5File(file, path)
     except _DAMAGE as error:
-        problem = "is cut short or damaged, or something else than its name says: copy or download it again"
+        problem = "is cut short or damaged, or not what its name says: copy or download it again"
         raise InputError(f"{path} {problem}") from error
 
 
 def import_h5py(path: str | os.PathLike[str]) -> Any:
-    """The package; an InputError names it, and the file that needs it, where it is missing."""
+    """The package h5py; raises an InputError that names the file if h5py is missing."""
     try:
         import h5py
     except ImportError as error:

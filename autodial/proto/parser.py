@@ -1,8 +1,8 @@
 """Protobuf's text format read as Caffe reads it.
 
-protobuf's own Python parser follows other rules than the C++ one that Caffe uses: it takes `+1`, `1_000` and any letter
-after a backslash, and refuses `- 1`. It also knows neither the layer that a mistake is in nor what to do about it. This
-one takes and refuses what C++ does, with every protobuf runtime.
+protobuf's own Python parser follows other rules than the C++ parser that Caffe uses: it accepts `+1`, `1_000` and any
+letter after a backslash, and refuses `- 1`. Its errors name neither the layer with the mistake nor a remedy. This
+parser accepts and refuses what C++ does, with every protobuf runtime.
 """
 
 from __future__ import annotations
@@ -13,13 +13,14 @@ from difflib import get_close_matches
 from typing import Any, NamedTuple, NoReturn
 
 from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.message import Message
 
 from autodial.errors import InputError
 from autodial.wording import shortened
 
-# C++ isspace; other Unicode spaces are errors outside of strings. A number takes in what directly follows it, so that
-# "3px" or "1.2.3" is one bad number rather than two tokens. A string that is never closed takes in the rest of its
-# line: looking for the end of a string from each quote in it would take time that grows as the line's square.
+# C++ isspace; other Unicode spaces are errors outside of strings. A number includes what directly follows it, so that
+# "3px" or "1.2.3" is one bad number rather than two tokens. A string that is never closed includes the rest of its
+# line: a search for the end from each quote in it would take time that grows with the square of the line's length.
 _TOKEN = re.compile(
     r"""(?P<space>(?:[ \t\r\n\v\f]|\#[^\n]*)+)
     |(?P<identifier>[A-Za-z_][A-Za-z0-9_]*)
@@ -36,6 +37,7 @@ _ESCAPED = {
     b"a": b"\a", b"b": b"\b", b"f": b"\f", b"n": b"\n", b"r": b"\r", b"t": b"\t", b"v": b"\v",
     b"\\": b"\\", b"?": b"?", b"'": b"'", b'"': b'"',
 }  # fmt: skip
+_PLACEHOLDER = re.compile(r"%[A-Za-z]\w*%|\$\{\w+\}|\$[A-Za-z_]\w*")  # of templates
 _CLOSER = {"{": "}", "<": ">"}
 _INTEGER_RANGES = {
     FieldDescriptor.CPPTYPE_INT32: (-(2**31), 2**31 - 1),
@@ -68,7 +70,7 @@ def _tokens(text: str) -> Iterator[_Token]:
 
 
 def top_level_names(text: str) -> Iterator[str]:
-    """The fields of the outermost message, and its enum and bool values, in order; the text need not be correct."""
+    """The names of the outermost message's fields, enum and bool values, in order; the text need not be correct."""
     depth = 0
     for token in _tokens(text):
         if token.kind == "symbol":
@@ -88,13 +90,13 @@ class Parser:
         self._index = 0
         self._blocks: list[_Block] = []  # those around the current token, outermost first
 
-    def parse_into(self, message: Any) -> None:
+    def parse_into(self, message: Message) -> None:
         """Fill the empty `message`; an InputError names file, line, column, layer and field of the first mistake."""
         self._blocks = [_Block(message.DESCRIPTOR, -1, 1)]
         self._read_fields(message, opener=None)
 
-    def _read_fields(self, message: Any, opener: _Token | None) -> None:
-        """Every field up to the end of the block that `opener` began, or of the text."""
+    def _read_fields(self, message: Message, opener: _Token | None) -> None:
+        """Read the fields up to the end of the text, or of the block that `opener` began."""
         first: dict[str, _Token] = {}
         while True:
             token = self._peek()
@@ -112,8 +114,8 @@ class Parser:
                 return
             self._read_field(message, first)
 
-    def _read_field(self, message: Any, first: dict[str, _Token]) -> None:
-        """One `name: value`, `name { ... }` or `name: [value, ...]`; `first` holds the singular fields seen so far."""
+    def _read_field(self, message: Message, first: dict[str, _Token]) -> None:
+        """Read one `name: value`, `name { ... }` or `name: [value, ...]`; `first` has the singular fields so far."""
         token = self._take()
         if token.kind != "identifier":
             self._fail(token, f"a field's name must stand here, not {self._describe(token)}")
@@ -140,7 +142,7 @@ class Parser:
             self._read_value(message, field)
         _ = self._accept(";") or self._accept(",")
 
-    def _read_value(self, message: Any, field: Any) -> None:
+    def _read_value(self, message: Message, field: Any) -> None:
         if field.message_type is not None:
             self._read_message(message, field)
             return
@@ -157,7 +159,7 @@ class Parser:
         else:
             getattr(message, field.name).append(value)
 
-    def _read_message(self, message: Any, field: Any) -> None:
+    def _read_message(self, message: Message, field: Any) -> None:
         opener = self._peek()
         if opener.kind != "symbol" or opener.text not in _CLOSER:
             self._fail(opener, f'"{{" must follow {field.name}, not {self._describe(opener)}')
@@ -180,9 +182,17 @@ class Parser:
         while self._peek().kind == "string":
             pieces.append(self._unescape(self._take(), field))
         try:
-            return b"".join(pieces).decode()
+            text = b"".join(pieces).decode()
         except UnicodeDecodeError:
             self._fail(start, f"the escapes in {field.name} do not give UTF-8 text")
+        self._check_filled(text, start)
+        return text
+
+    def _check_filled(self, text: str, token: _Token) -> None:
+        """Refuse a string with the placeholder of a template, but for `$name`, which may be part of a file's name."""
+        for placeholder in _PLACEHOLDER.findall(text):
+            if placeholder[0] == "%" or placeholder[1] == "{":
+                self._fail(token, _template(placeholder))
 
     def _unescape(self, token: _Token, field: Any) -> bytes:
         def value(match: re.Match[bytes]) -> bytes:
@@ -256,7 +266,7 @@ class Parser:
         return token
 
     def _accept(self, symbol: str) -> bool:
-        """Whether `symbol` comes next; it is then taken."""
+        """Take `symbol` if it comes next; returns whether it did."""
         token = self._peek()
         if token.kind != "symbol" or token.text != symbol:
             return False
@@ -273,6 +283,8 @@ class Parser:
         self._fail(token, f"{field.name} must be {wanted}, not {found}")
 
     def _fail(self, token: _Token, what: str) -> NoReturn:
+        if token.kind == "symbol" and (placeholder := _PLACEHOLDER.match(self._text, token.start)):
+            what = _template(placeholder[0])
         line, column = self._line_and_column(token)
         raise InputError(f"{self._name}:{line}:{column}: {self._layer()}{what}")
 
@@ -282,7 +294,7 @@ class Parser:
         return before.count("\n") + 1, len(before) - before.rfind("\n")
 
     def _layer(self) -> str:
-        """The layer around the current token, for the start of an error; its name may stand behind the mistake."""
+        """The layer around the current token, for the start of an error; its name may come after the mistake."""
         layers = [block for block in self._blocks if block.descriptor.name in _LAYER_MESSAGES]
         if not layers:
             return ""
@@ -325,6 +337,10 @@ class Parser:
             f"{problem}: correct its name; a field that only another version of Caffe knows is not supported, and "
             "without it the net may be another one"
         )
+
+
+def _template(placeholder: str) -> str:
+    return f"the file is a template: put a value in the place of {shortened(placeholder)}, and of all others like it"
 
 
 def _is_slip(word: str, name: str) -> bool:

@@ -10,24 +10,30 @@ root of the repository:
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from google.protobuf import (
-    descriptor_pb2,
-    descriptor_pool,
-    message_factory,
+from google.protobuf import descriptor_pool, message_factory
+from google.protobuf.descriptor_pb2 import (
+    DescriptorProto,
+    FieldDescriptorProto,
+    FileDescriptorProto,
+    FileDescriptorSet,
 )
+from google.protobuf.message import Message
 
-from .dialects import DIALECTS
+from .dialects import DIALECTS, FORKS
 
 PACKAGE = "caffe"
+_DIALECT = re.compile(rf"^\.{PACKAGE}\.(?:{'|'.join(fork.name for fork in FORKS)})\.")
 STRIDE = 10_000_000
 """Beyond every number that a fork uses: field n of dialect i may become i * STRIDE + n."""
+_WITHOUT_EFFECT = frozenset[str]().union(*(fork.without_effect for fork in FORKS))
 UNREAD = 52 * STRIDE
 """What binary files hold under n and no dialect explains is kept as the unknown field UNREAD + n."""
 
@@ -36,8 +42,7 @@ UNREAD = 52 * STRIDE
 class Schema:
     """The messages of all dialects in one file, and the numbers that each dialect has for them."""
 
-    file: Any
-    """FileDescriptorProto of the package `caffe`."""
+    file: FileDescriptorProto
     fields: dict[tuple[str, str], dict[int, int]] = field(default_factory=lambda: defaultdict(dict))
     """By message and field: the field's number in each dialect that has it, by the dialect's index in DIALECTS."""
     enums: dict[str, dict[int, dict[int, int]]] = field(default_factory=lambda: defaultdict(dict))
@@ -48,9 +53,9 @@ class Schema:
 def schema() -> Schema:
     """The dialects' messages merged by name."""
     data = files(__package__).joinpath("caffe.desc").read_bytes()
-    sources = {file.package: file for file in descriptor_pb2.FileDescriptorSet.FromString(data).file}
+    sources = {file.package: file for file in FileDescriptorSet.FromString(data).file}
     packages = [f"{PACKAGE}.{dialect.name}" if dialect.name else PACKAGE for dialect in DIALECTS]
-    merged = Schema(descriptor_pb2.FileDescriptorProto.FromString(sources[PACKAGE].SerializeToString()))
+    merged = Schema(FileDescriptorProto.FromString(sources[PACKAGE].SerializeToString()))
     owners: dict[tuple[str, int], set[str]] = defaultdict(set)  # the names of each message's each number
     for package in packages:
         for message in sources[package].message_type:
@@ -58,6 +63,8 @@ def schema() -> Schema:
                 owners[message.name, each.number].add(each.name)
     messages = {message.name: message for message in merged.file.message_type}
     for index, package in enumerate(packages):
+        if index:
+            merged.file.enum_type.extend(sources[package].enum_type)
         for message in sources[package].message_type:
             target = messages.get(message.name)
             if target is None:
@@ -65,22 +72,32 @@ def schema() -> Schema:
             _add_enums(merged, index, message, target)
             known = {each.name: each for each in target.field}
             for each in message.field:
-                merged.fields[message.name, each.name][index] = each.number
+                numbers = merged.fields[message.name, each.name]
                 if each.name in known:
-                    if index and each.default_value != known[each.name].default_value:
-                        # No one default is right: layers ask whether the field is given.
-                        known[each.name].ClearField("default_value")
-                    continue
-                new = target.field.add()
-                new.CopyFrom(each)
-                if len(owners[message.name, each.number]) > 1:
-                    new.number += index * STRIDE
-                if each.HasField("type_name"):
-                    new.type_name = each.type_name.replace(f".{package}.", f".{PACKAGE}.", 1)
+                    if 0 not in numbers:
+                        _reconcile(known[each.name], each)
+                else:
+                    new = target.field.add()
+                    new.CopyFrom(each)
+                    if len(owners[message.name, each.number]) > 1:
+                        new.number += index * STRIDE
+                    if each.HasField("type_name"):
+                        new.type_name = _DIALECT.sub(f".{PACKAGE}.", each.type_name)
+                numbers[index] = each.number
     return merged
 
 
-def _add_enums(merged: Schema, index: int, message: Any, target: Any) -> None:
+def _reconcile(known: FieldDescriptorProto, other: FieldDescriptorProto) -> None:
+    """Let a field of a fork stand for the field of the same name in another fork, too."""
+    if other.label == other.LABEL_REPEATED:
+        known.label = known.LABEL_REPEATED
+        known.ClearField("default_value")
+    elif other.default_value != known.default_value:
+        # No one default is right: layers ask whether the field is given.
+        known.ClearField("default_value")
+
+
+def _add_enums(merged: Schema, index: int, message: DescriptorProto, target: DescriptorProto) -> None:
     """Put the enums of the dialect's `message` into `target`, each name once."""
     known = {enum.name: enum for enum in target.enum_type}
     for enum in message.enum_type:
@@ -95,24 +112,35 @@ def _add_enums(merged: Schema, index: int, message: Any, target: Any) -> None:
         merged.enums[f"{message.name}.{enum.name}"][index] = {value.number: values[value.name] for value in enum.value}
 
 
-def fork_fields(message: Any) -> list[str]:
-    """What a message says in fields and enum values that Caffe has not, as paths such as "pooling_param.ceil_mode".
+def fork_fields(message: Message) -> list[str]:
+    """What a message says that only forks of Caffe know, as paths such as "pooling_param.ceil_mode".
 
-    In a LayerParameter the messages of a fork's own layers don't count, as their type says whose they are.
+    Left out are fields that change nothing in what a net computes, those that state their default, and in layers the
+    messages of a fork's own layer types.
     """
     return [path for path in _fork_fields(message) if message.DESCRIPTOR.name != "LayerParameter" or "." in path]
 
 
-def _fork_fields(message: Any) -> Iterator[str]:
+def _fork_fields(message: Message) -> Iterator[str]:
     for each, value in message.ListFields():
+        if each.name in _WITHOUT_EFFECT:
+            continue
         if 0 not in schema().fields[message.DESCRIPTOR.name, each.name]:
-            yield each.name
+            if not (each.has_default_value and value == each.default_value):
+                yield each.name
             continue
         for item in [value] if each.has_presence else value:
             if each.message_type is not None:
                 yield from (f"{each.name}.{path}" for path in _fork_fields(item))
-            elif each.enum_type is not None and item >= STRIDE:
+            elif each.enum_type is not None and item not in _caffe_values(each.enum_type):
                 yield f"{each.name}: {each.enum_type.values_by_number[item].name}"
+
+
+def _caffe_values(enum: Any) -> Collection[int]:
+    """The numbers of an enum's values that Caffe has, in the schema."""
+    if enum.containing_type is None:
+        return frozenset(enum.values_by_number)
+    return schema().enums[f"{enum.containing_type.name}.{enum.name}"][0].values()
 
 
 # What reading and writing weights needs to see; whatever else a file holds passes through as unknown fields.
@@ -136,7 +164,7 @@ def load_frame(*, packed_as_bytes: bool) -> dict[str, Any]:
     packed run comes and goes as one bytes object of little-endian values.
     """
     merged = schema().file
-    file = descriptor_pb2.FileDescriptorProto(name=merged.name, package=merged.package)
+    file = FileDescriptorProto(name=merged.name, package=merged.package, enum_type=merged.enum_type)
     for message in merged.message_type:
         if message.name not in _FRAME:
             continue
@@ -151,12 +179,8 @@ def load_frame(*, packed_as_bytes: bool) -> dict[str, Any]:
     return load(file)
 
 
-def load(file: Any) -> dict[str, Any]:
-    """Each message's class and each top-level enum value's number by name, in a descriptor pool of their own.
-
-    Args:
-        file: FileDescriptorProto.
-    """
+def load(file: FileDescriptorProto) -> dict[str, Any]:
+    """Each message's class and each top-level enum value's number by name, in a descriptor pool of their own."""
     pool = descriptor_pool.DescriptorPool()
     pool.Add(file)
     descriptor = pool.FindFileByName(file.name)

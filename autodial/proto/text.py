@@ -4,74 +4,75 @@ from __future__ import annotations
 
 import codecs
 import os
-from typing import Any
 
 from google.protobuf import text_format
+from google.protobuf.message import Message
 
 from autodial.errors import InputError
 
 from ..system.files import is_binary, read_bytes, replacing
-from . import messages
+from . import messages as pb
 from .parser import Parser, top_level_names
 from .upgrade import upgrade_net, upgrade_solver
 
 
-def read_net(path: str | os.PathLike[str]) -> Any:
+def read_net(path: str | os.PathLike[str]) -> pb.NetParameter:
     """The NetParameter in a prototxt file, brought up to date (see upgrade_net).
 
-    What Caffe's own reader refuses is an InputError with file, line, column, layer and field.
+    Raises:
+        InputError: Caffe's own reader would refuse the text; names file, line, column, layer and field.
     """
     return parse_net(_read_text(path), str(path))
 
 
-def read_solver(path: str | os.PathLike[str]) -> Any:
-    """The SolverParameter in a prototxt file, brought up to date (see upgrade_solver); errors as in read_net."""
+def read_solver(path: str | os.PathLike[str]) -> pb.SolverParameter:
+    """The SolverParameter in a prototxt file, brought up to date (see upgrade_solver); raises as read_net."""
     return parse_solver(_read_text(path), str(path))
 
 
-def parse_net(text: str, name: str = "<string>") -> Any:
-    """The NetParameter in `text`, brought up to date; errors, as in read_net, call it `name`."""
+def parse_net(text: str, name: str = "<string>") -> pb.NetParameter:
+    """The NetParameter in `text`, brought up to date; raises as read_net, with `name` in the file's place."""
     return _parse_net(text, name)[0]
 
 
-def parse_solver(text: str, name: str = "<string>") -> Any:
-    """The SolverParameter in `text`, brought up to date; errors, as in read_net, call it `name`."""
+def parse_solver(text: str, name: str = "<string>") -> pb.SolverParameter:
+    """The SolverParameter in `text`, brought up to date; raises as read_net, with `name` in the file's place."""
     return _parse_solver(text, name)[0]
 
 
-def read_old_text(path: str | os.PathLike[str]) -> tuple[Any, list[str]]:
-    """What read_net or read_solver returns, whichever the file holds, and what was old in it, a phrase each."""
+def read_old_text(path: str | os.PathLike[str]) -> tuple[pb.NetParameter | pb.SolverParameter, list[str]]:
+    """The net or solver in a prototxt file, as from read_net or read_solver, and phrases for what was old in it."""
     text = _read_text(path)
     return (_parse_solver if _is_solver(text) else _parse_net)(text, str(path))
 
 
-def to_text(message: Any) -> str:
+def to_text(message: Message) -> str:
     """`message` in the text format, one field a line, in the order of the field numbers."""
     text: str = text_format.MessageToString(message, as_utf8=True)
     return text
 
 
-def write_text(message: Any, path: str | os.PathLike[str]) -> None:
+def write_text(message: Message, path: str | os.PathLike[str]) -> None:
     """Write to_text(message) as UTF-8, whole or not at all."""
     with replacing(path) as file:
         file.write(to_text(message).encode())
 
 
-def _parse_net(text: str, name: str) -> tuple[Any, list[str]]:
-    net = messages.NetParameter()
+def _parse_net(text: str, name: str) -> tuple[pb.NetParameter, list[str]]:
+    net = pb.NetParameter()
     Parser(text, name).parse_into(net)
     return net, upgrade_net(net, name)
 
 
-def _parse_solver(text: str, name: str) -> tuple[Any, list[str]]:
-    solver = messages.SolverParameter()
+def _parse_solver(text: str, name: str) -> tuple[pb.SolverParameter, list[str]]:
+    solver = pb.SolverParameter()
     Parser(text, name).parse_into(solver)
     return solver, upgrade_solver(solver, name)
 
 
 def _is_solver(text: str) -> bool:
-    """Whether the first field that only one of nets and solvers has is a solver's."""
-    net, solver = (message.DESCRIPTOR.fields_by_name for message in (messages.NetParameter, messages.SolverParameter))
+    """Whether the text is a solver: the first field that nets and solvers do not share decides."""
+    net, solver = (message.DESCRIPTOR.fields_by_name for message in (pb.NetParameter, pb.SolverParameter))
     return next((name in solver for name in top_level_names(text) if (name in net) != (name in solver)), False)
 
 

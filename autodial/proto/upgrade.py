@@ -1,15 +1,20 @@
-"""What Caffe has replaced over the years and still reads, brought up to date in place.
+"""Old forms of nets and solvers, which Caffe still reads, brought up to date in place.
 
-The rules are those of Caffe's upgrade_proto.cpp. Where it drops a field and says so in its log, an InputError is raised
-here: whatever a file states counts or is refused.
+The rules are those of Caffe's upgrade_proto.cpp. Where Caffe drops a field and logs that, an InputError is raised here:
+whatever a file states counts or is refused.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import MutableSequence, Sequence
 from typing import Any
 
+from google.protobuf.message import Message
+
 from autodial.errors import InputError
+
+from . import messages as pb
+from .dialects import FORKS
 
 _TRANSFORMATIONS = ("scale", "mean_file", "crop_size", "mirror")
 _TRANSFORMED = {"Data": "data_param", "ImageData": "image_data_param", "WindowData": "window_data_param"}
@@ -26,9 +31,10 @@ _V1_TYPES = {
     "SIGMOID_CROSS_ENTROPY_LOSS": "SigmoidCrossEntropyLoss", "SILENCE": "Silence", "SOFTMAX": "Softmax",
     "SOFTMAX_LOSS": "SoftmaxWithLoss", "SPLIT": "Split", "SLICE": "Slice", "TANH": "TanH",
     "WINDOW_DATA": "WindowData", "THRESHOLD": "Threshold",
+    **{name: today for fork in FORKS for name, today in fork.v1_types.items()},
 }  # fmt: skip
 
-# The fields of a V1 layer, some of V0 too, that have a value for each blob, and their names in ParamSpec.
+# The fields of V1 layers, and some of V0 layers, that have a value for each blob, and their names in ParamSpec.
 _PARAM_SPECS = {
     "param": "name", "blob_share_mode": "share_mode", "blobs_lr": "lr_mult", "weight_decay": "decay_mult"
 }  # fmt: skip
@@ -85,7 +91,7 @@ _V0_TYPES = {
     ),
 }
 
-# The V0 fields that are called something else today.
+# The V0 fields that have another name today.
 _V0_RENAMED = {
     "biasterm": "bias_term", "kernelsize": "kernel_size", "batchsize": "batch_size", "shuffle_images": "shuffle",
     "meanfile": "mean_file", "cropsize": "crop_size", "det_fg_threshold": "fg_threshold",
@@ -100,33 +106,39 @@ _SOLVER_TYPES = {
 
 
 class _Problem(Exception):  # noqa: N818
-    """Why a message can't be brought up to date, without its file's name."""
+    """Says why a message can't be brought up to date, without the file's name."""
 
 
-def upgrade_net(net: Any, name: str) -> list[str]:
+def upgrade_net(net: pb.NetParameter, name: str) -> list[str]:
     """Bring a NetParameter up to date in place (Caffe: UpgradeNetAsNeeded).
 
-    V0 and V1 layers become `layer`s, V0's padding layers the pad of the layer behind them, transformation fields of
-    V1's data layers a transform_param, net-level `input`s a layer of type Input, or nothing where they have no shapes
-    and a layer makes their blobs, and BatchNorm layers with three `param`s get lr_mult and decay_mult 0 there.
+    V0 and V1 layers become `layer`s, V0's padding layers the pad of the layer that reads them, transformation fields of
+    V1's data layers a transform_param, net-level `input`s a layer of type Input (nothing where they have no shapes and
+    a layer makes their blobs), and BatchNorm layers with three `param`s get lr_mult and decay_mult 0 there, and
+    the names that forks gave to a convolution's dilation become `dilation`.
 
     Args:
         net: the message; its blobs come along.
-        name: what errors call it, usually the file's path.
+        name: what errors call the net, usually the file's path.
 
     Returns:
-        what was old, a phrase each; nothing for an up-to-date net.
+        a phrase for each kind of old form; none for an up-to-date net.
 
     Raises:
-        InputError: old and current forms side by side, or something that no current form stands for.
+        InputError: old and current forms side by side, or something that has no current form.
     """
     try:
-        return [*_upgrade_layers(net), *_upgrade_inputs(net), *_upgrade_batch_norms(net.layer)]
+        return [
+            *_upgrade_layers(net),
+            *_upgrade_inputs(net),
+            *_upgrade_batch_norms(net.layer),
+            *_upgrade_holes(net.layer),
+        ]
     except _Problem as problem:
         raise InputError(f"{name}: {problem}") from None
 
 
-def upgrade_solver(solver: Any, name: str) -> list[str]:
+def upgrade_solver(solver: pb.SolverParameter, name: str) -> list[str]:
     """Bring a SolverParameter, and the nets in it, up to date in place (Caffe: UpgradeSolverAsNeeded).
 
     Returns and raises as `upgrade_net`.
@@ -135,8 +147,7 @@ def upgrade_solver(solver: Any, name: str) -> list[str]:
     if solver.HasField("solver_type"):
         if solver.HasField("type"):
             raise InputError(f"{name}: type and its old form solver_type are both given: remove solver_type")
-        enum = solver.DESCRIPTOR.fields_by_name["solver_type"].enum_type
-        solver.type = _SOLVER_TYPES[enum.values_by_number[solver.solver_type].name]
+        solver.type = _SOLVER_TYPES[pb.SolverParameter.SolverType.Name(solver.solver_type)]
         solver.ClearField("solver_type")
         old.append("solver_type")
     for field, value in solver.ListFields():
@@ -146,14 +157,14 @@ def upgrade_solver(solver: Any, name: str) -> list[str]:
     return old
 
 
-def _upgrade_layers(net: Any) -> list[str]:
+def _upgrade_layers(net: pb.NetParameter) -> list[str]:
     if not net.layers:
         return []
     if net.layer:
-        raise _Problem('"layers", the old form, stand beside "layer": keep those of one form')
+        raise _Problem('the net has "layers", the old form, and "layer": keep only one form')
     versions = [layer.HasField("layer") for layer in net.layers]
     if any(versions) and not all(versions):
-        raise _Problem("V0 layers, with a layer inside of layers, stand beside V1 layers: keep those of one form")
+        raise _Problem('the net has V0 layers (a "layer" within "layers") and V1 layers: keep only one form')
     if versions[0]:
         old = ["V0 layers", *_fold_padding(net.layers)]
         for layer in net.layers:
@@ -168,9 +179,9 @@ def _upgrade_layers(net: Any) -> list[str]:
     return old
 
 
-def _fold_padding(layers: Any) -> list[str]:
+def _fold_padding(layers: MutableSequence[pb.V1LayerParameter]) -> list[str]:
     """Remove V0's padding layers and give their pad to the conv and pool layers that read them."""
-    producers: dict[str, Any] = {}
+    producers: dict[str, pb.V1LayerParameter] = {}
     for outer in layers:
         for i, bottom in enumerate(outer.bottom):
             padding = producers.get(bottom)
@@ -186,7 +197,7 @@ def _fold_padding(layers: Any) -> list[str]:
                 raise _Problem(f'padding layer "{padding.layer.name}" must have one bottom and one top')
             if layer.pad:
                 raise _Problem(
-                    f'layer "{layer.name}" has a pad of its own behind the padding layer "{padding.layer.name}": '
+                    f'layer "{layer.name}" has its own pad after the padding layer "{padding.layer.name}": '
                     "keep one of them"
                 )
             layer.pad = padding.layer.pad
@@ -198,7 +209,7 @@ def _fold_padding(layers: Any) -> list[str]:
     return ["padding layers"] if any(kinds) else []
 
 
-def _from_v0(outer: Any, new: Any) -> None:
+def _from_v0(outer: pb.V1LayerParameter, new: pb.LayerParameter) -> None:
     """Fill the LayerParameter `new` from a V1LayerParameter whose `layer`, of V0, says all but bottoms and tops."""
     layer = outer.layer
     for field, value in outer.ListFields():
@@ -206,7 +217,7 @@ def _from_v0(outer: Any, new: Any) -> None:
             _set(new, field.name, value)
         elif field.name != "layer":
             raise _Problem(
-                f'layer "{layer.name}" is a V0 layer and gives {field.name} outside of it: move or remove it'
+                f'layer "{layer.name}" is a V0 layer, with {field.name} outside of its inner layer: move or remove it'
             )
     if layer.type not in _V0_TYPES:
         raise _Problem(f'layer "{layer.name}": V0 has no type "{layer.type}"; it has {", ".join(_V0_TYPES)}')
@@ -222,24 +233,22 @@ def _from_v0(outer: Any, new: Any) -> None:
         elif field.name in fields:
             _set(getattr(new, param) if param else new, name, value)
         elif field.name != "type":
-            raise _Problem(
-                f'layer "{layer.name}": {field.name} says nothing about the V0 type "{layer.type}": remove it'
-            )
+            raise _Problem(f'layer "{layer.name}": the V0 type "{layer.type}" has no {field.name}: remove it')
 
 
-def _from_v1(layer: Any, new: Any) -> None:
+def _from_v1(layer: pb.V1LayerParameter, new: pb.LayerParameter) -> None:
     """Fill the LayerParameter `new` from a V1LayerParameter."""
     for field, value in layer.ListFields():
         if field.name == "type":
-            new.type = _V1_TYPES[field.enum_type.values_by_number[value].name]
+            new.type = _V1_TYPES[pb.V1LayerParameter.LayerType.Name(value)]
         elif field.name in _PARAM_SPECS:
             _set_specs(new, field.name, value)
         else:
             _set(new, field.name, value)
 
 
-def _move_transformations(layer: Any) -> int:
-    """Move what a data layer's own message says of scale, mean, crop and mirror to transform_param; how many fields."""
+def _move_transformations(layer: pb.LayerParameter) -> int:
+    """Move scale, mean, crop and mirror from a data layer's own message to transform_param; returns how many moved."""
     name = _TRANSFORMED.get(layer.type)
     if name is None or not layer.HasField(name):
         return 0
@@ -249,22 +258,22 @@ def _move_transformations(layer: Any) -> int:
         if layer.transform_param.HasField(field):
             raise _Problem(
                 f'layer "{layer.name}": {field} is given in {name}, an old form, and in transform_param: '
-                "remove the former"
+                "remove it from the former"
             )
         setattr(layer.transform_param, field, getattr(param, field))
         param.ClearField(field)
     return len(old)
 
 
-def _upgrade_inputs(net: Any) -> list[str]:
-    """Put a layer of type Input where the net itself says which blobs are fed."""
+def _upgrade_inputs(net: pb.NetParameter) -> list[str]:
+    """Replace the net's own inputs by a layer of type Input."""
     fields = ("input", "input_dim", "input_shape")
     given = [field for field in fields if getattr(net, field)]
     if not given:
         return []
     names, dims = list(net.input), list(net.input_dim)
     if not names:
-        raise _Problem(f"{given[0]} gives a shape for no input: give the blob's name with input")
+        raise _Problem(f"{given[0]} gives a shape, but there is no input: add an input with the blob's name")
     made = {top for layer in net.layer for top in layer.top}
     if given == ["input"] and made.issuperset(names):
         net.ClearField("input")  # as in Caffe, which makes an Input layer where there are shapes
@@ -288,18 +297,40 @@ def _upgrade_inputs(net: Any) -> list[str]:
     return ["inputs outside of a layer"]
 
 
-def _upgrade_batch_norms(layers: Sequence[Any]) -> list[str]:
-    """Tell the solver to leave BatchNorm's three statistics alone, as files of its first form don't always do."""
+def _upgrade_batch_norms(layers: Sequence[pb.LayerParameter]) -> list[str]:
+    """Set the multipliers of BatchNorm's three statistics to 0, as the oldest files don't always do."""
     specs = [spec for layer in layers if layer.type == "BatchNorm" and len(layer.param) == 3 for spec in layer.param]
-    # Both multipliers are 1 where they are not given.
+    # Both multipliers default to 1.
     old = [spec for spec in specs if spec.lr_mult or spec.decay_mult]
     for spec in specs:
         spec.lr_mult = spec.decay_mult = 0
     return ["multipliers of BatchNorm's statistics"] if old else []
 
 
-def _set(message: Any, name: str, value: Any) -> None:
-    """Set a field from a value of the same type; to a repeated field, add it, or each of the values in a list."""
+def _upgrade_holes(layers: Sequence[pb.LayerParameter]) -> list[str]:
+    """Turn the names that forks gave to a convolution's dilation, before Caffe had it, into `dilation`."""
+    old = []
+    for layer in layers:
+        if not layer.HasField("convolution_param"):
+            continue
+        param = layer.convolution_param
+        for square, vertical, horizontal in (("hole", "hole_h", "hole_w"), ("", "dilation_h", "dilation_w")):
+            given = [name for name in (square, vertical, horizontal) if name and param.HasField(name)]
+            if not given:
+                continue
+            if param.dilation or given not in ([square], [vertical, horizontal]):
+                raise _Problem(
+                    f'layer "{layer.name}" gives {" and ".join(given)}: give only dilation, once or for both axes'
+                )
+            param.dilation.extend(getattr(param, name) for name in given)
+            for name in given:
+                param.ClearField(name)
+            old += given
+    return list(dict.fromkeys(old))
+
+
+def _set(message: Message, name: str, value: Any) -> None:
+    """Set a field to a value of the same type; to a repeated field, add the value or each value of a list."""
     field = message.DESCRIPTOR.fields_by_name[name]
     if not field.has_presence:
         getattr(message, name).extend([value] if isinstance(value, int) else value)
@@ -309,8 +340,8 @@ def _set(message: Any, name: str, value: Any) -> None:
         setattr(message, name, value)
 
 
-def _set_specs(layer: Any, old_name: str, values: Sequence[Any]) -> None:
-    """Spread what an old layer says of its blobs over the `param`s of the new one."""
+def _set_specs(layer: pb.LayerParameter, old_name: str, values: Sequence[Any]) -> None:
+    """Spread an old layer's values for its blobs over the `param`s of the new layer."""
     while len(layer.param) < len(values):
         layer.param.add()
     for spec, value in zip(layer.param, values, strict=False):

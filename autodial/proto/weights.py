@@ -1,30 +1,31 @@
-"""What weights and solver states hold, whatever the format of their files."""
+"""Weights and solver states, independent of the format of their files."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from . import messages as pb
 
 
 @dataclass
 class LayerWeights:
     """One layer of a caffemodel."""
 
-    param: Any
-    """LayerParameter: the layer as the net had it, without blobs. An HDF5 file knows its name only."""
+    param: pb.LayerParameter
+    """The layer as the net had it, without blobs. An HDF5 file knows its name only."""
     blobs: Sequence[NDArray[np.float32] | None]
     """The learned arrays in Caffe's order and shapes: a Convolution's (outputs, inputs, height, width), (outputs,).
 
-    HDF5 files hold a blob that layers share with the first of them only: with the others it is None, or not there at
-    the end.
+    Where layers share a blob, HDF5 files hold it in the first of the layers only: in the others it is None, or missing
+    at the end.
     """
     legacy: frozenset[int] = frozenset()
-    """The indices of blobs to which an old file gives no shape but num, channels, height and width: they have four axes
-    here, those that they lack in the net being 1, in front."""
+    """The indices of blobs whose shape an old file gives as num, channels, height and width. They have four axes here;
+    the leading ones are 1 where the net's blob has fewer."""
 
     @property
     def name(self) -> str:
@@ -47,9 +48,9 @@ class LayerWeights:
         return list(self.param.top)
 
     def fits(self, index: int, shape: tuple[int, ...]) -> bool:
-        """Whether the blob at `index` may be copied into one of this shape (Caffe: Blob::ShapeEquals).
+        """Whether the blob at `index` may be copied into a blob of this shape (Caffe: Blob::ShapeEquals).
 
-        The shapes must be equal; a legacy one also fits behind leading axes of 1. A blob that is not there fits.
+        The shapes must be equal; for a legacy blob, leading axes of 1 are ignored. A missing blob fits.
         """
         blob = self.blobs[index] if index < len(self.blobs) else None
         if blob is None:
@@ -61,14 +62,14 @@ class LayerWeights:
 
 @dataclass
 class Weights:
-    """A caffemodel: the net's name and all its layers in order, those without blobs too."""
+    """A caffemodel: the net's name and all its layers in order, including those without blobs."""
 
     name: str
     layers: list[LayerWeights] = field(default_factory=list)
 
 
 def merge_weights(files: Sequence[Weights]) -> Weights:
-    """Several caffemodels as one, at least one: a later one's layers take the place of an earlier one's."""
+    """One or more caffemodels as one: layers of a later file replace layers of the same name."""
     merged = files[0]
     for file in files[1:]:
         names = {layer.name for layer in file.layers}
@@ -78,7 +79,7 @@ def merge_weights(files: Sequence[Weights]) -> Weights:
 
 @dataclass
 class State:
-    """A solverstate: what a solver needs besides the weights to go on."""
+    """A solverstate: what a solver needs in addition to the weights to continue."""
 
     iter: int
     """Iterations done."""

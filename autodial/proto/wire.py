@@ -1,13 +1,14 @@
 """Layers between binary files, whose numbers each dialect uses for itself, and the schema, where they mean one thing.
 
-The layer's type decides whose number a parameter's is. What no dialect explains, or what is not the message that it
-should be, is kept as an unknown field and written as it was read.
+The layer's type decides whose number a parameter's is. In messages that Caffe and its forks share, a number is Caffe's,
+unless the net's other layers, or other fields of the message, tell the fork. What no dialect explains, or what is not
+the message that it should be, is kept as an unknown field and written as it was read.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -18,8 +19,8 @@ from . import messages as pb
 from .dialects import DIALECTS
 from .schema import STRIDE, UNREAD, schema
 
-_LAYER = 100  # NetParameter.layer
-_TYPE = 2  # LayerParameter.type
+_NAME, _V1_LAYERS, _LAYERS = 1, 2, 100  # of NetParameter
+_TYPE = 2  # of LayerParameter
 _VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5
 _WIRE_TYPES = {
     FieldDescriptor.TYPE_DOUBLE: _FIXED64,
@@ -28,6 +29,13 @@ _WIRE_TYPES = {
     FieldDescriptor.TYPE_MESSAGE: _LENGTH,
     FieldDescriptor.TYPE_BYTES: _LENGTH,
 }
+
+_SHARED = {"Split", "EntropyLoss"}
+"""Layer types that Caffe has too, and to which forks have given a message."""
+
+Forks = frozenset[int]
+"""The forks, by index in DIALECTS, that may have written a message."""
+_ANY: Forks = frozenset(range(1, len(DIALECTS)))
 
 
 class _Field(NamedTuple):
@@ -44,82 +52,168 @@ class _Meaning(NamedTuple):
 
 
 def net_from_file(data: bytes) -> pb.NetParameter:
-    """The NetParameter that a file holds; DecodeError if it is none."""
+    """The name and the layers of a net in a file; DecodeError if it is none."""
+    fields = [field for field in _split(data) if field.number in (_NAME, _V1_LAYERS, _LAYERS)]
+    layers = [list(_split(field.value)) for field in fields if field.number == _LAYERS]
+    forks = _forks(layers)
+    converted = iter([_layer_from_file(layer, forks) for layer in layers])
     parts = []
-    for field in _split(data):
-        value = _layer_from_file(field.value) if field.number == _LAYER else field.value
+    for field in fields:
+        value = field.value
+        if field.number == _LAYERS:
+            value = next(converted)
+        elif field.number == _V1_LAYERS:
+            value = _from_file(pb.V1LayerParameter.DESCRIPTOR, value, _ANY)
         parts.append(_joined(field.number, field.wire_type, value))
     return pb.NetParameter.FromString(b"".join(parts))
 
 
-def to_file(layer: pb.LayerParameter) -> bytes:
-    """The layer as its dialect's Caffe writes it."""
-    return _to_file(layer.DESCRIPTOR, layer.SerializeToString(), None, layer.type)
+def layers_to_file(layers: Sequence[pb.LayerParameter]) -> list[bytes]:
+    """The layers of a net as the first dialect that has all their fields writes them.
+
+    Where no dialect has all of them, each layer is written in a dialect of its own.
+    """
+    parts = [(layer.type, layer.SerializeToString()) for layer in layers]
+    order = sorted(range(len(DIALECTS)), key=lambda i: not all(_covers_layer(i, *part) for part in parts))
+    return [_layer_to_file(*part, next((i for i in order if _covers_layer(i, *part)), 0)) for part in parts]
 
 
 @cache
 def _meanings(message: str) -> dict[int, list[_Meaning]]:
-    """What each number in a dialect's message can stand for."""
+    """What each number in a message of the dialects can stand for."""
     meanings = defaultdict(list)
-    descriptor = getattr(pb, message).DESCRIPTOR
-    for field in descriptor.fields:
+    for field in getattr(pb, message).DESCRIPTOR.fields:
         for dialect, number in schema().fields[message, field.name].items():
             meanings[number].append(_Meaning(dialect, field))
     return meanings
 
 
-def _layer_from_file(data: bytes) -> bytes:
-    fields = list(_split(data))
-    layer_type = next((field.value for field in reversed(fields) if field.number == _TYPE), b"").decode(
-        errors="replace"
-    )
-    return b"".join(_parameter_from_file(field, layer_type) for field in fields)
+def _claims(field: _Field, message: str) -> list[_Meaning]:
+    """The meanings that the field's wire type allows."""
+    return [meaning for meaning in _meanings(message).get(field.number, ()) if _fits(field, meaning.field)]
 
 
-def _parameter_from_file(field: _Field, layer_type: str) -> bytes:
-    for meaning in _meanings("LayerParameter").get(field.number, ()):
-        types = DIALECTS[meaning.dialect].types.get(meaning.field.name)
-        if (types is not None and layer_type not in types) or not _fits(field, meaning.field):
-            continue
-        if meaning.field.message_type is None:
-            return _joined(*field)
+def _layer_claims(field: _Field, layer_type: str) -> list[_Meaning]:
+    return [
+        meaning for meaning in _claims(field, "LayerParameter")
+        if _belongs(meaning.dialect, meaning.field.name, layer_type)
+    ]  # fmt: skip
+
+
+def _belongs(dialect: int, name: str, layer_type: str) -> bool:
+    """Whether layers of a type have a parameter in a dialect."""
+    types = DIALECTS[dialect].types.get(name)
+    return types is None or layer_type in types
+
+
+def _layer_type(layer: Iterable[_Field]) -> str:
+    return next((field.value.decode(errors="replace") for field in layer if field.number == _TYPE), "")
+
+
+# --- reading
+
+
+def _forks(layers: Iterable[Sequence[_Field]]) -> Forks:
+    """The forks that have all those parameters of layers which Caffe has not."""
+    forks = _ANY
+    for layer in layers:
+        layer_type = _layer_type(layer)
+        forks = forks & _forks_with().get(layer_type, _ANY) or forks
+        for field in layer:
+            forks = _narrowed(forks, _layer_claims(field, layer_type))
+    return forks
+
+
+@cache
+def _forks_with() -> dict[str, Forks]:
+    """The forks that have each layer type that is not Caffe's."""
+    forks: dict[str, set[int]] = defaultdict(set)
+    for i, dialect in enumerate(DIALECTS):
+        for name, types in dialect.types.items():
+            if 0 not in schema().fields["LayerParameter", name]:
+                for layer_type in set(types) - _SHARED:
+                    forks[layer_type].add(i)
+    return {layer_type: frozenset(having) for layer_type, having in forks.items()}
+
+
+def _narrowed(forks: Forks, claims: Sequence[_Meaning]) -> Forks:
+    """Those of the forks that a field tells, unless it is Caffe's as well or none of them has it."""
+    having = forks & {meaning.dialect for meaning in claims}
+    return having if having and all(meaning.dialect for meaning in claims) else forks
+
+
+def _layer_from_file(layer: Sequence[_Field], forks: Forks) -> bytes:
+    layer_type = _layer_type(layer)
+    forks = forks & _forks_with().get(layer_type, _ANY) or forks
+    return b"".join(_parameter_from_file(field, layer_type, forks) for field in layer)
+
+
+def _parameter_from_file(field: _Field, layer_type: str, forks: Forks) -> bytes:
+    claims = sorted(_layer_claims(field, layer_type), key=lambda claim: claim.dialect and claim.dialect not in forks)
+    for meaning in claims:
+        message = meaning.field.message_type
+        if message is None:
+            return _joined(meaning.field.number, field.wire_type, field.value)
+        same = frozenset(claim.dialect for claim in claims if claim.field.name == meaning.field.name)
         try:
-            value = _from_file(meaning.field.message_type, field.value, {meaning.dialect} - {0})
-            getattr(pb, meaning.field.message_type.name).FromString(value)
+            value = _from_file(message, field.value, forks if 0 in same else forks & same or same)
+            getattr(pb, message.name).FromString(value)
         except DecodeError:
             continue
         return _joined(meaning.field.number, _LENGTH, value)
     return _unread(field)
 
 
-def _from_file(descriptor: Any, data: bytes, dialects: set[int]) -> bytes:
+def _from_file(message: Any, data: bytes, forks: Forks) -> bytes:
     """A message's bytes in the numbers of the schema.
 
     Args:
-        descriptor: of the schema's message.
+        message: descriptor of the schema's message.
         data: in the numbers of a file.
-        dialects: whose numbers they are; empty where the parts of the message must tell.
+        forks: those that may have written it.
     """
-    if descriptor.containing_type is not None:
-        return data
-    fields = list(_split(data))
-    meanings = _meanings(descriptor.name)
-    if not dialects:
-        dialects = _evidence(fields, meanings)
+    fields = [(field, _claims(field, message.name)) for field in _split(data)]
+    for _, claims in fields:
+        forks = _narrowed(forks, claims)
     parts = []
-    for field in fields:
-        fitting = [meaning for meaning in meanings.get(field.number, ()) if _fits(field, meaning.field)]
-        meaning = _chosen(fitting, dialects)
-        if meaning is None:
+    for field, claims in fields:
+        known = _chosen(claims, forks)
+        if known is None:
             parts.append(_unread(field))
             continue
         value = field.value
-        if meaning.field.message_type is not None:
-            value = _from_file(meaning.field.message_type, value, dialects)
-        elif meaning.field.enum_type is not None and field.wire_type == _VARINT:
-            value = _enum_from_file(meaning.field.enum_type, value, dialects)
-        parts.append(_joined(meaning.field.number, field.wire_type, value))
+        if known.message_type is not None:
+            value = _from_file(known.message_type, value, forks)
+        elif known.enum_type is not None and field.wire_type == _VARINT:
+            value = _enum_from_file(known.enum_type, value, forks)
+        parts.append(_joined(known.number, field.wire_type, value))
     return b"".join(parts)
+
+
+def _chosen(claims: Sequence[_Meaning], forks: Forks) -> Any:
+    """The field that is meant, in the schema; None where that can't be told."""
+    by_dialect = {meaning.dialect: meaning.field for meaning in claims}
+    if forks != _ANY:
+        theirs = {field.name: field for fork in forks if (field := by_dialect.get(fork, by_dialect.get(0))) is not None}
+        if len(theirs) == 1:
+            return next(iter(theirs.values()))
+    names = {field.name for field in by_dialect.values()}
+    return by_dialect.get(0, claims[0].field if len(names) == 1 else None)
+
+
+def _enum_from_file(enum: Any, value: bytes, forks: Forks) -> bytes:
+    tables = _enum_tables(enum)
+    number = _varint(value, 0)[0]
+    if forks != _ANY:
+        theirs = {tables.get(fork, tables.get(0, {})).get(number) for fork in forks} - {None}
+        if len(theirs) == 1:
+            return _encoded(theirs.pop() or 0)
+    return _encoded(next((table[number] for table in tables.values() if number in table), number))
+
+
+def _enum_tables(enum: Any) -> dict[int, dict[int, int]]:
+    """For each dialect with the enum, its numbers and the schema's; Caffe comes first. Enums of their own have none."""
+    return schema().enums[f"{enum.containing_type.name}.{enum.name}"] if enum.containing_type else {}
 
 
 def _unread(field: _Field) -> bytes:
@@ -127,95 +221,77 @@ def _unread(field: _Field) -> bytes:
     return _joined(number, field.wire_type, field.value)
 
 
-def _evidence(fields: Iterable[_Field], meanings: dict[int, list[_Meaning]]) -> set[int]:
-    """The dialects that alone have one of these fields."""
-    found: set[int] = set()
-    for field in fields:
-        fitting = [meaning for meaning in meanings.get(field.number, ()) if _fits(field, meaning.field)]
-        if fitting and len({meaning.field.name for meaning in fitting}) == 1 and all(m.dialect for m in fitting):
-            found.update(meaning.dialect for meaning in fitting)
-    return found
+# --- writing
 
 
-def _chosen(fitting: list[_Meaning], dialects: set[int]) -> _Meaning | None:
-    """The one meaning that the message's dialects, or Caffe, or all forks have; None if forks disagree."""
-    for preferred in (dialects, {0}):
-        for meaning in fitting:
-            if meaning.dialect in preferred:
-                return meaning
-    return fitting[0] if len({meaning.field.name for meaning in fitting}) == 1 else None
+def _covers_layer(dialect: int, layer_type: str, data: bytes) -> bool:
+    """Whether a dialect has every field of a layer of the schema, and layers of the type have it there."""
+    descriptor = pb.LayerParameter.DESCRIPTOR
+    known = (descriptor.fields_by_number.get(field.number) for field in _split(data))
+    names = [field.name for field in known if field is not None]
+    return _covers(dialect, descriptor, data) and all(
+        _belongs(dialect, name, layer_type) for name in names if 0 not in schema().fields["LayerParameter", name]
+    )
 
 
-def _enum_from_file(enum: Any, value: bytes, dialects: set[int]) -> bytes:
-    numbers = schema().enums.get(f"{enum.containing_type.name}.{enum.name}", {}) if enum.containing_type else {}
-    number, _ = _varint(value, 0)
-    own = [numbers[dialect] for dialect in (*sorted(dialects), 0) if dialect in numbers]
-    for table in (*own, *numbers.values()):
-        if number in table:
-            return _encoded(table[number])
-    return value
-
-
-def _to_file(descriptor: Any, data: bytes, dialect: int | None, layer_type: str = "") -> bytes:
-    """A message's bytes in the numbers of `dialect`, or of the first that has all its fields."""
-    if descriptor.containing_type is not None:
-        return data
-    fields = list(_split(data))
-    is_layer = descriptor.name == "LayerParameter"
-    if dialect is None and not is_layer:
-        dialect = next((i for i in range(len(DIALECTS)) if _covers(i, descriptor, data)), None)
-    parts = []
-    for field in fields:
-        known = descriptor.fields_by_number.get(field.number)
-        if known is None:
-            number = field.number - UNREAD if field.number >= UNREAD else field.number
-            parts.append(_joined(number, field.wire_type, field.value))
-            continue
-        numbers = schema().fields[descriptor.name, known.name]
-        owner = _owner(known, field.value, numbers, layer_type) if is_layer else dialect
-        value = field.value
-        if known.message_type is not None:
-            value = _to_file(known.message_type, value, owner or None if is_layer else dialect)
-        elif known.enum_type is not None and field.wire_type == _VARINT:
-            value = _enum_to_file(known.enum_type, value, dialect)
-        number = numbers.get(owner or 0, next(iter(numbers.values())))
-        parts.append(_joined(number, field.wire_type, value))
-    return b"".join(parts)
-
-
-def _owner(field: Any, data: bytes, numbers: dict[int, int], layer_type: str) -> int:
-    """The dialect in whose numbers a layer's parameter is written."""
-    if 0 in numbers:
-        return 0
-    able = [i for i in numbers if field.message_type is None or _covers(i, field.message_type, data)]
-    typed = [i for i in able if layer_type in DIALECTS[i].types.get(field.name, ())]
-    return next(iter((*typed, *able, *numbers)))
-
-
-def _covers(dialect: int, descriptor: Any, data: bytes) -> bool:
-    """Whether the dialect, with what it has from Caffe, knows every field and enum value in a message of the schema."""
+def _covers(dialect: int, message: Any, data: bytes) -> bool:
+    """Whether a dialect, with what it has from Caffe, has every field and enum value in a message of the schema."""
     for field in _split(data):
-        known = descriptor.fields_by_number.get(field.number)
-        if known is None or descriptor.containing_type is not None:
+        known = message.fields_by_number.get(field.number)
+        if known is None:
             continue
-        numbers = schema().fields[descriptor.name, known.name]
+        numbers = schema().fields[message.name, known.name]
         if dialect not in numbers and 0 not in numbers:
             return False
         if known.message_type is not None and not _covers(dialect, known.message_type, field.value):
             return False
-        if known.enum_type is not None and known.enum_type.containing_type is not None and field.wire_type == _VARINT:
-            tables = schema().enums[f"{known.enum_type.containing_type.name}.{known.enum_type.name}"]
-            table = tables.get(dialect, tables.get(0, {}))
+        if known.enum_type is not None and field.wire_type == _VARINT:
+            table = _enum_table(known.enum_type, dialect)
             if table and _varint(field.value, 0)[0] not in table.values():
                 return False
     return True
 
 
-def _enum_to_file(enum: Any, value: bytes, dialect: int | None) -> bytes:
-    numbers = schema().enums.get(f"{enum.containing_type.name}.{enum.name}", {}) if enum.containing_type else {}
-    table = numbers.get(dialect or 0, numbers.get(0, {}))
-    number, _ = _varint(value, 0)
-    return next((_encoded(theirs) for theirs, ours in table.items() if ours == number), value)
+def _layer_to_file(layer_type: str, data: bytes, dialect: int) -> bytes:
+    """A layer's bytes in the numbers of a dialect, and what it lacks in those of a fork that has it."""
+    parts = []
+    for field in _split(data):
+        known = pb.LayerParameter.DESCRIPTOR.fields_by_number.get(field.number)
+        owner = dialect
+        if known is not None:
+            numbers = schema().fields["LayerParameter", known.name]
+            if 0 not in numbers and dialect not in numbers:
+                owner = min(numbers, key=lambda fork: not _belongs(fork, known.name, layer_type))
+        parts.append(_field_to_file(pb.LayerParameter.DESCRIPTOR, field, owner))
+    return b"".join(parts)
+
+
+def _to_file(message: Any, data: bytes, dialect: int) -> bytes:
+    return b"".join(_field_to_file(message, field, dialect) for field in _split(data))
+
+
+def _field_to_file(message: Any, field: _Field, dialect: int) -> bytes:
+    known = message.fields_by_number.get(field.number)
+    if known is None:
+        return _joined(field.number - UNREAD if field.number >= UNREAD else field.number, field.wire_type, field.value)
+    numbers = schema().fields[message.name, known.name]
+    value = field.value
+    if known.message_type is not None:
+        value = _to_file(known.message_type, value, dialect)
+    elif known.enum_type is not None and field.wire_type == _VARINT:
+        number = _varint(value, 0)[0]
+        table = _enum_table(known.enum_type, dialect)
+        value = next((_encoded(theirs) for theirs, ours in table.items() if ours == number), _encoded(number % STRIDE))
+    number = numbers.get(dialect, numbers.get(0, next(iter(numbers.values()))))
+    return _joined(number, field.wire_type, value)
+
+
+def _enum_table(enum: Any, dialect: int) -> dict[int, int]:
+    tables = _enum_tables(enum)
+    return tables.get(dialect, tables.get(0, {}))
+
+
+# --- the wire format
 
 
 def _fits(field: _Field, known: Any) -> bool:

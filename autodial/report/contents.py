@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from autodial.report.data import Sizes
-from autodial.report.evaluation import Absent, Evaluation, Thumbnail
+from autodial.report.evaluation import Absent, Evaluation
 from autodial.report.figures import (
     CONFUSION_CLASSES,
     DRAWN_CURVES,
@@ -23,7 +23,8 @@ from autodial.report.figures import (
     draw_features,
     shown_confusion,
 )
-from autodial.report.page import Look, ShownImage, data_uri, short_path
+from autodial.report.images import ImagePair, PredictedImage, Thumbnail
+from autodial.report.page import Look, ShownImage, ShownPair, data_uri, short_path
 from autodial.report.predictions import Floats, Predictions
 from autodial.report.run import Curve, Run
 from autodial.report.style import figure_style
@@ -428,24 +429,39 @@ class _RunWriter(Writer):
             )
 
     def images(self) -> None:
-        self.page.section("Target images")
-        evaluation = self.evaluation
-        for heading, images in (("The most certain", evaluation.certain), ("The least certain", evaluation.uncertain)):
+        self.page.section("Images of source and target")
+        evaluation, predictions = self.evaluation, self.evaluation.predictions
+        if isinstance(evaluation.pairs, Absent):
+            self.absent("No images of the source", evaluation.pairs)
+        elif evaluation.pairs:
+            self.page.heading("By class: a source image, and the target image that got the class with most certainty")
+            shown = [pair.source for pair in evaluation.pairs]
+            self.page.pairs([self._pair(pair) for pair in evaluation.pairs], pixels=_are_small(shown))
+        for heading, images in (
+            ("The most certain target images", evaluation.certain),
+            ("The least certain target images", evaluation.uncertain),
+        ):
             if isinstance(images, Absent):
-                self.absent("No images", images)
+                self.absent("No images of the target", images)
                 return
             if images:
                 self.page.heading(heading)
-                sizes = [max(image.shape[:2]) for image in map(_decoded, images)]
-                self.page.images([self._shown(image) for image in images], pixels=max(sizes) <= _SMALL)
-        predictions = evaluation.predictions
+                small = _are_small([image.image for image in images])
+                self.page.images([self._shown(image) for image in images], pixels=small)
         assert isinstance(predictions, Predictions)
         self.page.paragraph(
-            "As the net gets them, resized and cropped. Certain means a large probability of the predicted class, "
-            f"among {scope(predictions)}."
+            "Images are shown as the net gets them, resized and cropped. Certain means a large probability of the "
+            f"predicted class, among {scope(predictions)}."
         )
 
-    def _shown(self, image: Thumbnail) -> ShownImage:
+    def _pair(self, pair: ImagePair) -> ShownPair:
+        name = self.evaluation.classes[pair.label]
+        path = pair.source.path
+        left = ShownImage(_uri(pair.source), f"{short_path(path)}: source, {name}", ["source"], path)
+        right = self._shown(pair.target) if pair.target else "no target image got this class"
+        return ShownPair(name, left, right)
+
+    def _shown(self, image: PredictedImage) -> ShownImage:
         row, names = image.row, self.evaluation.classes
         assert isinstance(self.evaluation.predictions, Predictions)
         order = np.argsort(-row.probabilities, kind="stable")
@@ -458,13 +474,15 @@ class _RunWriter(Writer):
             mark = "\N{CHECK MARK} right" if right else f"\N{BALLOT X} is {names[row.label]}"
             lines.append(mark)
         alt = f"{short_path(row.path)}: predicted {', '.join(lines)}"
-        return ShownImage(data_uri(image.data, image.media_type), alt, lines, row.path)
+        return ShownImage(_uri(image.image), alt, lines, row.path)
 
 
-def _decoded(image: Thumbnail) -> Any:
-    import cv2
+def _uri(image: Thumbnail) -> str:
+    return data_uri(image.data, image.media_type)
 
-    return cv2.imdecode(np.frombuffer(image.data, np.uint8), cv2.IMREAD_UNCHANGED)
+
+def _are_small(images: Sequence[Thumbnail]) -> bool:
+    return max(max(image.size) for image in images) <= _SMALL
 
 
 def _describe_sizes(sizes: Sizes) -> str:

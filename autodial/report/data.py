@@ -155,20 +155,29 @@ def count_rows(run: Run) -> Sizes:
     return Sizes(counts.get("source"), counts.get("target"), counts.get("test"))
 
 
-def source_shares(run: Run, classes: int) -> NDArray[np.float64]:
-    """The share of each class among the source's labels, float64 (classes,); labels that are not a class don't count.
+def source_labels(run: Run) -> list[int]:
+    """The label of every row of the source's data.
 
     Raises:
-        InputError: there are no such labels, or the files can't be read.
+        InputError: the loss reads no labels of a data layer, there are too many to read, or the files can't be read.
     """
     found = label_top(Graph(filter_net(run.train_net, pb.TRAIN).layer))
     if found is None:
         raise InputError("the TRAIN phase's loss reads no labels of a data layer")
     labels = [int(label) for _, label in row_reader(found.layer, run.train_folder)[1].source.labels(found.top)]
+    if not labels:
+        raise InputError(f'layer "{found.layer.name}": too many labels to count')
+    return labels
+
+
+def class_shares(labels: Sequence[int], classes: int) -> NDArray[np.float64]:
+    """The share of each class among labels, float64 (classes,); labels that are not a class don't count.
+
+    Raises:
+        InputError: no label is a class.
+    """
     real = [label for label in labels if 0 <= label < classes]
     if not real:
-        raise InputError(
-            f'layer "{found.layer.name}": {"none of its labels is a class" if labels else "too many labels to count"}'
-        )
+        raise InputError("none of the source's labels is a class")
     shares: NDArray[np.float64] = np.bincount(real, minlength=classes) / len(real)
     return shares

@@ -10,18 +10,14 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
-import cv2
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from autodial.data.datum_data import DatumData
-from autodial.data.image_data import ImageData
 from autodial.data.labels import read_labels, tell_apart
-from autodial.data.source import Source
 from autodial.errors import InputError
 from autodial.evaluation.domains import DataTop, data_in_train, file_options, without_augmentation
 from autodial.evaluation.recalibrate import Domain
@@ -36,16 +32,18 @@ from autodial.proto import messages as pb
 from autodial.report.data import (
     ChosenRows,
     Sizes,
+    class_shares,
     count_rows,
     data_nodes,
     label_top,
     mode_of,
     refuse_pipes,
     row_reader,
+    source_labels,
     source_layer,
-    source_shares,
 )
 from autodial.report.features import Capture, LayerFeatures
+from autodial.report.images import ImagePair, PredictedImage, thumbnail
 from autodial.report.predictions import Predictions, why_unlabelled
 from autodial.report.run import LoggedSnapshot, Run
 from autodial.system.devices import full_memory_errors
@@ -55,10 +53,8 @@ from autodial.wording import counted
 
 T = TypeVar("T")
 
-_SHOWN = 12
-"""The most certain images to show, and the least certain ones."""
-_THUMBNAIL = 160
-"""Pixels of a shown image's longer side."""
+PICTURES = 12
+"""The most certain images that a report shows, the least certain ones, and pairs of source and target images."""
 
 
 @dataclass(frozen=True)
@@ -66,14 +62,6 @@ class Absent:
     """A part that is missing, and why, in one sentence without its full stop."""
 
     reason: str
-
-
-class Thumbnail(NamedTuple):
-    """A target image as the net gets it, resized and cropped, encoded."""
-
-    row: ScoredImage
-    data: bytes
-    media_type: str
 
 
 @dataclass(frozen=True)
@@ -89,6 +77,7 @@ class Evaluation:
         features: what enters and leaves the chosen Dial layers.
         certain, uncertain: target images with the largest and the smallest probability of the predicted class, the most
             extreme first.
+        pairs: images of source and target by class.
     """
 
     snapshot: LoggedSnapshot | Absent
@@ -97,8 +86,9 @@ class Evaluation:
     predictions: Predictions | Absent
     source_shares: NDArray[np.float64] | Absent
     features: Sequence[LayerFeatures] | Absent
-    certain: Sequence[Thumbnail] | Absent
-    uncertain: Sequence[Thumbnail] | Absent
+    certain: Sequence[PredictedImage] | Absent
+    uncertain: Sequence[PredictedImage] | Absent
+    pairs: Sequence[ImagePair] | Absent
 
 
 def evaluate(
@@ -108,6 +98,7 @@ def evaluate(
     layers: Sequence[str],
     device: torch.device,
     workers: int,
+    pictures: int = PICTURES,
     allow_python: bool = False,
     progress: Callable[[float], None] = lambda share: None,
 ) -> Evaluation:
@@ -123,6 +114,7 @@ def evaluate(
         images: images of each domain, evenly spaced over its list.
         layers: Dial layers to look at.
         workers: processes that read images.
+        pictures: at most so many of the most certain images are shown, and of the least certain, and of each domain.
         allow_python: run the code of Python layers, which can do anything; otherwise a net that needs it is not
             evaluated.
         progress: is called with the share of the images that is done, in [0, 1].
@@ -134,20 +126,24 @@ def evaluate(
         sizes = _or_absent(lambda: count_rows(run))
         snapshot = _find_snapshot(run)
         if isinstance(snapshot, Absent):
-            return Evaluation(snapshot, sizes, (), *[Absent("there are no weights, as said at the top")] * 5)
+            return Evaluation(snapshot, sizes, (), *[Absent("there are no weights, as said at the top")] * 6)
         model = _or_absent(lambda: _Model(run, snapshot, device, workers, images, allow_python, progress))
         if isinstance(model, Absent):
-            return Evaluation(snapshot, sizes, (), *[model] * 5)
-        shares = _or_absent(lambda: source_shares(run, len(model.classes)))
+            return Evaluation(snapshot, sizes, (), *[model] * 6)
+        labels = _or_absent(lambda: source_labels(run))
+        shares = labels if isinstance(labels, Absent) else _or_absent(lambda: class_shares(labels, len(model.classes)))
         model.watch(layers)
         predictions = _or_absent(model.predict)
         if isinstance(predictions, Absent):
-            return Evaluation(snapshot, sizes, model.classes, predictions, shares, *[predictions] * 3)
+            return Evaluation(snapshot, sizes, model.classes, predictions, shares, *[predictions] * 4)
         features = _or_absent(model.features)
         certain, uncertain = (
-            _or_absent(partial(model.thumbnails, predictions, numbers)) for numbers in predictions.extremes(_SHOWN)
+            _or_absent(partial(model.pictures, predictions, numbers)) for numbers in predictions.extremes(pictures)
         )
-        return Evaluation(snapshot, sizes, model.classes, predictions, shares, features, certain, uncertain)
+        pairs = (
+            labels if isinstance(labels, Absent) else _or_absent(partial(model.pairs, predictions, labels, pictures))
+        )
+        return Evaluation(snapshot, sizes, model.classes, predictions, shares, features, certain, uncertain, pairs)
 
 
 def _or_absent(make: Callable[[], T]) -> T | Absent:
@@ -284,11 +280,7 @@ class _Model:
         """The features of the watched layers; the target's were seen by `predict`, the source's images are run here."""
         if not self._captures:
             raise InputError("the net has no Dial layer")
-        found = data_in_train(self._run.train_net)
-        if found is None:
-            raise InputError("the TRAIN phase has no Concat layer that joins the source's images with the target's")
-        source_data = without_augmentation(found[0], self._data, batch_size=1)
-        net, reader = row_reader(source_data.layer, self._run.train_folder)
+        net, reader, source_data = self._source_reader()
         theirs, ours = net.blob_shapes[source_data.blob][1:], self._net.blob_shapes[self._data.blob][1:]
         if theirs != ours:
             raise InputError(
@@ -300,6 +292,14 @@ class _Model:
             unused = {top: torch.zeros(len(images), device=self._device) for top in self._data.layer.top}
             self._forward({**unused, self._data.blob: images}, "source")
         return [capture.features(name) for name, capture in self._captures.items()]
+
+    def _source_reader(self) -> tuple[Net, SourceLayer, DataTop]:
+        """A net of the source's data layer, prepared as in TEST; the layer that reads; and the top of the images."""
+        found = data_in_train(self._run.train_net)
+        if found is None:
+            raise InputError("the TRAIN phase has no Concat layer that joins the source's images with the target's")
+        data = without_augmentation(found[0], self._data, batch_size=1)
+        return *row_reader(data.layer, self._run.train_folder), data
 
     def _batches(
         self, net: Net, reader: SourceLayer, positions: Sequence[int], part: int
@@ -327,42 +327,36 @@ class _Model:
             for dial, before in zip(self._dials, stats, strict=True):
                 dial.test_stats = before
 
-    def thumbnails(self, predictions: Predictions, numbers: Sequence[int]) -> list[Thumbnail]:
+    def pictures(self, predictions: Predictions, numbers: Sequence[int]) -> list[PredictedImage]:
         """The images of some rows.
 
         Raises:
             InputError: the net's data are not images.
         """
-        return [self._thumbnail(predictions, number) for number in numbers]
+        return [
+            PredictedImage(predictions.rows[number], thumbnail(self._source, predictions.positions[number]))
+            for number in numbers
+        ]
 
-    def _thumbnail(self, predictions: Predictions, number: int) -> Thumbnail:
-        image = _shown(self._source, predictions.positions[number])
-        scale = _THUMBNAIL / max(image.shape[:2])
-        if scale >= 1:
-            data, media_type = cv2.imencode(".png", image)[1], "image/png"
-        else:
-            image = np.asarray(cv2.resize(image, None, fx=scale, fy=scale, interpolation=cv2.INTER_AREA), np.uint8)
-            data, media_type = cv2.imencode(".jpg", image)[1], "image/jpeg"
-        return Thumbnail(predictions.rows[number], data.tobytes(), media_type)
+    def pairs(self, predictions: Predictions, labels: Sequence[int], count: int) -> list[ImagePair]:
+        """An image of the source and one of the target for each of at most `count` classes, evenly spaced.
 
+        Args:
+            labels: the label of each row of the source's data.
 
-def _shown(source: Source, row: int) -> NDArray[np.uint8]:
-    """A row as the net gets it, scale and mean undone: uint8 (H, W, 1 or 3); the source reads one row per batch."""
-    if not isinstance(source, ImageData | DatumData):
-        raise InputError("the net reads numbers that are not images")
-    transform = source.transform
-    (image,) = source.batch(row)[0]
-    if transform.scale:
-        image = image / transform.scale
-    if transform.mean is not None:
-        height, width = image.shape[1:]
-        mean = np.broadcast_to(transform.mean, (len(image), *source.image_shape[:2]))
-        top, left = (mean.shape[1] - height) // 2, (mean.shape[2] - width) // 2
-        image = image + mean[:, top : top + height, left : left + width]
-    if len(image) not in (1, 3):
-        raise InputError(f"images of {counted(len(image), 'channel')} can't be shown")
-    pixels: NDArray[np.uint8] = np.clip(np.rint(image), 0, 255).astype(np.uint8).transpose(1, 2, 0)
-    return pixels
+        Raises:
+            InputError: the nets' data are not images, or the source's can't be read.
+        """
+        _, reader, _ = self._source_reader()
+        first = {label: row for row, label in reversed(list(enumerate(labels))) if 0 <= label < len(self.classes)}
+        there = sorted(first)
+        best = predictions.most_certain_by_class()
+        pairs = []
+        for place in _evenly(len(there), count):
+            label = there[place]
+            target = self.pictures(predictions, [best[label]])[0] if label in best else None
+            pairs.append(ImagePair(label, thumbnail(reader.source, first[label]), target))
+        return pairs
 
 
 def _needed(graph: Graph, logits: str) -> pb.NetParameter:

@@ -75,7 +75,7 @@ def draw_alphas_by_depth(alphas: Sequence[Curve], width: float = WIDE) -> Figure
         (line,) = axes.plot(depth, values, markersize=size, **look)
         iteration = alphas[0].iterations[place]
         labels[iteration] = LineLabel(f"at iteration {iteration:,}", values[-1], line)
-    _set_alpha_axis(axes)
+    set_alpha_axis(axes)
     axes.set_xlim(0.5, len(alphas) + 0.5)
     name_depths(axes, [curve.name for curve in alphas])
     label_lines(axes, list(labels.values()))
@@ -108,17 +108,17 @@ def plot_alphas(axes: Axes, alphas: Sequence[Curve], resumed_at: Sequence[int] =
     """Alpha by iteration, a line for each layer with its name at the end."""
     labels = []
     for i, curve in enumerate(alphas):
-        (line,) = axes.plot(*_thinned(curve), **line_style(i), **_markers(curve, i))
+        (line,) = axes.plot(*thinned(curve), **line_style(i), **_markers(curve, i))
         labels.append(LineLabel(curve.name, _last_finite(curve), line))
-    _set_alpha_axis(axes)
-    _set_iterations(axes, alphas, resumed_at)
+    set_alpha_axis(axes)
+    set_iterations(axes, alphas, resumed_at)
     label_lines(axes, labels)
 
 
 def _draw_alpha_map(alphas: Sequence[Curve], width: float) -> Figure:
     figure = new_figure(width, min(7.0, 1.5 + 0.14 * len(alphas)))
     axes = figure.subplots()
-    columns = [_thinned(curve) for curve in alphas]
+    columns = [thinned(curve) for curve in alphas]
     iterations = columns[0][0]
     image = axes.pcolormesh(
         iterations,
@@ -168,7 +168,7 @@ def draw_curves(
     labels, lost = [], []
     for i, curve in enumerate(curves):
         tested = {"marker": MARKERS[i % len(MARKERS)], "markersize": 4} if curve.kind == "test" else _markers(curve, i)
-        (line,) = axes.plot(*_thinned(curve), **line_style(i), **tested)
+        (line,) = axes.plot(*thinned(curve), **line_style(i), **tested)
         lost += [iteration for iteration, value in curve.points() if value is None]
         labels.append(LineLabel(curve_label(curve), _last_finite(curve), line))
     if log:
@@ -183,7 +183,7 @@ def draw_curves(
         place = {"xy": (1, 1.06), "ha": "right"} if is_narrow(axes) else {"xy": (1.04, 0.97), "ha": "left"}
         words = "\N{MULTIPLICATION SIGN} not finite"
         axes.annotate(words, **place, xycoords="axes fraction", va="center", fontsize="small")
-    _set_iterations(axes, curves, resumed_at)
+    set_iterations(axes, curves, resumed_at)
     axes.autoscale_view()
     if floor is not None:
         axes.axhline(floor, color="black", linewidth=1, linestyle=":")
@@ -297,17 +297,26 @@ class ShownConfusion:
 
 def shown_confusion(counts: NDArray[np.int64]) -> ShownConfusion:
     """A confusion matrix with the classes of the fewest errors, or images, added up where there are too many."""
+    return shown_confusion_of([counts])[0]
+
+
+def shown_confusion_of(matrices: Sequence[NDArray[np.int64]]) -> list[ShownConfusion]:
+    """Confusion matrices of the same classes, each with the same classes added up; their errors count together."""
+    counts = np.sum(matrices, axis=0)
     if len(counts) <= CONFUSION_CLASSES:
-        return ShownConfusion(counts, range(len(counts)))
+        return [ShownConfusion(one, range(len(one))) for one in matrices]
     wrong = counts - np.diag(np.diag(counts))
     errors = wrong.sum(0) + wrong.sum(1)
     order = np.lexsort((-counts.sum(1), -errors))
     kept = np.sort(order[: CONFUSION_CLASSES - 1])
     group = np.full(len(counts), len(kept))
     group[kept] = np.arange(len(kept))
-    merged = np.zeros((len(kept) + 1,) * 2, np.int64)
-    np.add.at(merged, (group[:, None], group[None, :]), counts)
-    return ShownConfusion(merged, [*kept.tolist(), None])
+    shown = []
+    for one in matrices:
+        merged = np.zeros((len(kept) + 1,) * 2, np.int64)
+        np.add.at(merged, (group[:, None], group[None, :]), one)
+        shown.append(ShownConfusion(merged, [*kept.tolist(), None]))
+    return shown
 
 
 def draw_confusion(names: Sequence[str], shown: ShownConfusion, width: float = WIDE) -> Figure:
@@ -390,8 +399,8 @@ def _markers(curve: Curve, index: int) -> dict[str, Any]:
     return {"marker": MARKERS[index % len(MARKERS)], "markersize": 5} if len(curve.values) < 3 else {}
 
 
-def _thinned(curve: Curve) -> tuple[Floats, Floats]:
-    """Iterations and values, of long curves the means of as many neighbours as leave _POINTS."""
+def thinned(curve: Curve) -> tuple[Floats, Floats]:
+    """Iterations and values; a long curve becomes the means of neighbours."""
     iterations, values = np.array(curve.iterations, float), np.array([_number(value) for value in curve.values])
     if len(values) <= _POINTS:
         return iterations, values
@@ -399,13 +408,15 @@ def _thinned(curve: Curve) -> tuple[Floats, Floats]:
     return tuple(np.array([column[group].mean() for group in groups]) for column in (iterations, values))  # type: ignore[return-value]
 
 
-def _set_alpha_axis(axes: Axes) -> None:
+def set_alpha_axis(axes: Axes) -> None:
+    """Give an axes alpha's scale, from joint statistics to each domain's own."""
     axes.set_ylim(0.48, 1.02)
     axes.set_yticks([0.5, 0.6, 0.7, 0.8, 0.9, 1], ["joint 0.5", "0.6", "0.7", "0.8", "0.9", "own 1"])
     axes.set_ylabel("alpha")
 
 
-def _set_iterations(axes: Axes, curves: Sequence[Curve], resumed_at: Sequence[int]) -> None:
+def set_iterations(axes: Axes, curves: Sequence[Curve], resumed_at: Sequence[int]) -> None:
+    """Let an axes reach over the curves' iterations, and mark those from which a run was resumed."""
     axes.set_xlabel("iteration")
     axes.xaxis.set_major_locator(MaxNLocator(7, integer=True, min_n_ticks=1))
     ends = [iteration for curve in curves for iteration in (curve.iterations[0], curve.iterations[-1])]

@@ -37,6 +37,14 @@ class ShownImage(NamedTuple):
     path: str
 
 
+class ShownPair(NamedTuple):
+    """Two images that belong together, under a title; `right` is a text where there is no second image."""
+
+    title: str
+    left: ShownImage
+    right: ShownImage | str
+
+
 class _Section(NamedTuple):
     """A heading, None above the first one, and what stands under it: keyword arguments of the template's macros."""
 
@@ -93,6 +101,10 @@ class Page:
     def images(self, images: Iterable[ShownImage], *, pixels: bool) -> None:
         """Images side by side; `pixels` shows enlarged pixels with hard edges."""
         self._add("images", images=list(images), pixels=pixels)
+
+    def pairs(self, pairs: Iterable[ShownPair], *, pixels: bool) -> None:
+        """Pairs of images, each side by side; `pixels` as in `images`."""
+        self._add("pairs", pairs=list(pairs), pixels=pixels)
 
     def _add(self, kind: str, **values: object) -> None:
         self._sections[-1].parts.append({"kind": kind, **values})

@@ -79,6 +79,11 @@ class Predictions:
         """The mean recall of the classes that have labelled images, in [0, 1]; None if there are none."""
         return balanced_accuracy(self.confusion())
 
+    def most_certain_by_class(self) -> dict[int, int]:
+        """For each class that is predicted, the number of the row that got it with the largest probability."""
+        order = np.argsort(self.probabilities.max(1), kind="stable")
+        return {self.rows[number].predicted: int(number) for number in order}
+
     def extremes(self, count: int) -> tuple[list[int], list[int]]:
         """Numbers of the most certain rows, and of the least certain other rows, the most extreme first."""
         order = np.argsort(-self.probabilities.max(1), kind="stable").tolist()

@@ -1,176 +1,163 @@
-"""Which candidate each criterion chooses, from what was measured of all."""
+"""The candidate that each criterion chooses, given the outputs of all candidates."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
-from statistics import mean
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
 
 from autodial.selection.candidates import Candidate
-from autodial.selection.criteria import accuracy_error
-from autodial.selection.measures import Measures
+from autodial.selection.criteria import CRITERIA, diversity, ensemble, softmax
+from autodial.selection.outputs import Outputs
 from autodial.training.collapse import SHARE
 
 DIVERSE = 0.5
 """The class-diversity guard: the share of the most diverse candidate's diversity that a candidate must keep.
 
-Diversity is the entropy of the target's mean prediction relative to that of the source's labels. A target that really
+Diversity is the entropy of the mean prediction for the target, relative to that for the source. A target that really
 has fewer or rarer classes shows so in every candidate, and what is lost from one candidate to the next is the
 candidates' doing. Half of the entropy is as many classes as the square root: 3.2 of 10, 5.6 of 31. Below a share of 1/3
 of the source's (autodial.training.collapse.SHARE), a candidate has collapsed whatever the others do.
 """
-TRUSTED = 1 / 8
-"""The share of the held-out images that the weighted ones must be worth for the weights to be trusted."""
-APART = 0.95
-"""The accuracy of the domain classifier from which on no source image is one of the target's, whatever its weight."""
 
 
 @dataclass(frozen=True)
-class Row:
-    """A candidate, with the means over its folds of what was measured.
+class Trial:
+    """A candidate and the result of its training.
 
     Attributes:
-        candidate: what was tried.
-        folds: number of folds.
-        measures: None if a fold failed.
-        error: why, in one sentence.
-        collapsed_at: the iteration of the last collapse alarm in the training of any fold.
+        candidate: the candidate.
+        outputs: the trained net's outputs; None if the training failed.
+        error: why the training failed, in one sentence.
+        collapsed_at: the iteration of the last collapse alarm in the training.
     """
 
     candidate: Candidate
-    folds: int
-    measures: Measures | None
+    outputs: Outputs | None
     error: str | None = None
     collapsed_at: int | None = None
 
 
 @dataclass(frozen=True)
-class Criterion:
-    """A way to choose without labels of the target.
-
-    Attributes:
-        title: what it looks at.
-        value: of a candidate's measures; the highest is chosen.
-        error: the value's standard error; None if it is not known.
-        guarded: whether the class-diversity guard stands before it.
-    """
-
-    title: str
-    value: Callable[[Measures], float]
-    error: Callable[[Measures], float] | None = None
-    guarded: bool = True
-
-
-@dataclass(frozen=True)
 class Choice:
-    """What a criterion chose.
+    """A criterion's choice among trials. Trials are numbered from 0.
 
     Attributes:
-        criterion: its name.
-        row: number of the row; None if none is eligible.
-        tied: numbers of the other rows that it can't tell from the best: within a standard error, or equal.
-        excluded: numbers of the rows that were not eligible: failed, not diverse, or with weights not to be trusted.
-        cost: how much less target accuracy than the best candidate; None where it is not known.
+        criterion: the criterion's name.
+        trial: number of the chosen trial; None if no trial is eligible.
+        values: the value of each trial, as in `Ranking`; None for trials that are not eligible.
+        tied: numbers of the other trials that are equal to the chosen one, or within a standard error.
+        cost: the best trial's target accuracy minus the chosen one's; None if labels were not looked at.
     """
 
     criterion: str
-    row: int | None
+    trial: int | None
+    values: tuple[float | None, ...]
     tied: tuple[int, ...]
-    excluded: tuple[int, ...]
     cost: float | None
 
-
-def _source_error(measures: Measures) -> float:
-    return accuracy_error(measures.source_accuracy, measures.held_out)
-
-
-def _misalignment_error(measures: Measures) -> float:
-    distance = 2 * accuracy_error(measures.domain_accuracy, measures.domain_samples)
-    return math.hypot(_source_error(measures), distance)
+    @property
+    def excluded(self) -> tuple[int, ...]:
+        """Numbers of the trials that are not eligible: they failed, are not diverse, or can't be judged."""
+        return tuple(number for number, value in enumerate(self.values) if value is None)
 
 
-CRITERIA: Mapping[str, Criterion] = {
-    "source": Criterion("accuracy on held-out source", lambda m: m.source_accuracy, _source_error, guarded=False),
-    "weighted": Criterion(
-        "importance-weighted loss on held-out source", lambda m: -m.weighted_loss, lambda m: m.weighted_error
-    ),
-    "alignment": Criterion(
-        "error on held-out source + distance of the domains", lambda m: -m.misalignment, _misalignment_error
-    ),
-    "entropy": Criterion("entropy of the target's predictions", lambda m: -m.entropy),
-    "density": Criterion("soft-neighbourhood density of the target's predictions", lambda m: m.density),
-}
-"""By name; "alignment" decides unless another is asked for.
+@dataclass(frozen=True)
+class Ensemble:
+    """The average of the candidates' probabilities.
 
-The paper chooses lambda by cross-validation on the source after the protocol of RTN, and says no more. Read literally,
-that is "source", without a guard. It hardly sees what the entropy loss does to the target: accuracies differ by an
-image or two, and the best is often the candidate without adaptation. Two ways look at the target, without its labels:
-
-- "weighted", as in transfer cross-validation (Zhong et al., 2010): held-out source samples count by
-  p_target(x) / p_source(x). Where the source's accuracy is near 1, it rests on the few images that are mistaken.
-- "alignment": the error on the source plus the distance of the domains, which bounds the target's error but for a
-  constant (Ben-David et al., 2010). It rests on all images. With lambda too small, the target's logits are undecided
-  where the source's are not; too large, they are more decided than the source's; collapsed, they are something else
-  altogether.
-
-Entropy and density go on improving with lambda also when whole classes change places, which no guard on the number of
-classes can see.
-"""
-
-
-def is_diverse(measures: Measures, highest: float) -> bool:
-    """Whether a candidate passes the class-diversity guard, given the highest diversity of all candidates."""
-    return measures.diversity >= max(SHARE, DIVERSE * min(1.0, highest))
-
-
-def is_trusted(measures: Measures) -> bool:
-    """Whether the domains overlap, and the importance weights are spread over enough images, to say anything."""
-    return measures.effective >= TRUSTED * measures.held_out and measures.domain_accuracy < APART
-
-
-def choose(rows: Sequence[Row]) -> dict[str, Choice]:
-    """What every criterion chooses, by its name.
-
-    The highest value is chosen, of equals the first.
+    Attributes:
+        trials: numbers of the members.
+        agreement: the mean share of target images for which a member predicts the same class as the average.
+        accuracy: target accuracy of the average; None if labels were not looked at.
     """
-    highest = max((row.measures.diversity for row in rows if row.measures), default=0.0)
-    best = max((a for row in rows if (a := _target_accuracy(row)) is not None), default=None)
-    return {name: _choose(name, rows, highest, best) for name in CRITERIA}
+
+    trials: tuple[int, ...]
+    agreement: float
+    accuracy: float | None
 
 
-def mean_measures(measures: Sequence[Measures]) -> Measures:
-    """The mean of each measure over folds."""
-    values: dict[str, Any] = {
-        field.name: None
-        if any(getattr(m, field.name) is None for m in measures)
-        else mean(getattr(m, field.name) for m in measures)
-        for field in fields(Measures)
+def diversities(trials: Sequence[Trial]) -> list[float | None]:
+    """The diversity of each trial's target predictions, relative to the most diverse trial's source predictions.
+
+    Diversity is the entropy of the mean prediction. None for a failed trial, or if the source has one class.
+    """
+    target = [None if t.outputs is None else diversity(softmax(t.outputs.target_logits)) for t in trials]
+    source = max((diversity(softmax(t.outputs.source_logits)) for t in trials if t.outputs), default=0.0)
+    return [None if value is None or not source else value / source for value in target]
+
+
+def is_diverse(share: float, highest: float) -> bool:
+    """Whether a candidate passes the class-diversity guard, given the highest diversity of all candidates."""
+    return share >= max(SHARE, DIVERSE * min(1.0, highest))
+
+
+def diverse(trials: Sequence[Trial]) -> list[int]:
+    """Numbers of the trials that pass the class-diversity guard; failed trials don't."""
+    shares = diversities(trials)
+    highest = max((share for share in shares if share is not None), default=0.0)
+    return [number for number, share in enumerate(shares) if share is not None and is_diverse(share, highest)]
+
+
+def choose(trials: Sequence[Trial]) -> dict[str, Choice]:
+    """Every criterion's choice, by the criterion's name; of equal trials, the first is chosen.
+
+    Criteria that need held-out source images are left out if there are none.
+    """
+    finished = [number for number, trial in enumerate(trials) if trial.outputs is not None]
+    guarded = diverse(trials)
+    held_out = all(len(_outputs(trials[number]).held_out_labels) for number in finished)
+    return {
+        name: _choose(name, trials, guarded if criterion.guarded else finished)
+        for name, criterion in CRITERIA.items()
+        if held_out or not criterion.needs_held_out
     }
-    return Measures(**values)
 
 
-def _choose(name: str, rows: Sequence[Row], highest: float, best_accuracy: float | None) -> Choice:
-    criterion = CRITERIA[name]
-    eligible = {
-        i: row.measures
-        for i, row in enumerate(rows)
-        if row.measures is not None
-        and (not criterion.guarded or is_diverse(row.measures, highest))
-        and (name != "weighted" or is_trusted(row.measures))
-    }
-    excluded = tuple(i for i in range(len(rows)) if i not in eligible)
-    if not eligible:
-        return Choice(name, None, (), excluded, None)
-    values = {i: criterion.value(measures) for i, measures in eligible.items()}
-    chosen = max(values, key=values.__getitem__)
-    error = 0.0 if criterion.error is None else criterion.error(eligible[chosen]) / math.sqrt(rows[chosen].folds)
-    tied = tuple(i for i, value in values.items() if i != chosen and value >= values[chosen] - error)
-    accuracy = eligible[chosen].target_accuracy
-    cost = None if accuracy is None or best_accuracy is None else best_accuracy - accuracy
-    return Choice(name, chosen, tied, excluded, cost)
+def accuracy(trial: Trial) -> float | None:
+    """A trial's accuracy on the TEST phase's labelled images, in [0, 1]; None if labels were not looked at."""
+    if trial.outputs is None or not len(trial.outputs.test_labels):
+        return None
+    return _accuracy(trial.outputs.test_probabilities, trial.outputs.test_labels)
 
 
-def _target_accuracy(row: Row) -> float | None:
-    return None if row.measures is None else row.measures.target_accuracy
+def average(trials: Sequence[Trial]) -> Ensemble | None:
+    """The ensemble of the diverse candidates; None if there are fewer than two."""
+    members = diverse(trials)
+    if len(members) < 2:
+        return None
+    outputs = [_outputs(trials[number]) for number in members]
+    labels = ensemble(softmax(o.target_logits) for o in outputs).argmax(axis=1)
+    agreement = float(np.mean([(o.target_logits.argmax(axis=1) == labels).mean() for o in outputs]))
+    truth = outputs[0].test_labels
+    right = _accuracy(ensemble(o.test_probabilities for o in outputs), truth) if len(truth) else None
+    return Ensemble(tuple(members), agreement, right)
+
+
+def _choose(name: str, trials: Sequence[Trial], eligible: Sequence[int]) -> Choice:
+    values: list[float | None] = [None] * len(trials)
+    ranking = CRITERIA[name].rank([_outputs(trials[number]) for number in eligible]) if eligible else None
+    if ranking is None or np.isnan(ranking.values).all():
+        return Choice(name, None, tuple(values), (), None)
+    for number, value in zip(eligible, ranking.values, strict=True):
+        values[number] = None if math.isnan(value) else float(value)
+    best = int(np.nanargmax(ranking.values))
+    errors = np.zeros(len(eligible)) if ranking.errors is None else ranking.errors
+    close = ranking.values >= ranking.values[best] - errors
+    tied = tuple(number for i, number in enumerate(eligible) if i != best and close[i])
+    chosen = eligible[best]
+    found = accuracy(trials[chosen])
+    cost = None if found is None else max(a for t in trials if (a := accuracy(t)) is not None) - found
+    return Choice(name, chosen, tuple(values), tied, cost)
+
+
+def _outputs(trial: Trial) -> Outputs:
+    assert trial.outputs is not None, "failed trials are not judged"
+    return trial.outputs
+
+
+def _accuracy(probabilities: NDArray[np.floating], labels: NDArray[np.int64]) -> float:
+    return float((probabilities.argmax(axis=1) == labels).mean())

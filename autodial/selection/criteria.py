@@ -1,28 +1,235 @@
-"""What can be known of a trained net without labels of the target: the formulas, on arrays of logits and features."""
+"""Criteria that choose among trained candidates without labels of the target.
+
+A criterion is a function of all candidates' outputs. It gives each candidate a value, and the highest value is chosen.
+`CRITERIA` has the criteria by name, from simple to involved.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from autodial.selection.outputs import Outputs
+
 Floats = NDArray[np.floating]
 Labels = NDArray[np.integer]
 
 TEMPERATURE = 0.05
-"""Of soft-neighbourhood density; the value that its authors use for all tasks."""
+"""Temperature in soft-neighbourhood density; the value that its authors use for all tasks."""
+TRUSTED = 1 / 8
+"""Share of the held-out images that the weighted ones must be worth for the weights to be trusted."""
+APART = 0.95
+"""Accuracy of the domain classifier from which on no source image resembles the target, whatever its weight."""
 
 _ROWS = 2000
 """Samples of each domain that the domain classifier is fitted to; more change the weights little."""
-_NEIGHBOURS = 10_000
-"""Target samples among which neighbourhoods are measured; cost and memory grow with the square."""
-_BLOCK = 1024
-"""Rows of the similarity matrix that are in memory at once."""
 _PENALTIES = 10.0 ** np.arange(-4, 1)
 """Inverse strengths of the domain classifier's L2 penalty, among which cross-validation chooses."""
+_CLUSTERINGS = 5
+"""Runs of k-means; the tightest clustering counts."""
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """A criterion's values for K candidates.
+
+    Attributes:
+        values: float64 (K,); the highest is chosen. NaN for a candidate that the criterion can't judge.
+        errors: float64 (K,), the standard errors of the differences between the highest value and each value; None if
+            they are not known.
+    """
+
+    values: NDArray[np.float64]
+    errors: NDArray[np.float64] | None = None
+
+
+@dataclass(frozen=True)
+class Criterion:
+    """A way to choose without labels of the target.
+
+    Attributes:
+        title: what the criterion looks at.
+        rank: the function of all candidates' outputs.
+        needs_held_out: whether the criterion looks at held-out source images.
+        guarded: whether candidates must pass the class-diversity guard.
+        larger_is_better: whether tables show the value as it is; otherwise they change its sign.
+    """
+
+    title: str
+    rank: Callable[[Sequence[Outputs]], Ranking]
+    needs_held_out: bool = False
+    guarded: bool = True
+    larger_is_better: bool = True
+
+
+def agreement(candidates: Sequence[Outputs]) -> Ranking:
+    """The share of target images on which a candidate predicts what the average of all candidates predicts.
+
+    EnsV (Hu et al., "Towards Reliable Model Selection for Unsupervised Domain Adaptation: An Empirical Study and A
+    Certified Baseline", NeurIPS 2024): the average of the candidates' target probabilities is no worse than the average
+    candidate, whatever the labels are, and takes their place.
+    """
+    probabilities = ensemble(softmax(outputs.target_logits) for outputs in candidates)
+    labels = probabilities.argmax(axis=1)
+    return _mean(np.stack([outputs.target_logits.argmax(axis=1) == labels for outputs in candidates]))
+
+
+def entropy(candidates: Sequence[Outputs]) -> Ranking:
+    """How decided the target's predictions are: minus their mean entropy, in nats.
+
+    As in Morerio et al., "Minimal-Entropy Correlation Alignment for Unsupervised Deep Domain Adaptation", ICLR 2018.
+    """
+    return _mean(np.stack([-entropies(softmax(outputs.target_logits)) for outputs in candidates]))
+
+
+def information(candidates: Sequence[Outputs]) -> Ranking:
+    """The mutual information of target images and predicted classes, in nats: decided, and spread over the classes.
+
+    The entropy of the mean prediction minus the mean entropy of predictions, H(mean p) - mean H(p), which equals the
+    mean Kullback-Leibler divergence of predictions from their mean (Bridle et al., "Unsupervised Classifiers, Mutual
+    Information and 'Phantom Targets'", NIPS 1991; Shi and Sha, "Information-Theoretical Learning of Discriminative
+    Clusters for Unsupervised Domain Adaptation", ICML 2012).
+    """
+    divergences = []
+    for outputs in candidates:
+        p = softmax(outputs.target_logits)
+        mean = np.maximum(p.mean(axis=0), np.finfo(np.float64).tiny)
+        divergences.append(-entropies(p) - p @ np.log(mean))
+    return _mean(np.stack(divergences))
+
+
+def nuclear_norm(candidates: Sequence[Outputs]) -> Ranking:
+    """The nuclear norm of the matrix of N target predictions by C classes, as a share of its upper bound.
+
+    BNM (Cui et al., "Towards Discriminability and Diversity: Batch Nuclear-norm Maximization under Label Insufficient
+    Situations", CVPR 2020), as a criterion in Musgrave et al., "Three New Validators and a Large-Scale Benchmark
+    Ranking for Unsupervised Domain Adaptation", 2022. The bound, sqrt(N * min(N, C)), is reached by certain predictions
+    that are spread evenly.
+    """
+
+    def share(p: NDArray[np.float64]) -> float:
+        return float(np.linalg.norm(p, "nuc") / math.sqrt(len(p) * min(p.shape)))
+
+    return Ranking(np.array([share(softmax(outputs.target_logits)) for outputs in candidates]))
+
+
+def density(candidates: Sequence[Outputs]) -> Ranking:
+    """Soft-neighbourhood density of the target's predictions, in nats (see `neighbourhood_entropies`)."""
+    return _mean(np.stack([neighbourhood_entropies(softmax(outputs.target_logits)) for outputs in candidates]))
+
+
+def clusters(candidates: Sequence[Outputs]) -> Ranking:
+    """How far predicted classes are clusters of the target's features: their adjusted mutual information, at most 1.
+
+    ClassAMI (Musgrave et al., "Three New Validators and a Large-Scale Benchmark Ranking for Unsupervised Domain
+    Adaptation", 2022). Features, what the classifier reads, are clustered by k-means into as many clusters as there are
+    classes. Adjusted means corrected for chance, under which the value is 0 (Vinh et al., JMLR 2010).
+    """
+    values = []
+    for outputs in candidates:
+        logits = outputs.target_logits[outputs.feature_rows]
+        values.append(class_ami(outputs.features, logits.argmax(axis=1), logits.shape[1]))
+    return Ranking(np.array(values))
+
+
+def source(candidates: Sequence[Outputs]) -> Ranking:
+    """Accuracy on held-out source images: cross-validation as the paper describes it."""
+    right = np.stack([outputs.held_out_logits.argmax(axis=1) == outputs.held_out_labels for outputs in candidates])
+    best = float(right.mean(axis=1).max())
+    # of the best itself: with a handful of errors in all, paired differences would look more certain than they are
+    return Ranking(right.mean(axis=1), np.full(len(candidates), accuracy_error(best, right.shape[1])))
+
+
+def weighted(candidates: Sequence[Outputs]) -> Ranking:
+    """Minus the mean loss on held-out source images, each weighted by how much it resembles the target's, in nats.
+
+    Importance-weighted validation (Sugiyama et al., JMLR 2007), with p_target(x) / p_source(x) for weights as in
+    transfer cross-validation (Zhong et al., ECML PKDD 2010) and Deep Embedded Validation (You et al., ICML 2019). NaN
+    where the domains hardly overlap, or a few images have all the weight.
+    """
+    means, errors = [], []
+    for outputs in candidates:
+        weights = _weights_of(outputs)
+        losses = log_loss(outputs.held_out_logits, outputs.held_out_labels)
+        mean, error = weighted_mean(losses, weights.values)
+        trusted = weights.effective >= TRUSTED * len(losses) and weights.domain_accuracy < APART
+        means.append(mean if trusted else math.nan)
+        errors.append(error)
+    return _of_the_best(-np.array(means), errors)
+
+
+def alignment(candidates: Sequence[Outputs]) -> Ranking:
+    """Minus the error on held-out source images, minus how far the domains' logits are apart, each from 0 to 1.
+
+    The sum bounds the target's error but for a constant (Ben-David et al., "A Theory of Learning from Different
+    Domains", Machine Learning 2010), with half of the proxy A-distance 2 * (1 - 2 * error of a domain classifier) for
+    the distance of the domains. Domains are compared by their logits: by the features in front of the classifier, they
+    can be told apart in nets that label both well.
+    """
+    values, errors = [], []
+    for outputs in candidates:
+        weights = _weights_of(outputs)
+        accuracy = float((outputs.held_out_logits.argmax(axis=1) == outputs.held_out_labels).mean())
+        values.append(accuracy - 1 - max(0.0, 2 * weights.domain_accuracy - 1))
+        distance_error = 2 * accuracy_error(weights.domain_accuracy, weights.domain_samples)
+        errors.append(math.hypot(accuracy_error(accuracy, len(outputs.held_out_labels)), distance_error))
+    return _of_the_best(np.array(values), errors)
+
+
+CRITERIA: Mapping[str, Criterion] = {
+    "agreement": Criterion("agreement with the average of all candidates' target predictions", agreement),
+    "entropy": Criterion("entropy of the target's predictions", entropy, larger_is_better=False),
+    "information": Criterion("mutual information of the target's images and predictions", information),
+    "nuclear-norm": Criterion("nuclear norm of the target's predictions", nuclear_norm),
+    "density": Criterion("soft-neighbourhood density of the target's predictions", density),
+    "clusters": Criterion("predicted classes as clusters of the target's features", clusters),
+    "source": Criterion("accuracy on held-out source", source, needs_held_out=True, guarded=False),
+    "weighted": Criterion(
+        "importance-weighted loss on held-out source", weighted, needs_held_out=True, larger_is_better=False
+    ),
+    "alignment": Criterion(
+        "error on held-out source + distance of the domains", alignment, needs_held_out=True, larger_is_better=False
+    ),
+}
+"""By name.
+
+The paper chooses lambda by cross-validation on the source after the protocol of RTN, and says no more. Read literally,
+that is "source", without a guard. It hardly sees what the entropy loss does to the target: accuracies differ by an
+image or two. Entropy and density go on improving with lambda also when whole classes change places, which no guard on
+the number of classes can see. How the criteria compare on real pairs of domains is in docs/benchmarks.md.
+"""
+
+DEFAULT = "agreement"
+"""The criterion with the least mean regret over the development tasks of benchmarks/choosing.py."""
+
+
+def _mean(samples: NDArray[np.generic]) -> Ranking:
+    """Means of what a criterion finds for each image, (K, N), with the errors of paired differences."""
+    values = samples.mean(axis=1, dtype=np.float64)
+    best = samples[values.argmax()].astype(np.float64)
+    errors = [float(np.std(best - other)) / math.sqrt(len(best)) for other in samples]
+    return Ranking(values, np.array(errors))
+
+
+def _of_the_best(values: NDArray[np.float64], errors: Sequence[float]) -> Ranking:
+    """Values with the best one's standard error for that of every difference."""
+    known = not np.isnan(values).all()
+    return Ranking(values, np.full(len(values), errors[int(np.nanargmax(values))]) if known else None)
+
+
+@lru_cache(maxsize=256)
+def _weights_of(outputs: Outputs) -> ImportanceWeights:
+    """Those that two criteria share."""
+    return importance_weights(outputs.source_logits, outputs.target_logits, outputs.held_out_logits)
+
+
+# --- formulas, on arrays
 
 
 def softmax(logits: Floats) -> NDArray[np.float64]:
@@ -30,47 +237,70 @@ def softmax(logits: Floats) -> NDArray[np.float64]:
     return np.asarray(torch.from_numpy(logits).double().softmax(1))
 
 
-def entropy(probabilities: Floats, axis: int = -1) -> NDArray[np.float64]:
-    """-sum p log p in nats along an axis, 0 log 0 counting as 0."""
-    return np.asarray(torch.special.entr(torch.from_numpy(np.asarray(probabilities, np.float64))).sum(axis))
+def ensemble(probabilities: Iterable[Floats]) -> NDArray[np.float64]:
+    """The average of several nets' probabilities, (N, C) each; they need not be in memory at the same time."""
+    total, number = np.zeros(()), 0
+    for values in probabilities:
+        total, number = total + values, number + 1
+    return total / number
 
 
-def mean_entropy(probabilities: Floats) -> float:
-    """How undecided predictions (N, C) are: the mean of their entropies, in nats, from 0 to log C."""
-    return float(entropy(probabilities).mean())
+def entropies(probabilities: Floats) -> NDArray[np.float64]:
+    """-sum p log p of each row of (N, C), in nats, from 0 to log C; 0 log 0 counts as 0."""
+    return np.asarray(torch.special.entr(torch.from_numpy(np.asarray(probabilities, np.float64))).sum(-1))
 
 
 def diversity(probabilities: Floats) -> float:
     """How many classes predictions (N, C) make use of: the entropy of their mean, in nats, from 0 to log C."""
-    return float(entropy(probabilities.mean(axis=0)))
+    return float(entropies(probabilities.mean(axis=0)))
 
 
-def label_diversity(labels: Labels, classes: int) -> float:
-    """The entropy of the labels' own distribution, in nats."""
-    counts = np.bincount(labels, minlength=classes)
-    return float(entropy(counts / counts.sum()))
+def neighbourhood_entropies(
+    probabilities: Floats, *, most: int = 10_000, block: int = 1024, seed: int = 0
+) -> NDArray[np.float64]:
+    """How many neighbours each of the predictions (N, C) has: the logarithm of an effective number, in nats.
 
+    Soft-neighbourhood density, the mean of these, is the higher the better (Saito et al., "Tune it the Right Way:
+    Unsupervised Validation of Domain Adaptation via Soft Neighborhood Density", ICCV 2021). Predictions are scaled to
+    length 1; a row's similarities to all other rows, divided by a temperature of 0.05, become a distribution over these
+    by a softmax, whose entropy counts.
 
-def soft_neighbourhood_density(probabilities: Floats, device: torch.device, seed: int = 0) -> float:
-    """How densely predictions (N, C) lie among each other, in nats; higher is better (Saito et al., ICCV 2021).
-
-    Predictions are scaled to length 1; a row's similarities to all other rows, divided by a temperature of 0.05, become
-    a distribution over these by a softmax; the mean of the distributions' entropies is the density. Of more than 10,000
-    rows, as many are drawn.
+    Args:
+        probabilities: the predictions.
+        most: rows that are drawn where there are more; cost grows with the square.
+        block: rows of the similarity matrix that are in memory at once.
+        seed: of the draw.
 
     Raises:
         ValueError: fewer than two rows.
     """
     if len(probabilities) < 2:
         raise ValueError("a neighbourhood takes two samples")
-    drawn = probabilities[_draw(len(probabilities), _NEIGHBOURS, seed)]
-    rows = torch.nn.functional.normalize(torch.from_numpy(drawn).to(device, torch.float32))
-    total = 0.0
-    for start in range(0, len(rows), _BLOCK):
-        similar = rows[start : start + _BLOCK] @ rows.T / TEMPERATURE
+    drawn = probabilities[_draw(len(probabilities), most, seed)]
+    rows = torch.nn.functional.normalize(torch.from_numpy(drawn).float())
+    found = []
+    for start in range(0, len(rows), block):
+        similar = rows[start : start + block] @ rows.T / TEMPERATURE
         similar.diagonal(start).fill_(-torch.inf)
-        total += float(torch.special.entr(similar.softmax(dim=1)).sum())
-    return total / len(rows)
+        found.append(torch.special.entr(similar.softmax(dim=1)).sum(1))
+    return np.asarray(torch.cat(found).double())
+
+
+def class_ami(features: Floats, predicted: Labels, classes: int, seed: int = 0) -> float:
+    """The adjusted mutual information of predicted classes (N,) and clusters of features (N, D) (see `clusters`).
+
+    Args:
+        features: what is clustered.
+        predicted: the classes.
+        classes: number of clusters; more than there are features counts as one for each.
+        seed: of k-means.
+    """
+    from sklearn.cluster import KMeans  # type: ignore[import-untyped]
+    from sklearn.metrics import adjusted_mutual_info_score  # type: ignore[import-untyped]
+
+    number = min(classes, len(features))
+    found = KMeans(number, n_init=_CLUSTERINGS, random_state=seed).fit_predict(features)
+    return float(adjusted_mutual_info_score(predicted, found))
 
 
 def accuracy_error(accuracy: float, count: float) -> float:
@@ -95,7 +325,7 @@ def weighted_mean(values: Floats, weights: Floats) -> tuple[float, float]:
 
 
 @dataclass(frozen=True)
-class Weights:
+class ImportanceWeights:
     """Importance weights of held-out source samples.
 
     Attributes:
@@ -112,7 +342,7 @@ class Weights:
     domain_samples: int
 
 
-def importance_weights(source: Floats, target: Floats, held_out: Floats, seed: int = 0) -> Weights:
+def importance_weights(source: Floats, target: Floats, held_out: Floats, seed: int = 0) -> ImportanceWeights:
     """How much more often than in the source each held-out source sample would be met in the target.
 
     The ratio p_target(x) / p_source(x) is that of the probabilities that a logistic regression gives to the domains of
@@ -146,7 +376,7 @@ def importance_weights(source: Floats, target: Floats, held_out: Floats, seed: i
     # log p(target | x) - log p(source | x); kept away from overflow
     ratio = np.exp(np.clip(search.decision_function(held_out).astype(np.float64), -30, 30))
     values = ratio / ratio.mean()
-    return Weights(values, float(values.sum() ** 2 / (values**2).sum()), accuracy, len(rows))
+    return ImportanceWeights(values, float(values.sum() ** 2 / (values**2).sum()), accuracy, len(rows))
 
 
 def _draw(count: int, most: int, seed: int) -> NDArray[np.int64]:

@@ -1,4 +1,4 @@
-"""A selection's folder: what is tried on what, and what came of it so far."""
+"""A selection's folder: its inputs, its candidates, and their results so far."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from google.protobuf.message import Message
 
 from autodial import proto
 from autodial.data.image_data import ImageData
@@ -25,11 +26,11 @@ from autodial.net.net import Net
 from autodial.netparam.net_state import filter_net
 from autodial.netparam.overrides import apply_to_nets, apply_to_solver, for_nets
 from autodial.proto import messages as pb
-from autodial.selection.candidates import Candidate
-from autodial.selection.choice import Row, mean_measures
-from autodial.selection.holdout import write_folds
+from autodial.selection.candidates import Candidate, grid
+from autodial.selection.choice import Trial
+from autodial.selection.holdout import SourceLists, write_lists
 from autodial.selection.job import Job, read_result
-from autodial.selection.measures import Measures
+from autodial.selection.outputs import Outputs
 from autodial.system import json_files
 from autodial.system.devices import choose_device
 from autodial.system.files import entries, replacing
@@ -39,135 +40,168 @@ from autodial.training.solver import Solver
 
 RECORD = "experiment.json"
 _CONTEXT_BYTES = 2**29
-"""What a process takes before it has a net: the interpreter, torch, and on a GPU its context."""
-_FORM = 1
-"""Number of the form of results; those of another are not read."""
+"""Bytes that a process takes before it has a net: the interpreter, torch, and the context on a GPU."""
+_FORM = 2
+"""Version of the results' format; results of another version are not read."""
 _LEAST = 10
-"""Target images that a domain classifier needs, at the least, for its cross-validation."""
+"""The least number of target images that a domain classifier's cross-validation needs."""
 
 
 @dataclass(frozen=True)
 class Experiment:
-    """Every candidate without every fold to be held out.
+    """All candidates of a selection.
 
     Attributes:
-        inputs: what they have in common, as JSON values.
-        candidates: in the order of the grid.
-        jobs: of each candidate, one per fold.
-        device: where they run.
+        inputs: the inputs that the candidates have in common, as JSON values.
+        candidates: the candidates, in the order of the grid.
+        jobs: a job for each candidate.
+        device: the device that the jobs run on.
+        exports: options of `autodial export` for each candidate, its weights left out.
         job_memory: bytes that a job is expected to take.
     """
 
     inputs: Mapping[str, Any]
     candidates: tuple[Candidate, ...]
-    jobs: tuple[tuple[Job, ...], ...]
+    jobs: tuple[Job, ...]
     device: torch.device
+    exports: tuple[Mapping[str, Any], ...]
     job_memory: int
 
-    def rows(self, failures: Mapping[Path, str]) -> list[Row]:
-        """What is known of each candidate.
+    def trials(self, failures: Mapping[Path, str]) -> list[Trial]:
+        """The candidates with their results.
 
         Args:
-            failures: why processes ended without a result, by job folder.
+            failures: by job folder, why a process ended without a result.
+
+        Raises:
+            InputError: a damaged result.
         """
-        return [_row(candidate, jobs, failures) for candidate, jobs in zip(self.candidates, self.jobs, strict=True)]
+        return [_trial(candidate, job, failures) for candidate, job in zip(self.candidates, self.jobs, strict=True)]
+
+    def check_ensemble(self) -> None:
+        """Raise InputError unless all candidates' nets are the same in the TEST phase, as in one file they must be."""
+        if len({_test_form(proto.read_net(job.net)) for job in self.jobs}) > 1:
+            raise InputError(
+                "`ensemble`: the candidates' nets differ in the TEST phase, and one file holds the weights of one net: "
+                "leave it out, or try only what changes training"
+            )
 
     def unfinished(self) -> list[Job]:
-        """The jobs that are left: the first fold of every candidate, then the second."""
-        return [job for fold in zip(*self.jobs, strict=True) for job in fold if read_result(job) is None]
+        """The jobs without a result, in the order of the grid."""
+        return [job for job in self.jobs if read_result(job) is None]
 
 
 def prepare(
     solver: Path,
-    candidates: Sequence[Candidate],
+    tries: Sequence[str],
     folder: Path,
     *,
+    restarts: int,
     weights: Sequence[str],
     settings: Sequence[str],
     variants: Sequence[str],
-    folds: int,
+    hold_out: bool,
+    recalibrate: bool,
     device: str,
     seed: int | None,
     target_labels: bool,
 ) -> Experiment:
-    """Look at all that a selection depends on, and make its folder, or go on with the one that is there.
+    """Check everything that a selection depends on, and make its folder or open the existing one.
 
     Args:
-        solver: solver.prototxt.
-        candidates: what to try.
-        folder: for everything.
-        weights, variants: as `Training` takes them.
-        settings: its overrides, those of every candidate.
-        folds: how many of the source's five parts are held out, each in trainings of its own.
-        device: as `Training` takes it.
-        seed: of the parts and of the first fold's trainings; each further fold has the next seed. None: the solver's.
+        solver: path of the solver.prototxt.
+        tries: values and variants to try, as in `grid`.
+        folder: the folder for all results.
+        restarts: trainings of each combination; their seeds count up from `seed`.
+        weights, device: arguments of `Training`.
+        variants: variants of every candidate; a candidate's own variant is applied after them.
+        settings: overrides of every candidate.
+        hold_out: whether a fifth of the source is left out of the trainings.
+        recalibrate: whether statistics of all images replace training's moving averages.
+        seed: seed of the first restart and of random draws; None: the solver's.
         target_labels: whether the TEST phase's list holds the target's labels.
 
     Raises:
-        InputError: what would stop every candidate; a net whose source is not a list of images; or a folder that holds
-            the selection of something else.
-        WorkError: the folder can't be written to, or the device is not there.
+        InputError: an input would stop every candidate; part of the source is to be held out, and the source is not a
+            list of images; or the folder holds a selection with other inputs.
+        WorkError: the folder can't be written to, or the device does not exist.
     """
     chosen = _look_at(device, solver)
     own = [f"solver.snapshot_prefix={(folder / 'net').absolute()}", "solver.snapshot_format=BINARYPROTO"]
-    run = Solver.from_file(solver, device="cpu", seed=seed, overrides=[*settings, *own], variants=variants)
+
+    def read(names: Sequence[str]) -> Solver:
+        return Solver.from_file(
+            solver, device="cpu", seed=seed, overrides=[*settings, *own], variants=[*variants, *names]
+        )
+
+    run = read(())
+    candidates = grid(tries, range(run.seed, run.seed + restarts))
     if weights:
         run.load_weights(weights)
     net = _of_both_phases(run)
-    source = _source(run, net)
+    source, reader = _source(run, net, hold_out=hold_out)
+    own_fields = _own_settings(Path(), source if hold_out else None, Path())
     for candidate in candidates:
-        _refuse_own(candidate, source.name)
+        _refuse_own(candidate, own_fields)
+    variants_tried = {candidate.variants for candidate in candidates}
+    with_variants = {names: _of_both_phases(read(names)) if names else net for names in variants_tried}
+    for names, param in with_variants.items():
+        if names:
+            _look_at_phases(param, names[0])
     try:
-        nets = [_with_settings(net, candidate.settings) for candidate in candidates]
-        solvers = [_solver_with(run.param, candidate.settings) for candidate in candidates]
+        nets = [_with_settings(with_variants[candidate.variants], candidate.settings) for candidate in candidates]
+        for candidate in candidates:
+            _solver_with(run.param, candidate.settings)
     except InputError as error:
-        raise InputError(str(error).replace("--set", "--try", 1)) from None
+        raise InputError(str(error).replace("--set", "`tries`", 1)) from None
     labels = _test_labels(net, run.net.base_dir, needed=target_labels)
     run.check()
-    _enter(folder, _fingerprint(run, net, source, weights))
+    _enter(folder, _fingerprint(run, net, reader, weights, recalibrate=recalibrate))
 
-    lists = write_folds(source, folder / "folds", run.seed)[:folds]
+    lists = SourceLists(None, None, None)
+    if isinstance(reader, ImageData):
+        lists = write_lists(reader, folder / ("held_out" if hold_out else "source"), run.seed, hold_out=hold_out)
     jobs = []
-    for candidate, net_param, solver_param in zip(candidates, nets, solvers, strict=True):
-        of_candidate = []
-        for fold, fold_lists in enumerate(lists):
-            job_folder = folder / "candidates" / candidate.folder / f"fold_{fold}"
-            job = Job(
-                folder=job_folder.absolute(),
-                settings=candidate.settings,
-                fold=fold,
-                lists=fold_lists,
-                solver=solver,
-                weights=tuple(weights),
-                variants=tuple(variants),
-                overrides=(
-                    *settings,
-                    *candidate.settings,
-                    *_own_settings(job_folder, source.name, fold_lists.training),
-                ),
-                seed=run.seed + fold,
-                max_iter=solver_param.max_iter,
-                base_dir=run.net.base_dir or Path(),
-                device=device,
-                target_labels=labels,
-            )
-            job_folder.mkdir(parents=True, exist_ok=True)
-            proto.write_text(net_param, job.net)
-            of_candidate.append(job)
-        jobs.append(tuple(of_candidate))
+    for candidate, param in zip(candidates, nets, strict=True):
+        job_folder = folder / "candidates" / candidate.folder
+        if hold_out:
+            job_folder = job_folder.with_name(f"{job_folder.name}_held_out")
+        job = Job(
+            folder=job_folder.absolute(),
+            name=candidate.name,
+            lists=lists,
+            solver=solver,
+            weights=tuple(weights),
+            variants=(*variants, *candidate.variants),
+            overrides=(*settings, *candidate.settings, *_own_settings(job_folder, source, lists.training)),
+            seed=candidate.seed,
+            draw=run.seed,
+            base_dir=run.net.base_dir or Path(),
+            device=device,
+            recalibrate=recalibrate,
+            target_labels=labels,
+        )
+        job_folder.mkdir(parents=True, exist_ok=True)
+        proto.write_text(param, job.net)
+        jobs.append(job)
     inputs = {
         **{"solver": str(solver), "weights": ",".join(map(str, weights)) or None},
-        **{"settings": list(settings), "variants": list(variants), "seed": run.seed, "folds": folds},
+        **{"settings": list(settings), "variants": list(variants), "seed": run.seed},
+        **{"hold_out": hold_out, "recalibrate": recalibrate},
     }
-    return Experiment(inputs, tuple(candidates), tuple(jobs), chosen, _memory(run))
+    exports = [
+        _export_options(run, (*variants, *c.variants), (*settings, *c.settings), job)
+        for c, job in zip(candidates, jobs, strict=True)
+    ]
+    return Experiment(inputs, tuple(candidates), tuple(jobs), chosen, tuple(exports), _memory(run))
 
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Keep a second selection from working in the same folder.
+    """Keep other selections from working in the same folder.
 
     Raises:
-        InputError: one does.
+        InputError: another selection is at work there.
     """
     with (folder / "lock").open("w") as file:
         if not lock(file):
@@ -176,13 +210,47 @@ def locked(folder: Path) -> Iterator[None]:
 
 
 def _look_at(device: str, solver: Path) -> torch.device:
-    """The device that the trainings will choose, without building anything there."""
+    """The device that the trainings will choose; nothing is built on it."""
     param = proto.read_solver(solver)
     return choose_device(device, prefer_gpu=param.solver_mode == pb.SolverParameter.GPU, index=param.device_id)
 
 
-def _of_both_phases(run: Solver) -> Any:
-    """One NetParameter with the layers of the train net's TRAIN phase and of the first test net's, or its own, TEST."""
+def _export_options(run: Solver, variants: Sequence[str], settings: Sequence[str], job: Job) -> dict[str, Any]:
+    """Options that make `autodial export` read the TEST phase as a candidate has it."""
+    name = run.net_names[1] if len(run.net_names) > 1 else run.net_names[0]
+    if not Path(name).is_file():  # a net that the solver's own file holds
+        return {"--net": job.net}
+    test = filter_net(proto.read_net(name), pb.TEST)
+    kept = [setting for setting in for_nets(settings) if _applies(setting, test)]
+    return {"--net": name, "--variant": list(variants), "--set": kept}
+
+
+def _applies(setting: str, net: pb.NetParameter) -> bool:
+    """Whether a net has what a setting changes; settings may mean layers that only the TRAIN phase has."""
+    copy = pb.NetParameter()
+    copy.CopyFrom(net)
+    try:
+        apply_to_nets([setting], [copy])
+    except InputError:
+        return False
+    return True
+
+
+def _test_form(net: pb.NetParameter) -> str:
+    """The TEST phase without what only training reads: learning rates and what parameters start from."""
+    test = filter_net(net, pb.TEST)
+    for layer in test.layer:
+        for field in ("param", "include", "exclude", "loss_weight", "phase"):
+            layer.ClearField(field)
+        for message in [value for _, value in layer.ListFields() if isinstance(value, Message)]:
+            for field in ("weight_filler", "bias_filler", "filler"):
+                if field in message.DESCRIPTOR.fields_by_name:
+                    message.ClearField(field)
+    return proto.to_text(test)
+
+
+def _of_both_phases(run: Solver) -> pb.NetParameter:
+    """One NetParameter with the train net's TRAIN phase, and the first test net's or the train net's TEST phase."""
     param = run.net_params[0]
     both = pb.NetParameter()
     both.CopyFrom(param)
@@ -201,50 +269,64 @@ def _of_both_phases(run: Solver) -> Any:
     return both
 
 
-def _in_phase(net: Any, phase: pb.Phase) -> Iterator[bool]:
-    """Of each layer of a phase, whether it reads data."""
+def _in_phase(net: pb.NetParameter, phase: pb.Phase) -> Iterator[bool]:
+    """For each layer of a phase, whether it reads data."""
     return (layer_class(layer.type).is_data for layer in filter_net(net, phase).layer)
 
 
-def _source(run: Solver, net: Any) -> ImageData:
-    """The reader of the source's images."""
-    data_in_test(net)
-    domains = data_in_train(net)
-    if domains is None:
-        raise InputError(
-            "the TRAIN phase has no Concat layer that joins a source and a target along axis 0 in front of Dial layers"
-        )
-    source, target = (data.layer for data in domains)
+def _source(run: Solver, net: pb.NetParameter, *, hold_out: bool) -> tuple[str, Source]:
+    """The layer that reads the source's images, by name, and its reader."""
+    source, target = _look_at_phases(net, None)
     for layer in (source, target):
         if layer.name not in sources(run.net):
             raise InputError(f'layer "{layer.name}" ({layer.type}) gets its images from a program')
     reader = sources(run.net)[source.name]
     if not isinstance(reader, ImageData):
-        raise InputError(
-            f'layer "{source.name}" ({source.type}): select holds out part of the source, and takes a list of images: '
-            "read it with an ImageData layer"
-        )
-    labels = {entry.label for entry in reader.entries}
-    if len(labels) < 2:
+        if hold_out:
+            raise InputError(
+                f'layer "{source.name}" ({source.type}): only of a list of images a part can be held out: read it with '
+                "an ImageData layer, or choose by a criterion that needs no held-out source"
+            )
+    elif len({entry.label for entry in reader.entries}) < 2:
         raise InputError(f"{reader.list_path} has images of one class only")
     if len(sources(run.net)[target.name]) < _LEAST:
         raise InputError(f'layer "{target.name}": the target has fewer than {_LEAST} images, too few to compare')
-    return reader
+    return source.name, reader
 
 
-def _refuse_own(candidate: Candidate, source: str) -> None:
-    """Refuse to try what the selection sets itself."""
-    own = {setting.partition("=")[0] for setting in _own_settings(Path(), source, Path())}
+def _look_at_phases(net: pb.NetParameter, variant: str | None) -> tuple[pb.LayerParameter, pb.LayerParameter]:
+    """The layers that read the source and the target; raises InputError if a phase lacks what a selection needs."""
+    before = "" if variant is None else f"variant {variant}: "
+    try:
+        data_in_test(net)
+    except InputError as error:
+        raise InputError(f"{before}{error}") from error
+    domains = data_in_train(net)
+    if domains is None:
+        raise InputError(
+            f"{before}the TRAIN phase has no Concat layer that joins a source and a target along axis 0 in front of "
+            "Dial layers"
+        )
+    return domains[0].layer, domains[1].layer
+
+
+def _refuse_own(candidate: Candidate, own_settings: Sequence[str]) -> None:
+    """Raise InputError if a candidate sets a field that the selection sets itself."""
+    own = {setting.partition("=")[0] for setting in own_settings}
+    if any(setting.startswith("solver.random_seed=") for setting in candidate.settings):
+        raise InputError("`tries` solver.random_seed: `restarts` trains with several seeds")
     for setting in candidate.settings:
         if setting.partition("=")[0] in own:
-            raise InputError(f"--try {setting}: select sets this field itself, for its hold-outs and snapshots")
+            raise InputError(f"`tries` {setting}: select sets this field itself, for its hold-outs and snapshots")
 
 
-def _own_settings(folder: Path, source: str, training: Path) -> list[str]:
-    """Settings that make a training leave out the held-out images, keep its snapshots apart and test nothing."""
+def _own_settings(folder: Path, source: str | None, training: Path | None) -> list[str]:
+    """Settings that leave out the held-out images, put the snapshots into the candidate's folder, and test nothing."""
+    lists = []
+    if source is not None and training is not None:
+        lists = [f"{source}.image_data_param.source={training.absolute()}", f"{source}.image_data_param.root_folder="]
     return [
-        f"{source}.image_data_param.source={training.absolute()}",
-        f"{source}.image_data_param.root_folder=",
+        *lists,
         f"solver.snapshot_prefix={(folder / 'net').absolute()}",
         "solver.snapshot_format=BINARYPROTO",
         "solver.snapshot_after_train=true",
@@ -253,42 +335,46 @@ def _own_settings(folder: Path, source: str, training: Path) -> list[str]:
     ]
 
 
-def _with_settings(net: Any, settings: Sequence[str]) -> Any:
+def _with_settings(net: pb.NetParameter, settings: Sequence[str]) -> pb.NetParameter:
     copy = pb.NetParameter()
     copy.CopyFrom(net)
     apply_to_nets(for_nets(settings), [copy])
     return copy
 
 
-def _solver_with(param: Any, settings: Sequence[str]) -> Any:
+def _solver_with(param: pb.SolverParameter, settings: Sequence[str]) -> pb.SolverParameter:
     copy = pb.SolverParameter()
     copy.CopyFrom(param)
     apply_to_solver(settings, copy)
     return copy
 
 
-def _fingerprint(run: Solver, net: Any, source: ImageData, weights: Sequence[str]) -> dict[str, Any]:
-    """What must be the same for earlier results to count: hashes, by what they are of."""
+def _fingerprint(
+    run: Solver, net: pb.NetParameter, source: Source, weights: Sequence[str], *, recalibrate: bool
+) -> dict[str, Any]:
+    """Hashes of the inputs that must be unchanged for earlier results to count, by the input's name."""
     solver = _solver_with(run.param, ["solver.snapshot_prefix="])
     others = (reader for reader in sources(run.net).values() if reader is not source)
+    labelled = [f"{e.path} {e.label}" for e in source.entries] if isinstance(source, ImageData) else [_rows_of(source)]
     return {
         "the form of its results": _FORM,
         "the solver": _hash(proto.to_text(solver)),
         "the net": _hash(proto.to_text(net)),
-        "the source's list": _hash("\n".join(f"{entry.path} {entry.label}" for entry in source.entries)),
+        "the source's list": _hash("\n".join(labelled)),
         "the target's list": _hash("\n".join(map(_rows_of, others))),
         "the weights": _hash("".join(file_hash(Path(path)) for path in weights)),
         "the seed": run.seed,
+        "recalibration": recalibrate,
     }
 
 
 def _rows_of(reader: Source) -> str:
-    """What a reader reads, without labels: the paths of images, or else the number of rows."""
+    """A reader's rows without labels: the images' paths, or else the number of rows."""
     return "\n".join(e.path for e in reader.entries) if isinstance(reader, ImageData) else str(len(reader))
 
 
-def _test_labels(net: Any, base_dir: Path | None, *, needed: bool) -> str:
-    """See that the TEST phase can be built and ends in logits; returns a hash of its labels, or "" if not needed."""
+def _test_labels(net: pb.NetParameter, base_dir: Path | None, *, needed: bool) -> str:
+    """Check that the TEST phase can be built and ends in logits; returns a hash of its labels, or "" if not needed."""
     try:
         test = Net(net, pb.TEST, base_dir=base_dir)
         data = data_in_test(net)
@@ -303,7 +389,7 @@ def _test_labels(net: Any, base_dir: Path | None, *, needed: bool) -> str:
     except InputError as error:
         raise InputError(f"TEST phase: {error}") from error
     if not labels:
-        raise InputError("--target-labels: the TEST phase has no list with labels that an Accuracy or loss layer reads")
+        raise InputError("`target_labels`: the TEST phase has no list with labels that an Accuracy or loss layer reads")
     return _hash(str(labels))
 
 
@@ -312,45 +398,38 @@ def _hash(text: str) -> str:
 
 
 def _enter(folder: Path, fingerprint: dict[str, Any]) -> None:
-    """Make the folder, or see that it holds a selection of the same kind.
+    """Make the folder, or check that it holds a selection with the same inputs.
 
     Raises:
-        InputError: it holds something else; it says what differs.
+        InputError: the folder holds something else; the message says what differs.
     """
     record = folder / RECORD
     if record.exists():
-        known = json_files.read(record, dict[str, Any], remedy="name another folder with -o")
+        known = json_files.read(record, dict[str, Any], remedy="name another folder with `folder`")
         differing = [name for name, value in fingerprint.items() if known.get(name) != value]
         if differing:
             raise InputError(
                 f"{folder} holds a selection in which {' and '.join(differing)} "
-                f"{'was another' if len(differing) == 1 else 'were others'}: name another folder with -o"
+                f"{'was another' if len(differing) == 1 else 'were others'}: name another folder with `folder`"
             )
         return
     if folder.exists() and (not folder.is_dir() or entries(folder)):
-        raise InputError(f"{folder} exists, is not empty and holds no selection: name another folder with -o")
+        raise InputError(f"{folder} exists, is not empty and holds no selection: name another folder with `folder`")
     folder.mkdir(parents=True, exist_ok=True)
     with replacing(record) as file:
         file.write(json.dumps(fingerprint, indent=2).encode())
 
 
 def _memory(run: Solver) -> int:
-    """Bytes that a training takes: blobs and their gradients, parameters with gradients and history."""
+    """Bytes that a training takes: blobs and their gradients; parameters, their gradients and history."""
     blobs = sum(prod(shape) for shape in run.net.blob_shapes.values())
     params = sum(param.tensor.numel() for param in run.net.params)
     return _CONTEXT_BYTES + 4 * (2 * blobs + 3 * params)
 
 
-def _row(candidate: Candidate, jobs: Sequence[Job], failures: Mapping[Path, str]) -> Row:
-    results = [read_result(job) for job in jobs]
-    errors = [failures[job.folder] for job in jobs if job.folder in failures]
-    errors += [result["error"] for result in results if result is not None and result["error"] is not None]
-    alarms = [result["collapsed_at"] for result in results if result is not None and result["collapsed_at"] is not None]
-    measures = [Measures(**result["measures"]) for result in results if result is not None and result["measures"]]
-    return Row(
-        candidate,
-        len(jobs),
-        mean_measures(measures) if len(measures) == len(jobs) else None,
-        errors[0] if errors else None,
-        max(alarms, default=None),
-    )
+def _trial(candidate: Candidate, job: Job, failures: Mapping[Path, str]) -> Trial:
+    result = read_result(job)
+    if result is None:
+        return Trial(candidate, None, failures.get(job.folder, "it has not been trained"))
+    outputs = None if result["error"] is not None else Outputs.read(job.outputs)
+    return Trial(candidate, outputs, result["error"], result["collapsed_at"])

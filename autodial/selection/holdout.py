@@ -1,4 +1,4 @@
-"""The source in stratified parts, of which one at a time is held out of training."""
+"""Splits the source's images: those to train on, those to hold out, and a sample to compare with the target."""
 
 from __future__ import annotations
 
@@ -15,35 +15,35 @@ from autodial.system.files import replacing
 from autodial.system.seeding import derive_seed
 
 PARTS = 5
-"""Parts of the source; held out is a fifth."""
+"""Number of equal parts of the source; one part can be held out."""
 _SAMPLE = 2000
-"""Source images that are trained on and measured; see autodial.selection.criteria.importance_weights."""
+"""Trained-on source images in the sample; see autodial.selection.criteria.importance_weights."""
 
 
 @dataclass(frozen=True)
-class Fold:
+class SourceLists:
     """Lists of the source's images, with absolute paths.
 
     Attributes:
-        training: what is trained on.
-        held_out: what is not.
-        sample: at most 2,000 of `training`, to compare with.
+        training: the images to train on; None: all that the net's source layer reads.
+        held_out: the images that are held out; None if there are none.
+        sample: at most 2,000 of the images to train on, to compare with the target; None: all of them.
     """
 
-    training: Path
-    held_out: Path
-    sample: Path
+    training: Path | None
+    held_out: Path | None
+    sample: Path | None
 
 
 def stratified_parts(labels: Sequence[int], seed: int) -> NDArray[np.int64]:
-    """The part, from 0 to 4, of each labelled sample: classes are spread over all parts as evenly as can be.
+    """The part, from 0 to 4, of each labelled sample; classes are spread over the parts as evenly as possible.
 
-    A sample that is the only one of its class is in no part (-1), so that it is always trained on.
+    The only sample of a class is in no part (-1), so that it is always trained on.
     """
     rng = np.random.default_rng(derive_seed(seed, "held-out source"))
     array = np.asarray(labels)
     parts = np.full(len(array), -1)
-    start = 0  # classes go on where the one before left off, which keeps the parts' sizes equal, too
+    start = 0  # each class starts where the class before ended, which keeps the parts' sizes equal too
     for label in np.unique(array):
         members = rng.permutation(np.flatnonzero(array == label))
         if len(members) > 1:
@@ -52,34 +52,35 @@ def stratified_parts(labels: Sequence[int], seed: int) -> NDArray[np.int64]:
     return parts
 
 
-def write_folds(source: ImageData, folder: Path, seed: int) -> list[Fold]:
-    """Write the lists of all five folds, the same for the same seed.
+def write_lists(source: ImageData, folder: Path, seed: int, *, hold_out: bool) -> SourceLists:
+    """Write the lists; equal seeds give equal lists.
 
     Args:
         source: the source's images.
-        folder: gets a folder for each fold, fold_0 to fold_4.
-        seed: what the parts follow from.
+        folder: the folder for the lists.
+        seed: determines the parts and the sample.
+        hold_out: whether to hold out a stratified fifth.
 
     Raises:
-        InputError: an image that is not there, or too few images to hold any out.
+        InputError: an image is missing, or there are too few images to hold any out.
     """
-    parts = stratified_parts([entry.label for entry in source.entries], seed)
-    if len(set(parts.tolist()) - {-1}) < PARTS:
-        raise InputError(
-            f"{source.list_path} has too few images to hold out a fifth of them: it takes at least {PARTS} of classes "
-            "with more than one"
-        )
     lines = [f"{source.path(entry).absolute()} {entry.label}" for entry in source.entries]
-    folds = []
-    for number in range(PARTS):
-        fold = folder / f"fold_{number}"
-        fold.mkdir(parents=True, exist_ok=True)
-        training = np.flatnonzero(parts != number)
-        drawn = np.random.default_rng(derive_seed(seed, "sample", number)).permutation(training)[:_SAMPLE]
-        rows = {"training": training, "held_out": np.flatnonzero(parts == number), "sample": np.sort(drawn)}
-        paths = {name: fold / f"{name}.txt" for name in rows}
-        for name, numbers in rows.items():
-            with replacing(paths[name]) as file:
-                file.write("".join(f"{lines[row]}\n" for row in numbers).encode())
-        folds.append(Fold(**paths))
-    return folds
+    parts = np.full(len(lines), -1)
+    if hold_out:
+        parts = stratified_parts([entry.label for entry in source.entries], seed)
+        if len(set(parts.tolist()) - {-1}) < PARTS:
+            raise InputError(
+                f"{source.list_path} has too few images to hold out a fifth of them: at least {PARTS} must be of "
+                "classes with more than one image"
+            )
+    training = np.flatnonzero(parts != 0)
+    drawn = np.random.default_rng(derive_seed(seed, "sample")).permutation(training)[:_SAMPLE]
+    rows = {"sample": np.sort(drawn)}
+    if hold_out:
+        rows |= {"training": training, "held_out": np.flatnonzero(parts == 0)}
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, numbers in rows.items():
+        with replacing(folder / f"{name}.txt") as file:
+            file.write("".join(f"{lines[row]}\n" for row in numbers).encode())
+    paths = {name: folder / f"{name}.txt" if name in rows else None for name in ("training", "held_out", "sample")}
+    return SourceLists(**paths)

@@ -1,4 +1,4 @@
-"""One candidate without one fold of the source, as a process: `python -m autodial.selection.job JOB.json WORKERS`."""
+"""One candidate in a process that trains it and keeps its outputs: `python -m autodial.selection.job JOB WORKERS`."""
 
 from __future__ import annotations
 
@@ -13,70 +13,80 @@ import time
 from dataclasses import asdict, dataclass
 from dataclasses import fields as dataclass_fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict
 
-from autodial.errors import INTERRUPTED, TERMINATED, AutodialError, InputError
-from autodial.selection.holdout import Fold
+from autodial.errors import INTERRUPTED, TERMINATED, AutodialError, DivergedError
+from autodial.selection.holdout import SourceLists
 from autodial.system import json_files
 from autodial.system.files import replacing
-from autodial.system.json_files import FilePath, WrongValueError
+from autodial.system.json_files import FilePath
 from autodial.wording import command_line
 
 if TYPE_CHECKING:
+    from autodial.selection.outputs import TrainedNet
     from autodial.training.run import TrainingResult
 
 _PREFIX = "net"
 _ITERATION = re.compile(r"_iter_([0-9]{1,10})$")
-"""What the name of a snapshot ends in."""
+"""The end of a snapshot's name."""
 _LOOK = 2.0
-"""Seconds between two looks at whether the process that started this one is still there."""
+"""Seconds between two checks that the parent process still runs."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """What to train and measure; all paths are absolute, or mean the working directory.
+    """A candidate's training and measurement; paths are absolute or relative to the working directory.
 
     Attributes:
-        folder: for all that comes of it.
-        settings: of the candidate.
-        fold: number of the fold that is held out.
-        lists: that fold's.
-        solver, weights, variants: as `Training` takes them.
-        overrides: settings of the training, the candidate's among them.
-        seed: of the training.
-        max_iter: number of iterations.
+        folder: the folder for all results.
+        name: the candidate's name in messages.
+        lists: lists of the source's images.
+        solver, weights, variants, device: arguments of `Training`.
+        overrides: the training's settings, including the candidate's.
+        seed: seed of the training.
+        draw: seed of the draw of target images whose features are kept; all candidates have the same.
         base_dir: folder of the net's file.
-        device: as `Training` takes it.
-        target_labels: a hash of the TEST phase's labels, to compare with them; "" leaves them alone.
+        recalibrate: whether statistics of all images replace training's moving averages.
+        target_labels: a hash of the TEST phase's labels if they are to be compared with, or "".
     """
 
     folder: Path
-    settings: tuple[str, ...]
-    fold: int
-    lists: Fold
+    name: str
+    lists: SourceLists
     solver: Path
     weights: tuple[str, ...]
     variants: tuple[str, ...]
     overrides: tuple[str, ...]
     seed: int
-    max_iter: int
+    draw: int
     base_dir: Path
     device: str
+    recalibrate: bool
     target_labels: str
 
     @property
     def net(self) -> Path:
-        """The net that is trained, of both phases."""
+        """The file of the net that is trained, with both phases."""
         return self.folder / "net.prototxt"
 
     @property
     def prefix(self) -> Path:
-        """Of the snapshots."""
+        """The snapshots' prefix."""
         return self.folder / _PREFIX
 
     @property
+    def trained(self) -> Path:
+        """The file of the trained weights."""
+        return self.folder / "weights.caffemodel"
+
+    @property
+    def outputs(self) -> Path:
+        """The file of the candidate's outputs, which criteria look at."""
+        return self.folder / "outputs.npz"
+
+    @property
     def log(self) -> Path:
-        """What the process prints."""
+        """The file of the process's output."""
         return self.folder / "log.txt"
 
     def write(self) -> Path:
@@ -88,7 +98,7 @@ class Job:
 
     @classmethod
     def read(cls, path: Path) -> Job:
-        """What `write` wrote.
+        """Read the file that `write` wrote.
 
         Raises:
             InputError: the file is damaged.
@@ -96,82 +106,57 @@ class Job:
         fields: dict[str, Any] = {**json_files.read(path, _JobFile, remedy="run `autodial select` again")}
         for name in ("folder", "solver", "base_dir"):
             fields[name] = Path(fields[name])
-        for name in ("settings", "weights", "variants", "overrides"):
+        for name in ("weights", "variants", "overrides"):
             fields[name] = tuple(fields[name])
-        fields["lists"] = Fold(**{name: Path(list_) for name, list_ in fields["lists"].items()})
+        lists = fields["lists"].items()
+        fields["lists"] = SourceLists(**{name: None if path is None else Path(path) for name, path in lists})
         return cls(**{field.name: fields[field.name] for field in dataclass_fields(cls)})
 
 
-def _share(value: float) -> None:
-    if not 0 <= value <= 1:
-        raise WrongValueError("from 0 to 1", value)
-
-
-def _not_negative(value: float) -> None:
-    if value < 0:
-        raise WrongValueError("0 or more", value)
-
-
-_Share = Annotated[float, _share]
-_NotNegative = Annotated[float, _not_negative]
-_Count = Annotated[int, range(1, 2**31)]
-
-
 class _Lists(TypedDict):
-    training: FilePath
-    held_out: FilePath
-    sample: FilePath
+    training: FilePath | None
+    held_out: FilePath | None
+    sample: FilePath | None
 
 
 class _JobFile(TypedDict):
     """A Job as JSON."""
 
     folder: FilePath
-    settings: list[str]
-    fold: int
+    name: str
     lists: _Lists
     solver: FilePath
     weights: list[str]
     variants: list[str]
     overrides: list[str]
     seed: int
-    max_iter: int
+    draw: int
     base_dir: FilePath
     device: str
+    recalibrate: bool
     target_labels: str
-
-
-class _Measures(TypedDict):
-    """autodial.selection.measures.Measures as JSON."""
-
-    held_out: _Count
-    source_accuracy: _Share
-    weighted_loss: _NotNegative
-    weighted_error: _NotNegative
-    effective: _NotNegative
-    domain_accuracy: _Share
-    domain_samples: _Count
-    entropy: _NotNegative
-    density: _NotNegative
-    diversity: _NotNegative
-    target_accuracy: _Share | None
 
 
 class Result(TypedDict):
-    """What came of a job: measures, or an error."""
+    """How a job ended.
 
-    settings: list[str]
-    fold: int
-    seed: int
+    Attributes:
+        name: the candidate's name.
+        target_labels: a hash of the labels that the outputs hold, or "" if they hold none.
+        collapsed_at: the iteration of the last collapse alarm.
+        error: why there are no outputs; None if there are.
+        seconds: how long the job took.
+    """
+
+    name: str
     target_labels: str
-    measures: _Measures | None
     collapsed_at: int | None
     error: str | None
     seconds: float
 
 
 def read_result(job: Job) -> Result | None:
-    """What came of a job; None if it is not finished, or lacks the accuracy asked for.
+    """A job's result; None if the job is not finished, or if its outputs lack the labels asked for.
 
     Raises:
         InputError: the file is damaged.
@@ -179,16 +164,15 @@ def read_result(job: Job) -> Result | None:
     path = job.folder / "result.json"
     if not path.exists():
         return None
-    remedy = "delete it, and the candidate is trained again"
-    result = json_files.read(path, Result, remedy=remedy)
-    if result["measures"] is None and result["error"] is None:
-        raise InputError(f"{path} is damaged, it has neither measures nor an error: {remedy}")
-    known = result["error"] is not None or not job.target_labels or result["target_labels"] == job.target_labels
-    return result if known else None
+    result = json_files.read(path, Result, remedy="delete it, and the candidate is measured again")
+    if result["error"] is not None:
+        return result
+    known = not job.target_labels or result["target_labels"] == job.target_labels
+    return result if known and job.outputs.exists() and job.trained.exists() else None
 
 
 def failure(job: Job, status: int) -> str:
-    """Why a process ended with an exit status and without a result, as far as its log tells."""
+    """Why a process ended with an exit status and without a result, according to its log."""
     if status < 0:
         return f"killed by signal {-status}; see {job.log}"
     lines = job.log.read_text("utf-8", errors="replace").split("\n")
@@ -196,7 +180,7 @@ def failure(job: Job, status: int) -> str:
 
 
 class InterruptedTrainingError(Exception):
-    """A training was told to end before it was done; `exit_status` is the process's."""
+    """A signal ended a training early; `exit_status` is the process's exit status."""
 
     def __init__(self, exit_status: int) -> None:
         super().__init__(exit_status)
@@ -204,12 +188,13 @@ class InterruptedTrainingError(Exception):
 
 
 def run(job: Job, workers: int) -> None:
-    """Train, measure, write result.json and delete the snapshots; goes on where an earlier run was interrupted.
+    """Train, keep the weights and the outputs, write result.json and delete the snapshots.
 
-    That the training diverged is a result, too. Other errors are not, and are tried again.
+    An interrupted job continues from its snapshot. A training that diverged is a result; after another error, the job
+    is run again the next time.
 
     Args:
-        job: what to do.
+        job: the job.
         workers: processes that read images ahead.
 
     Raises:
@@ -218,16 +203,22 @@ def run(job: Job, workers: int) -> None:
     from autodial.training.run import Outcome
 
     started = time.perf_counter()
-    result: dict[str, Any] = {
-        **{"settings": job.settings, "fold": job.fold, "seed": job.seed, "target_labels": job.target_labels}
-    }
-    trained = _train(job, workers)
-    if trained.outcome is Outcome.DIVERGED:
-        result |= {"measures": None, "collapsed_at": None, "error": str(trained.error)}
-    else:
-        assert trained.snapshot is not None and trained.snapshot.weights is not None
-        measures = _measure(job, trained.snapshot.weights, workers)
-        result |= {"measures": measures, "collapsed_at": _collapsed_at(job), "error": None}
+    result = Result(name=job.name, target_labels=job.target_labels, collapsed_at=None, error=None, seconds=0.0)
+    try:
+        if not job.trained.exists():
+            trained = _train(job, workers)
+            if trained.outcome is Outcome.DIVERGED:
+                assert trained.error is not None
+                raise trained.error
+            assert trained.snapshot is not None and trained.snapshot.weights is not None
+            _keep(job, _open(job, trained.snapshot.weights, workers))
+        outputs = _open(job, job.trained, workers).outputs(
+            source=job.lists.sample, held_out=job.lists.held_out, target_labels=bool(job.target_labels), seed=job.draw
+        )
+        outputs.write(job.outputs)
+        result["collapsed_at"] = _collapsed_at(job)
+    except DivergedError as error:
+        result["error"] = str(error)
     result["seconds"] = round(time.perf_counter() - started, 1)
     with replacing(job.folder / "result.json") as file:
         file.write(json.dumps(result, indent=2).encode())
@@ -236,7 +227,7 @@ def run(job: Job, workers: int) -> None:
 
 
 def _train(job: Job, workers: int) -> TrainingResult:
-    """Train from the last snapshot if there is one; what the training shows is printed."""
+    """Train, from the last snapshot if there is one, and print the training's progress."""
     from autodial.training.console import Lines, write_line
     from autodial.training.run import Outcome, Training
     from autodial.training.signals import heeding_signals
@@ -246,7 +237,9 @@ def _train(job: Job, workers: int) -> TrainingResult:
     snapshots = sorted((state for state in states if _ITERATION.search(state.stem)), key=_iteration)
     if not snapshots:
         shutil.rmtree(logs, ignore_errors=True)
-        for model in job.folder.glob(f"{_PREFIX}_iter_*"):  # of a process that was killed before it wrote the state
+        for model in job.folder.glob(
+            f"{_PREFIX}_iter_*"
+        ):  # left by a process that was killed before it wrote the state
             model.unlink()
     snapshot = snapshots[-1] if snapshots else None
     weights = () if snapshots else job.weights
@@ -277,21 +270,22 @@ def _train(job: Job, workers: int) -> TrainingResult:
     return result
 
 
-def _measure(job: Job, weights: Path, workers: int) -> dict[str, Any]:
+def _open(job: Job, weights: Path, workers: int) -> TrainedNet:
     from autodial.proto import read_net
-    from autodial.selection.measures import measure
+    from autodial.selection.outputs import TrainedNet
     from autodial.system.devices import choose_device
 
-    measures = measure(
-        read_net(job.net),
-        weights,
-        job.lists,
-        base_dir=job.base_dir,
-        device=choose_device(job.device),
-        workers=workers,
-        target_labels=bool(job.target_labels),
-    )
-    return asdict(measures)
+    device = choose_device(job.device)
+    return TrainedNet(read_net(job.net), weights, base_dir=job.base_dir, device=device, workers=workers)
+
+
+def _keep(job: Job, net: TrainedNet) -> None:
+    """Write the weights that the user gets if this candidate is chosen."""
+    from autodial.proto import write_weights
+
+    if job.recalibrate:
+        net.recalibrate(job.lists.training)
+    write_weights(net.weights, job.trained)
 
 
 def _collapsed_at(job: Job) -> int | None:
@@ -309,14 +303,14 @@ def _iteration(snapshot: Path) -> int:
 
 
 def _stop_with_parent(parent: int) -> None:
-    """Stop as after Ctrl-C when the process that started this one is gone."""
+    """Stop as after Ctrl-C once the parent process is gone."""
     while os.getppid() == parent:
         time.sleep(_LOOK)
     os.kill(os.getpid(), signal.SIGINT)
 
 
 def main(arguments: list[str]) -> int:
-    """Run a job: its file, and the number of processes that read images; returns the exit status."""
+    """Run a job; the arguments are its file and the number of processes that read images. Returns the exit status."""
     threading.Thread(target=_stop_with_parent, args=(os.getppid(),), daemon=True).start()
     try:
         run(Job.read(Path(arguments[0])), int(arguments[1]))

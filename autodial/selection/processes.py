@@ -1,4 +1,4 @@
-"""Several jobs side by side, each a process, within what the machine has."""
+"""Runs several jobs at the same time, each in its own process, within the machine's limits."""
 
 from __future__ import annotations
 
@@ -15,36 +15,43 @@ from types import FrameType
 from autodial.errors import INTERRUPTED, WorkError
 from autodial.selection.job import Job
 
-_CGROUP = Path("/sys/fs/cgroup")
+CGROUP = Path("/sys/fs/cgroup")
+"""The folder in which a container sees its resource limits."""
 _POLL = 0.1
-"""Seconds between two looks at the processes."""
+"""Seconds between two checks of the processes."""
 _CPUS_PER_GPU_JOB = 2
-"""One to launch kernels, one to read images."""
+"""CPUs per job on a GPU: one launches kernels, one reads images."""
 _THREAD_LIMITS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
-def free_memory() -> int:
-    """Bytes that new processes may take: the machine's, or what is left of a container's share (cgroup v2)."""
+def free_memory(cgroup: Path = CGROUP) -> int:
+    """Bytes that new processes may take: the machine's free memory, or the rest of a container's limit (cgroup v2).
+
+    psutil knows the machine's free memory, but no container's limit.
+
+    Args:
+        cgroup: the folder with the container's limits.
+    """
     free = sys.maxsize
     with suppress(OSError, ValueError):
         lines = Path("/proc/meminfo").read_text().splitlines()
         free = next(int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:"))
     with suppress(OSError, ValueError):  # of "max", too
-        limit, used = (int((_CGROUP / name).read_text()) for name in ("memory.max", "memory.current"))
+        limit, used = (int((cgroup / name).read_text()) for name in ("memory.max", "memory.current"))
         free = min(free, limit - used)
     return free
 
 
 def default_parallel(jobs: int, cpus: int, *, gpu: bool, memory: int, job_memory: int) -> int:
-    """How many of the jobs to run side by side, at least 1.
+    """The number of jobs to run at the same time, at least 1.
 
-    As many as have a CPU each, or two with a GPU, whose kernels they share; and as fit into memory.
+    Each job gets a CPU, or two CPUs if the jobs share a GPU, and all jobs together fit into memory.
 
     Args:
         jobs: number of jobs.
-        cpus: CPUs for all.
-        gpu: whether they run on one GPU.
-        memory: bytes that are free, on the GPU or in the machine.
+        cpus: number of CPUs for all jobs.
+        gpu: whether the jobs run on one GPU.
+        memory: free bytes on the GPU or in the machine.
         job_memory: bytes that a job is expected to take.
     """
     return max(1, min(jobs, cpus // _CPUS_PER_GPU_JOB if gpu else cpus, memory // job_memory))
@@ -53,16 +60,16 @@ def default_parallel(jobs: int, cpus: int, *, gpu: bool, memory: int, job_memory
 def run_jobs(
     jobs: Sequence[Job], parallel: int, *, threads: int, workers: int, report: Callable[[Job, int | None], None]
 ) -> bool:
-    """Run jobs until all have ended, or Ctrl-C.
+    """Run jobs until all have ended, or until Ctrl-C.
 
-    Ctrl-C interrupts the trainings, which write a snapshot to go on from; a second one stops them at once.
+    Ctrl-C interrupts the trainings, and each writes a snapshot to continue from; a second Ctrl-C stops them at once.
 
     Args:
-        jobs: in the order in which they are started.
-        parallel: how many run at a time.
-        threads: CPU threads for each.
-        workers: processes that read images ahead, for each.
-        report: called with each job and None when it starts, and its exit status when it ends.
+        jobs: the jobs, in the order in which they are started.
+        parallel: number of jobs that run at the same time.
+        threads: CPU threads per job.
+        workers: processes per job that read images ahead.
+        report: called with a job and None when the job starts, and with the job and its exit status when it ends.
 
     Returns:
         whether all jobs were run; False after Ctrl-C.
@@ -89,7 +96,7 @@ def run_jobs(
 def _start(job: Job, workers: int, environment: dict[str, str]) -> subprocess.Popen[bytes]:
     try:
         with job.log.open("ab") as log:
-            # in a session of its own, as otherwise Ctrl-C would reach it both from the terminal and from here
+            # in its own session: otherwise Ctrl-C would reach it both from the terminal and from here
             return subprocess.Popen(
                 [sys.executable, "-m", "autodial.selection.job", str(job.write()), str(workers)],
                 stdin=subprocess.DEVNULL,
@@ -104,7 +111,7 @@ def _start(job: Job, workers: int, environment: dict[str, str]) -> subprocess.Po
 
 @contextmanager
 def _forwarding_interrupts(running: dict[subprocess.Popen[bytes], Job]) -> Iterator[list[int]]:
-    """Pass SIGINT on to the processes; yields a list of the signals that came."""
+    """Pass SIGINT on to the processes; yields the list of signals received so far."""
     came: list[int] = []
 
     def forward(number: int, frame: FrameType | None) -> None:
@@ -112,7 +119,7 @@ def _forwarding_interrupts(running: dict[subprocess.Popen[bytes], Job]) -> Itera
         for process in list(running):
             process.send_signal(number)
         text = b"\nStopping: each training writes a snapshot; press Ctrl-C again to stop at once.\n"
-        os.write(2, text)  # not print, which the signal may have come in the middle of
+        os.write(2, text)  # not print, which the signal may have interrupted
 
     previous = signal.signal(signal.SIGINT, forward)
     try:

@@ -120,6 +120,17 @@ def read(path: Path, schema: type[T], *, remedy: str) -> T:
         raise InputError(f"{path} is damaged, or of another program, {error}: {remedy}") from None
 
 
+def finite(value: Any) -> Any:
+    """A copy of a JSON value with None in place of NaN and infinity, which JSON lacks; tuples become lists."""
+    if isinstance(value, float):
+        return value if isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [finite(item) for item in value]
+    return value
+
+
 def _file_path(value: str) -> None:
     try:
         possible = b"\0" not in os.fsencode(value)

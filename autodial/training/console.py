@@ -13,6 +13,7 @@ from autodial.data.decoder_messages import real_stderr
 from autodial.system.streams import discard
 from autodial.system.terminal import Console
 from autodial.training.monitor import BlobValues, CollapseRow, Monitor, RunningSolver, TestRow, TrainRow
+from autodial.training.recall import describe_recall
 from autodial.training.score_watch import describe
 from autodial.training.solver import Solver
 
@@ -43,6 +44,8 @@ class Lines(Monitor):
     def tested(self, row: TestRow) -> None:
         self._write(f"Iteration {row.iteration}, testing net {row.net}")
         self._outputs("Test", row.outputs, row.loss_weights)
+        for blob, recall in row.recalls.items():
+            self._write(f"    Test {describe_recall(blob, recall)}")
         if row.not_finite:
             self._write(f"Warning: {describe(row.not_finite)}, so that accuracies mean nothing")
 

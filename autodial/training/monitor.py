@@ -13,6 +13,8 @@ BlobValues = tuple[float, ...]
 """The elements of an output blob, in order; most output blobs have one."""
 NotFinite = Mapping[str, tuple[int, int]]
 """By blob of scores, in the net's order: the number of rows with scores that are not finite, and of all rows."""
+Recalls = Mapping[str, tuple[float, ...]]
+"""By blob of scores, in the net's order: each class's share of labels that are predicted; NaN without labels."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,8 @@ class TestRow:
         outputs: output blobs, averaged over the test's batches.
         loss_weights: weight in the loss of the outputs that have one.
         not_finite: the blobs with scores that are not finite; an accuracy over such scores means nothing.
+        recalls: recall per class, over the whole test, for the scores of Accuracy layers, or of losses without these.
+        balanced_accuracy: the mean recall of the classes that have labels, by blob; NaN if no class has any.
     """
 
     __test__ = False  # not a test case, whatever pytest makes of the name
@@ -60,6 +64,8 @@ class TestRow:
     outputs: Mapping[str, BlobValues]
     loss_weights: Mapping[str, float]
     not_finite: NotFinite = field(default_factory=dict)
+    recalls: Recalls = field(default_factory=dict)
+    balanced_accuracy: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

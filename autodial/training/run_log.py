@@ -11,13 +11,13 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from datetime import datetime, timezone
-from math import isfinite
 from pathlib import Path
 from typing import Any
 
 from autodial.errors import InputError, WorkError
 from autodial.system.files import AppendedFile, replacing
 from autodial.system.hashing import file_hash
+from autodial.system.json_files import finite
 from autodial.training.event_file import EventFile, event_file
 from autodial.training.monitor import BlobValues, CollapseRow, Monitor, RunningSolver, TestRow, TrainRow
 from autodial.training.run_record import LOG, RECORD, SCHEMA, holds_run, read_records
@@ -78,7 +78,9 @@ class RunLog(Monitor):
     def tested(self, row: TestRow) -> None:
         with self._going_on():
             self._write({"event": "test", **asdict(row), "outputs": _numbers(row.outputs)})
-            self._events.write(_scalars(f"test{row.net or ''}", row.outputs), row.iteration)
+            tests = f"test{row.net or ''}"
+            balanced = {f"{tests}/balanced_accuracy/{blob}": value for blob, value in row.balanced_accuracy.items()}
+            self._events.write({**_scalars(tests, row.outputs), **balanced}, row.iteration)
 
     def saved(self, model: Path, state: Path) -> None:
         # the hash identifies this snapshot if another run overwrites it with one of the same name
@@ -99,7 +101,7 @@ class RunLog(Monitor):
 
     def _write(self, row: Mapping[str, Any]) -> None:
         event = {"time": datetime.now(timezone.utc).isoformat(timespec="seconds"), **row}
-        self._log.append(json.dumps(_finite(event), allow_nan=False).encode() + b"\n")
+        self._log.append(json.dumps(finite(event), allow_nan=False).encode() + b"\n")
 
     @contextmanager
     def _going_on(self) -> Iterator[None]:
@@ -132,14 +134,3 @@ def _scalars(kind: str, outputs: Mapping[str, BlobValues]) -> dict[str, float]:
 def _numbers(outputs: Mapping[str, BlobValues]) -> dict[str, float | BlobValues]:
     """Output blobs of one element as a number, others as a list."""
     return {name: values[0] if len(values) == 1 else values for name, values in outputs.items()}
-
-
-def _finite(value: Any) -> Any:
-    """Replace NaN and infinity, which JSON lacks, by None."""
-    if isinstance(value, float):
-        return value if isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_finite(item) for item in value]
-    return value

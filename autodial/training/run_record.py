@@ -4,6 +4,8 @@
 resumed). `log.jsonl` has one JSON object per line: "event" is "train" (a displayed iteration), "test", "snapshot",
 "collapse" (an alarm, see `CollapseWatch`) or "start", "time" is when, in UTC, and NaN and infinite numbers are null.
 A "test" line has under "not_finite" the blobs with scores that were NaN or infinite: in how many rows, out of how many.
+Under "recalls" and "balanced_accuracy" it has, by blob of scores, each class's recall over the whole test and their
+mean. A class without labels is null.
 """
 
 from __future__ import annotations
@@ -119,6 +121,8 @@ class _TestEvent(_Logged, total=False):
 
     net: Annotated[int, range(2**16)]
     not_finite: Mapping[str, _Rows]
+    recalls: Mapping[str, list[_Number]]
+    balanced_accuracy: Mapping[str, _Number]
 
 
 class _SnapshotEvent(_Timed):

@@ -33,8 +33,9 @@ from autodial.system.outputs import check_writable, real_path
 from autodial.system.ranks import LostRankError, Ranks
 from autodial.training.collapse import CollapseWatch
 from autodial.training.lr_policy import check_policy, learning_rate, next_step
-from autodial.training.monitor import BlobValues, CollapseRow, Monitor, NotFinite, TestRow, TrainRow
+from autodial.training.monitor import BlobValues, CollapseRow, Monitor, NotFinite, Recalls, TestRow, TrainRow
 from autodial.training.processes import OneProcess, OnRanks
+from autodial.training.recall import RecallWatch, balanced_accuracy, recalls
 from autodial.training.rollback import Rollback
 from autodial.training.score_watch import ScoreWatch, not_finite
 from autodial.training.snapshots import delete_older
@@ -302,6 +303,8 @@ class Solver:
         end = self.iter + iterations
         self._losses.clear()
         while self.iter < end:
+            for net in (self.net, *self.test_nets):
+                net.begin_iteration(self.iter)
             if self._test_due() and (self.iter or self.param.test_initialization):
                 self._test_all()
             if self._stops():
@@ -453,22 +456,25 @@ class Solver:
         """
         result = self._test(index)
         assert result is not None
-        return result[0]
+        return result.outputs
 
     @torch.no_grad()
-    def _test(self, index: int) -> tuple[dict[str, Tensor], NotFinite] | None:
-        """Do what `test` does, and find scores that are not finite; None if `stop` was called meanwhile."""
+    def _test(self, index: int) -> _TestResult | None:
+        """Do what `test` does, with all that a TestRow needs; None if `stop` was called meanwhile."""
         batches = self.param.test_iter[index]
         totals: dict[str, Tensor] = {}
-        with ScoreWatch(self.test_nets[index]) as watch:
+        with ScoreWatch(self.test_nets[index]) as scores, RecallWatch(self.test_nets[index]) as recall:
             for outputs in self.test_outputs(index, batches):
                 if self._stopping and self._process.can_leave_test:
                     return None
                 for name, value in outputs.items():
                     totals[name] = totals[name] + value if name in totals else value
         whole = self._process.test_totals(totals, self.test_nets[index], self.device)
-        counts = self._process.counts(watch.counts())
-        return {name: (total / batches).cpu() for name, total in whole.items()}, not_finite(counts)
+        return _TestResult(
+            {name: (total / batches).cpu() for name, total in whole.items()},
+            not_finite(self._process.counts(scores.counts())),
+            recalls(self._process.counts(recall.counts())),
+        )
 
     def test_outputs(self, index: int, batches: int) -> Iterator[Mapping[str, Tensor]]:
         """Run a test net on the batches of a test; called without gradients.
@@ -498,8 +504,13 @@ class Solver:
             result = self._test(i)
             if result is None:
                 return
-            outputs, broken = result
-            row = TestRow(self.iter, i, _values(outputs), net.loss_weights, broken)
+            balanced = {blob: balanced_accuracy(recall) for blob, recall in result.recalls.items()}
+            row = TestRow(
+                *(self.iter, i, _values(result.outputs), net.loss_weights),
+                not_finite=result.not_finite,
+                recalls=result.recalls,
+                balanced_accuracy=balanced,
+            )
             for monitor in self.monitors:
                 monitor.tested(row)
 
@@ -653,6 +664,15 @@ def _errors_prefixed(name: str) -> Iterator[None]:
         yield
     except InputError as error:
         raise InputError(f"{name}: {error}") from error
+
+
+@dataclass(frozen=True)
+class _TestResult:
+    """A test of a test net: its averaged outputs, on the CPU, and what a TestRow says of the scores."""
+
+    outputs: dict[str, Tensor]
+    not_finite: NotFinite
+    recalls: Recalls
 
 
 @dataclass(frozen=True)

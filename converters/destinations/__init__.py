@@ -37,6 +37,7 @@ class ExportOptions:
             precision with float32 on; None: those that the net was trained on.
         min_agreement: share of these images that must keep their most probable class, in [0, 1]; None: 0.99.
         base_dir: the prototxt's folder.
+        ensemble: whether there are several nets, whose probabilities are averaged.
     """
 
     logits: str | None = None
@@ -48,6 +49,7 @@ class ExportOptions:
     calibration: Path | None = None
     min_agreement: float | None = None
     base_dir: Path | None = None
+    ensemble: bool = False
 
 
 class Destination(ABC):

@@ -75,6 +75,10 @@ class CaffeFolder(Destination):
             raise InputError("plain Caffe holds Caffe nets, and a torch module is none: export it as an ONNX file")
         if options.precision != "float32" or options.calibration or options.min_agreement is not None:
             raise InputError("`precision` is for ONNX files, also in Triton's repository: plain Caffe is float32")
+        if options.ensemble:
+            raise InputError(
+                "plain Caffe holds one net, and `ensemble` averages several: export each net alone, or an ONNX file"
+            )
         if options.raw_input:
             raise InputError(
                 "`raw_input` is for ONNX files: plain Caffe always takes the net's input blob, so leave it out"
@@ -98,7 +102,7 @@ class CaffeFolder(Destination):
 
     def write(self, prepared: Prepared) -> ExportReport:
         net = prepared.caffe
-        assert net is not None, "check() has refused torch modules"
+        assert net is not None, "check() has refused torch modules and ensembles"
         domain = net.domain
         folded = {f'layer "{name}"': sum(blob.nbytes for blob in blobs) for name, blobs in net.folded.blobs.items()}
         check_size(folded, self.limit)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, MutableMapping
 
 import numpy as np
 import pytest
 import torch
 
 import autodial.caffe as caffe
-from autodial.caffe import steps
+from autodial.net.net import Net
 
 Write = Callable[..., str]
 Build = Callable[[str], caffe.Net]
@@ -55,13 +55,13 @@ def on(build: Build) -> Callable[..., caffe.Net]:
 def runs(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Names of the layers that were run, one after the other."""
     names: list[str] = []
-    run = steps.TorchStep._run
+    run = Net.run_layer
 
-    def counted(step: steps.TorchStep, bottoms: list[torch.Tensor], grad: bool) -> object:
-        names.append(step.message.name)
-        return run(step, bottoms, grad)
+    def counted(net: Net, index: int, blobs: MutableMapping[str, torch.Tensor]) -> None:
+        names.append(net.param.layer[index].name)
+        run(net, index, blobs)
 
-    monkeypatch.setattr(steps.TorchStep, "_run", counted)
+    monkeypatch.setattr(Net, "run_layer", counted)
     return names
 
 

@@ -14,7 +14,6 @@ import torch
 import torch.nn.functional as F
 
 import autodial.caffe as caffe
-from autodial.caffe import mode
 from autodial.errors import InputError
 from autodial.proto import read_weights
 
@@ -462,10 +461,7 @@ def test_log_goes_to_stderr_unless_it_is_silenced(capsys: pytest.CaptureFixture[
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_gpu_mode_without_a_gpu_says_so_once(
-    small: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(mode, "_mode", mode._Mode())  # an earlier test may have had it said
+def test_gpu_mode_without_a_gpu_says_so_once(small: str, caplog: pytest.LogCaptureFixture) -> None:
     for _ in range(2):
         caffe.set_mode_gpu()
         caffe.set_device(0)

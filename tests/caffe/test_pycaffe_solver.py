@@ -96,14 +96,17 @@ def test_test_nets_have_the_train_nets_parameters(solver: caffe.SGDSolver, small
     assert np.shares_memory(train, solver.test_nets[0].params["ip"][0].data)
 
 
-def test_tests_average_over_their_batches(solver: caffe.SGDSolver) -> None:
+def test_tests_average_over_their_batches(solver: caffe.SGDSolver, capsys: pytest.CaptureFixture[str]) -> None:
     losses = []
     net = solver.test_nets[0]
     for j in range(2):
         net.run(seed=(j, 0), batch=j)
         losses.append(float(net.blobs["loss"].data))
     assert losses[0] != losses[1]
-    assert float(solver._solver.test()["loss"]) == pytest.approx(sum(losses) / 2, rel=1e-6)
+    caffe.init_log(0)
+    solver.step(1)
+    (line,) = (line for line in capsys.readouterr().err.splitlines() if "Test net output #0: loss = " in line)
+    assert float(line.split("= ")[1].split()[0]) == pytest.approx(sum(losses) / 2, rel=1e-5)
 
 
 def test_apply_update_steps_by_the_gradients_that_are_there(solver: caffe.SGDSolver) -> None:

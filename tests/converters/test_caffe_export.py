@@ -300,7 +300,7 @@ def test_a_layer_called_prob_keeps_its_name(tmp_path: Path) -> None:
         ),
         (
             'type: "DummyData" dummy_data_param { shape { dim: 1 dim: 3 } data_filler { type: "uniform" } }',
-            r'layer "odd" \(DummyData\) can.t be exported.*draws other numbers',
+            r'layer "odd" \(DummyData\) can.t be exported.*draws new numbers',
         ),
     ],
 )

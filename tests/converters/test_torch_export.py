@@ -301,7 +301,9 @@ def test_the_wrapper_another_domain_and_half_precision(tmp_path: Path) -> None:
 def test_logits_of_one_by_one_pixel_and_names_that_repeat(tmp_path: Path) -> None:
     report = export_module(nn.Conv2d(3, 3, 6), tmp_path / "model.onnx", size=(6, 6), classes=["crane", "owl", "crane"])
     assert report.metadata["classes"] == ["crane_0", "owl", "crane_2"]
-    assert report.notes == ('classes names several classes alike, which get their numbers: "crane" (crane_0, crane_2)',)
+    assert report.notes == (
+        'classes gives several classes one name, so their numbers are appended: "crane" (crane_0, crane_2)',
+    )
     assert run(report.output, bytes_of(2, 6)).shape == (2, 3)
 
 
@@ -334,12 +336,12 @@ def with_answer(answer: Any) -> nn.Module:
         ({"size": (6,)}, r"height and width in pixels, not \(6,\)"),
         ({"size": (0, 6)}, "height and width in pixels"),
         ({"size": (8, 9), "crop": 9}, "images of 8 x 9 have no crop of 9 x 9"),
-        ({"mean": [0.5]}, "mean needs 3 values, one per channel, and has 1"),
-        ({"std": [1, 1, 0]}, "scale and std must be positive"),
-        ({"std": [1, 1, 1], "channel_order": "GRAY"}, "std needs 1 value, one per channel, and has 3"),
-        ({"scale": 0}, "scale and std must be positive"),
+        ({"mean": [0.5]}, "`mean` needs 3 values, one per channel, and has 1"),
+        ({"std": [1, 1, 0]}, "`scale` and `std` must be positive"),
+        ({"std": [1, 1, 1], "channel_order": "GRAY"}, "`std` needs 1 value, one per channel, and has 3"),
+        ({"scale": 0}, "`scale` and `std` must be positive"),
         ({"channel_order": "rgb"}, "not 'rgb'"),
-        ({"classes": ["a", "b"]}, "classes names 2 classes and the logits have 3"),
+        ({"classes": ["a", "b"]}, "`classes` names 2 classes and the logits have 3"),
         ({"size": (7, 7)}, r"Sequential can't run on a batch of shape \(1, 3, 7, 7\): mat1 and mat2"),
         ({"module": with_answer(lambda y: {"out": y})}, "Answers returns a dict in eval mode: wrap it"),
         ({"module": with_answer(lambda y: y[:, :, None, None].expand(-1, -1, 2, 2))}, r"shape \(1, 3, 2, 2\) for a"),
@@ -468,15 +470,15 @@ def test_a_domain_that_there_is_not(domain: Any, message: str, tmp_path: Path) -
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"classes": "owl"}, "classes is a list of names, not one name, 'owl'"),
+        ({"classes": "owl"}, "`classes` is a list of names, not one name, 'owl'"),
         ({"classes": ["a", "b\0", "c"]}, r"classes: the name of class 1, 'b\\x00', has a control character"),
-        ({"mean": 0.5}, "mean is a list of 3 values, one per channel, not 0.5"),
-        ({"std": "abc"}, "std is a list of 3 values, one per channel, not 'abc'"),
-        ({"size": 6.0}, "size is the images' height and width in pixels, not 6.0"),
-        ({"size": (6.5, 6)}, "size is the images' height and width in pixels"),
-        ({"target_images": b"a.jpg"}, "target_images is a list of the names of image files"),
-        ({"target_images": np.zeros((6, 6, 3), np.uint8)}, "target_images is a list of the names of image files"),
-        ({"target_images": PurePath("a.jpg")}, "target_images is a list of image files, not one path"),
+        ({"mean": 0.5}, "`mean` is a list of 3 values, one per channel, not 0.5"),
+        ({"std": "abc"}, "`std` is a list of 3 values, one per channel, not 'abc'"),
+        ({"size": 6.0}, "`size` is the images' height and width in pixels, not 6.0"),
+        ({"size": (6.5, 6)}, "`size` is the images' height and width in pixels"),
+        ({"target_images": b"a.jpg"}, "`target_images` is a list of image files' names"),
+        ({"target_images": np.zeros((6, 6, 3), np.uint8)}, "`target_images` is a list of image files' names"),
+        ({"target_images": PurePath("a.jpg")}, "`target_images` is a list of image files, not one path"),
     ],
 )
 def test_one_value_where_a_list_is_wanted(tmp_path: Path, options: dict[str, Any], message: str) -> None:

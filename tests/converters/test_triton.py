@@ -203,7 +203,7 @@ def test_of_two_exports_at_once_one_is_refused_and_the_other_whole(
 
     monkeypatch.setattr(Path, "rename", late)
     model = TritonModel(tmp_path / "models", "pets")
-    with pytest.raises(WorkError, match=r"pets.1 can't be written: "):
+    with pytest.raises(WorkError, match=r"pets.1 was made by another process"):
         model.add(make())
     assert sorted(contents(model.folder)) == ["1/model.onnx", "config.pbtxt", "labels.txt"]
     model.check(ExportOptions())

@@ -1,42 +1,38 @@
-"""The whole demo, with very short trainings."""
+"""The whole demo, with very short trainings, and the choice among runs."""
 
 from __future__ import annotations
 
 import csv
 import io
 import json
+import signal
+import subprocess
+import sys
 from pathlib import Path
-from typing import Any
 
+import numpy as np
 import pytest
-import typer
 from rich.console import Console
+from scipy.stats import entropy  # type: ignore[import-untyped]
+from sklearn.metrics import accuracy_score
 
-from autodial.commands.demo import demo
 from autodial.data.image_list import ImageList
-from autodial.errors import InputError
+from autodial.demo import story
+from autodial.demo.choice import average, information
+from autodial.demo.steps import Steps
+from autodial.errors import InputError, WorkError
 from autodial.training.run_record import read_log
 
-story = pytest.importorskip("autodial.demo.story", reason="needs the packages of autodial[train]")
-images = pytest.importorskip("autodial.demo.images")
-
-ITERATIONS = 6
+ITERATIONS = 4
+RECIPE = story.Recipe(restarts=2, renderings=(1,) * 10, settings=[f"solver.max_iter={ITERATIONS}", "solver.display=2"])
 
 
-@pytest.fixture
-def short(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Few source images, few iterations, and an empty working directory."""
-    whole = story._write_net
-
-    def write_net(output: Path) -> None:
-        whole(output)
-        solver = output / "solver.prototxt"
-        lines = [line for line in solver.read_text().splitlines() if not line.startswith(("max_iter", "display"))]
-        solver.write_text("\n".join([*lines, f"max_iter: {ITERATIONS}", "display: 2"]))
-
-    monkeypatch.setattr(story, "_write_net", write_net)
-    monkeypatch.setattr(images, "RENDERINGS", (1,) * 10)
-    monkeypatch.chdir(tmp_path)
+INTERRUPTIBLE = """
+import signal
+signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell turns off for what it runs in the background
+from autodial.cli import main
+main()
+"""
 
 
 def read_table(path: Path) -> list[dict[str, str]]:
@@ -44,51 +40,69 @@ def read_table(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def test_demo_trains_exports_and_predicts_four_variants(short: None) -> None:
-    from autodial.commands.test import test
-
+def test_the_demo_trains_chooses_exports_and_predicts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     out = io.StringIO()
     demo = Path("demo")
-    scores = story.run_demo(demo, seed=3, device="cpu", console=Console(file=out, width=100, soft_wrap=True))
+    console = Console(file=out, width=100, soft_wrap=True)
+    result = story.run_demo(demo, seed=3, device="cpu", console=console, recipe=RECIPE)
 
-    assert [score.title for score in scores] == ["source only", "AdaBN", "AutoDIAL, alpha fixed", "AutoDIAL"]
-    truth = {Path(entry.path).name: str(entry.label) for entry in ImageList.read(demo / "target_test.txt")}
-    folders = ["source_only", "adabn", "fixed_alpha", "autodial"]
-    for score, folder in zip(scores, folders, strict=True):
-        predicted = {Path(row["path"]).name: row["label_1"] for row in read_table(demo / folder / "predictions.csv")}
-        assert predicted.keys() == truth.keys()
-        assert score.accuracy == sum(predicted[name] == truth[name] for name in truth) / len(truth)
-        assert f"{score.accuracy:.1%}" in out.getvalue()
-    assert [row["accuracy"] for row in json.loads((demo / "scores.json").read_text())["scores"]] == [
-        score.accuracy for score in scores
-    ]
-    # learned alphas move, fixed ones don't
-    alphas = {name: log_of(demo / name)[-1]["alphas"] for name in folders}
+    # the accuracies are those of the tables that `autodial test` would write
+    truth = [entry.label for entry in ImageList.read(demo / "target_test.txt")]
+    folders = {"source only": "source_only", "AdaBN": "adabn", "AutoDIAL": "autodial"}
+    probabilities = {}
+    assert [method.title for method in result.methods] == list(folders)
+    for method in result.methods:
+        assert list(method.accuracies) == [31, 32]
+        for seed, accuracy in method.accuracies.items():
+            rows = read_table(demo / folders[method.title] / f"seed_{seed}/scores.csv")
+            assert [int(row["label"]) for row in rows] == truth
+            scores = np.array([[float(row[f"probability_{k}"]) for k in range(10)] for row in rows])
+            probabilities[method.title, seed] = scores
+            assert accuracy == pytest.approx(accuracy_score(truth, scores.argmax(1)))
+        assert f"{np.mean(list(method.accuracies.values())):.1%}" in out.getvalue()
+
+    # learned alphas move, AdaBN's don't, and the source alone has none
+    alphas = {name: read_log(demo / name / "seed_31")[-1]["alphas"] for name in folders.values()}
     assert alphas["source_only"] == {}
-    assert set(alphas["adabn"].values()) == set(alphas["fixed_alpha"].values()) == {1.0}
+    assert set(alphas["adabn"].values()) == {1.0}
     assert min(alphas["autodial"].values()) < 1
-    assert "loss-target" not in log_of(demo / "source_only")[-1]["outputs"]
-    assert (demo / "autodial.png").read_bytes().startswith(b"\x89PNG")
 
-    # every command is shown, and what the last file says is what `autodial test` says
-    assert out.getvalue().count("$ autodial ") == 12
-    test(
-        net=demo / "train_val.prototxt",
-        weights=str(demo / "autodial" / f"digits_iter_{ITERATIONS}.caffemodel"),
-        output=Path("scores.csv"),
-        device="cpu",
-        workers=0,
-    )
-    tested = {Path(row["path"]).name: row["predicted"] for row in read_table(Path("scores.csv"))}
-    exported = {Path(row["path"]).name: row["label_1"] for row in read_table(demo / "autodial" / "predictions.csv")}
-    assert tested == exported
+    # the choice looks at predictions alone
+    candidates = {run: p for run, p in probabilities.items() if run[0] != "source only"}
+    values = {run: entropy(p.mean(0)) - entropy(p, axis=1).mean() for run, p in candidates.items()}
+    assert result.information == pytest.approx(max(values.values()), abs=1e-5)
+    assert values[result.chosen] == max(values.values())
+    together = np.mean([p for run, p in candidates.items() if run[0] == result.chosen[0]], axis=0)
+    assert result.ensemble_accuracy == pytest.approx(accuracy_score(truth, together.argmax(1)))
+
+    # the exported file labels the images as the chosen run does
+    labels = {Path(row["path"]).name: int(row["label_1"]) for row in read_table(demo / "predictions.csv")}
+    names = [Path(entry.path).name for entry in ImageList.read(demo / "target_test.txt")]
+    assert [labels[name] for name in names] == candidates[result.chosen].argmax(1).tolist()
+    assert result.chosen_accuracy == result.methods[list(folders).index(result.chosen[0])].accuracies[result.chosen[1]]
+
+    assert json.loads((demo / "scores.json").read_text())["chosen"] == list(result.chosen)
+    assert (demo / "demo.png").read_bytes().startswith(b"\x89PNG")
+    # 6 trainings, as many tests, an export and a prediction
+    assert out.getvalue().count("$ autodial ") == (demo / "log.txt").read_text().count("$ autodial ") == 14
 
 
-def log_of(folder: Path) -> list[dict[str, Any]]:
-    return read_log(folder / "run")
+def test_information_of_predictions() -> None:
+    """As much as labels tell where predictions are certain and evenly spread; nothing where all images get the same."""
+    certain = np.array([[1.0, 0.0], [0.0, 1.0]])
+    assert information(certain) == pytest.approx(np.log(2))
+    assert information(np.array([[1.0, 0.0], [1.0, 0.0]])) == 0
+    assert information(np.array([[0.5, 0.5], [0.5, 0.5]])) == 0
+    unsure = np.array([[0.9, 0.1], [0.2, 0.8]])
+    assert information(unsure) == pytest.approx(entropy([0.55, 0.45]) - (entropy([0.9, 0.1]) + entropy([0.2, 0.8])) / 2)
+    np.testing.assert_allclose(average([certain, unsure]), [[0.95, 0.05], [0.1, 0.9]])
 
 
-def test_a_folder_with_something_in_it_is_refused_and_left_alone(short: None) -> None:
+def test_a_folder_with_something_in_it_is_refused_and_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     Path("demo").mkdir()
     Path("demo/mine.txt").write_text("keep")
     with pytest.raises(InputError, match="demo exists and is not empty"):
@@ -96,24 +110,33 @@ def test_a_folder_with_something_in_it_is_refused_and_left_alone(short: None) ->
     assert [path.name for path in Path("demo").iterdir()] == ["mine.txt"]
 
 
-def test_a_working_directory_whose_list_would_be_read_instead_is_refused(short: None) -> None:
+def test_a_working_directory_whose_list_would_be_read_instead_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     Path("target.txt").write_text("photo.png 0\n")
     with pytest.raises(InputError, match=r"working directory holds target\.txt"):
         story.run_demo(Path("demo"))
     assert not Path("demo").exists()
 
 
-def test_interrupted_demo_says_where_its_results_are(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    def run_demo(output: Path, **options: Any) -> None:
-        output.mkdir()
-        (output / "log.txt").touch()
-        raise KeyboardInterrupt
+def test_a_command_that_fails_is_named_with_its_last_line() -> None:
+    log = io.StringIO()
+    steps = Steps(Console(file=io.StringIO()), log)
+    options = {"--net": "missing.prototxt", "--weights": "w.caffemodel"}
+    command = r"autodial test --net missing\.prototxt --weights w\.caffemodel"
+    with pytest.raises(WorkError, match=rf"`{command}` failed with status 2: .*missing\.prototxt does not exist"):
+        steps.run_side_by_side([options], "autodial test", processes=1, threads=1)
+    assert "$ autodial test --net missing.prototxt" in log.getvalue()
 
-    monkeypatch.setattr(story, "run_demo", run_demo)
-    output = tmp_path / "d"
-    with pytest.raises(typer.Exit) as exit_:
-        demo(output)
-    assert exit_.value.exit_code == 130
-    assert f"Interrupted: {output} holds what was done so far, and {output / 'log.txt'} what" in capsys.readouterr().err
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Ctrl-C is sent as a signal")
+def test_an_interrupted_demo_says_where_its_results_are(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", INTERRUPTIBLE, "demo", "-o", "d", "--device", "cpu"]
+    process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert any("$ autodial train" in line for line in process.stdout)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "Interrupted: d holds what was done so far, and d/log.txt what its steps reported" in err

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
 from autodial.net.net import Net
 from autodial.proto import Weights, parse_net, read_net, read_solver, write_text, write_weights
@@ -99,8 +100,8 @@ def torch_names() -> dict[str, Any]:
         nn.Flatten(),
         nn.Linear(8, 3),
     )
-    source = [(torch.randn(6, 3, 224, 224), torch.randint(0, 3, (6,))) for _ in range(3)]
-    target = [torch.randn(4, 3, 224, 224) for _ in range(2)]
+    source = DataLoader(TensorDataset(torch.randn(18, 3, 224, 224), torch.randint(0, 3, (18,))), batch_size=6)
+    target = DataLoader(list(torch.randn(8, 3, 224, 224)), batch_size=4)
     return {"model": model, "source_loader": source, "target_loader": target, "names": list(_CLASSES)}
 
 

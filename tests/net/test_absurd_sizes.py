@@ -19,6 +19,8 @@ BIG, HUGE = 2**31 - 1, 2**62
 LAYERS = {
     "Im2col": f"convolution_param {{ kernel_size: {BIG} pad: {BIG} }}",
     "SPP": "spp_param { pyramid_height: 31 }",
+    "Interp": f"interp_param {{ zoom_factor: {BIG} }}",
+    "Upsample": f"upsample_param {{ scale: {BIG} }}",
     "Pooling": f"pooling_param {{ kernel_size: 2 stride: {BIG} }}",
     "Convolution": f"convolution_param {{ kernel_size: 3 num_output: {BIG} }}",
     "Deconvolution": f"convolution_param {{ kernel_size: 3 num_output: 1 stride: {BIG} }}",
@@ -32,6 +34,8 @@ LAYERS = {
 SEVERAL = {
     "LSTM": f"recurrent_param {{ num_output: {BIG} }}",
     "RNN": "recurrent_param { num_output: 1000000 }",
+    "ROIPooling": f"roi_pooling_param {{ pooled_h: {BIG} pooled_w: {BIG} }}",
+    "PSROIPooling": f"psroi_pooling_param {{ output_dim: 1 group_size: {BIG} spatial_scale: 1 }}",
 }
 """As LAYERS, for x and the bottoms that layers of this type take besides."""
 SOURCES = {
@@ -61,9 +65,18 @@ def test_absurd_sizes_are_refused_with_the_layers_name(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", SEVERAL)
 def test_absurd_sizes_with_several_bottoms_are_refused(kind: str) -> None:
-    cont = 'layer { name: "cont" type: "Input" top: "cont" input_param { shape { dim: 2 dim: 3 } } }'
+    dims = "dim: 2 dim: 5" if "ROI" in kind else "dim: 2 dim: 3"
+    cont = f'layer {{ name: "cont" type: "Input" top: "cont" input_param {{ shape {{ {dims} }} }} }}'
     layer = f'layer {{ name: "y" type: "{kind}" bottom: "x" bottom: "cont" top: "y" {SEVERAL[kind]} }}'
     assert refused(IMAGES + cont + layer).startswith(f'layer "y" ({kind}): ')
+
+
+def test_absurd_numbers_of_priors_are_refused() -> None:
+    options = "prior_box_param { min_size: 4 " + "max_size: 9 " + "aspect_ratio: 2 aspect_ratio: 3 " * 1000 + "}"
+    shape = "shape { dim: 1 dim: 1 dim: 60000 dim: 30000 }"
+    image = f'layer {{ name: "large" type: "Input" top: "large" input_param {{ {shape} }} }}'
+    layer = f'layer {{ name: "y" type: "PriorBox" bottom: "large" bottom: "x" top: "y" {options} }}'
+    assert "a blob has 2^31 - 1 values at most" in refused(IMAGES + image + layer)
 
 
 @pytest.mark.parametrize("margins", [f"stride: {BIG} pad: {2**30}", f"stride: {BIG} dilation: {2**30}"])

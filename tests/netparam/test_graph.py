@@ -51,7 +51,7 @@ def test_several_candidates_ask_for_a_choice() -> None:
         layer("loss1", "SoftmaxWithLoss", "a", "label", top="l1")
         + layer("loss2", "SoftmaxWithLoss", "b", "label", top="l2")
     )
-    with pytest.raises(InputError, match=r"candidates for the logits \(a, b\): choose one with --logits BLOB"):
+    with pytest.raises(InputError, match=r"candidates for the logits \(a, b\): choose one with `logits`"):
         g.logits()
     assert g.names[g.logits("a")] == "a"
     assert g.producer(g.logits("a")).param.name == "relu"

@@ -147,7 +147,7 @@ def test_alphas_are_fixed_to_1_wherever_the_net_has_them(name: str) -> None:
         (ALIGNED, "sorce-only", 'no variant "sorce-only"; there are source-only, entropy-only, adabn, fixed-alpha'),
         (SOURCE_ONLY, "adabn", 'variant "adabn" changes Dial layers, and the net has none'),
         (ALIGNED.replace('bottom: "t" top: "data"', 'bottom: "t" bottom: "t" top: "data"'), "source-only",
-         r'layer "join" \(Concat\): .* takes two blobs here, the source\'s and then the target\'s, and not 3'),
+         r'layer "join" \(Concat\): .* needs two blobs here, the source\'s and then the target\'s, not 3'),
         (ALIGNED.replace('type: "Slice"', 'type: "Split"'), "source-only", "has such a Concat layer and no such Slice"),
     ],
 )  # fmt: skip
@@ -177,11 +177,11 @@ def test_settings_beside_the_net_are_variants(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"a.type=ReLU\n\nno-layer.type=ReLU\n", r'x\.settings:3: --set no-layer\.type=ReLU: no layer "no-layer"'),
+        (b"a.type=ReLU\n\nno-layer.type=ReLU\n", r'x\.settings:3: setting no-layer\.type=ReLU: no layer "no-layer"'),
         (b"solver.base_lr=1\n", r"x\.settings:1: .*a variant changes a net"),
         (b"\xff\xfe\n", r"x\.settings is not a list of settings: it is binary, or text in UTF-16"),
         (b"a.type=ReLU\n\xe4.type=ReLU\n", r"x\.settings:2: a list of settings must be text in UTF-8"),
-        (b".a" * 500_000 + b"=1\n", r'x\.settings:1: --set [a.]{100}\.\.\.: no layer ""'),
+        (b".a" * 500_000 + b"=1\n", r'x\.settings:1: setting [a.]{100}\.\.\.: no layer ""'),
     ],
 )
 def test_settings_that_can_not_be_applied(tmp_path: Path, content: bytes, message: str) -> None:
@@ -192,7 +192,7 @@ def test_settings_that_can_not_be_applied(tmp_path: Path, content: bytes, messag
 
 def test_unknown_variant_names_those_that_there_are(tmp_path: Path) -> None:
     (tmp_path / "deep.settings").touch()
-    with pytest.raises(InputError, match=r"no such variant; there are .*fixed-alpha, deep \(.*deep\.settings\)"):
+    with pytest.raises(InputError, match=r"no variant .*; there are .*fixed-alpha, deep \(.*deep\.settings\)"):
         apply_variants(parse_net(ALIGNED), ["../deep"], tmp_path)
 
 

@@ -311,12 +311,12 @@ def is_refused_in_one_sentence(read: Callable[[Path], object], path: Path, data:
 @pytest.mark.parametrize(
     ("read", "name", "content", "error"),
     [
-        (read_weights, "w.caffemodel", b"", ": there are no layers with names in it, so it is no caffemodel"),
+        (read_weights, "w.caffemodel", b"", ": it has no layers with names, so it is no caffemodel"),
         (
             read_weights,
             "w.caffemodel",
             b"\x0a\x80\x01",
-            " is cut short or damaged, or something else than its name says: copy",
+            " is cut short or damaged, or not what its name says: copy",
         ),
         (read_weights, "w.caffemodel", b'name: "net"\n', " is a text file: name a binary caffemodel"),
         (

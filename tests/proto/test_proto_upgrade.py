@@ -267,7 +267,7 @@ def test_no_field_of_v0_is_lost(kind: str, old: str, new: str) -> None:
     for field, value in filled(V0.DESCRIPTOR).ListFields():
         if field.name not in [name.name for name, _ in taken.ListFields()]:
             extra = V0(name="l", type=kind, **{field.name: value})
-            with pytest.raises(InputError, match=f'n: layer "l": {field.name} says nothing about the V0 type "{kind}"'):
+            with pytest.raises(InputError, match=f'n: layer "l": the V0 type "{kind}" has no {field.name}'):
                 upgrade_net(messages.NetParameter(layers=[{"layer": extra}]), "n")
 
 
@@ -314,15 +314,15 @@ def test_an_input_without_a_shape_is_left_out_where_a_layer_makes_it() -> None:
     [
         (
             "layer { name: 'a' } layers { name: 'b' type: RELU }",
-            'n: "layers", the old form, stand beside "layer": keep those of one form',
+            'n: the net has "layers", the old form, and "layer": keep only one form',
         ),
         (
             "layers { name: 'a' type: RELU } layers { layer { name: 'b' type: 'relu' } }",
-            "n: V0 layers, with a layer inside of layers, stand beside V1 layers: keep those of one form",
+            'n: the net has V0 layers (a "layer" within "layers") and V1 layers: keep only one form',
         ),
         (
             "layers { layer { name: 'b' type: 'relu' } blobs_lr: 1 }",
-            'n: layer "b" is a V0 layer and gives blobs_lr outside of it: move or remove it',
+            'n: layer "b" is a V0 layer, with blobs_lr outside of its inner layer: move or remove it',
         ),
         (
             "layers { layer { name: 'b' type: 'ReLU' } }",
@@ -330,7 +330,8 @@ def test_an_input_without_a_shape_is_left_out_where_a_layer_makes_it() -> None:
         ),
         (
             "layers { name: 'd' type: DATA data_param { scale: 2 } transform_param { scale: 3 } }",
-            'n: layer "d": scale is given in data_param, an old form, and in transform_param: remove the former',
+            'n: layer "d": scale is given in data_param, an old form, and in transform_param: '
+            "remove it from the former",
         ),
         (
             PAD + "layers { layer { name: 'r' type: 'relu' } bottom: 'p' top: 'p' }",
@@ -346,14 +347,17 @@ def test_an_input_without_a_shape_is_left_out_where_a_layer_makes_it() -> None:
         ),
         (
             PAD + "layers { layer { name: 'c' type: 'conv' pad: 1 } bottom: 'p' }",
-            'n: layer "c" has a pad of its own behind the padding layer "pad": keep one of them',
+            'n: layer "c" has its own pad after the padding layer "pad": keep one of them',
         ),
         ("input: 'x'", "n: 1 input and 0 input_shape don't fit: give an input_shape, or four input_dim, for each"),
         ("input: 'x' input_dim: [1, 2, 3]", "n: 1 input and 3 input_dim don't fit"),
         ("input: ['x', 'y'] input_dim: [1, 2, 3, 4]", "n: 2 input and 4 input_dim don't fit"),
         ("input: ['x', 'y'] input_shape { dim: 3 }", "n: 2 input and 1 input_shape don't fit"),
         ("input: 'x' input_shape {} input_dim: [1, 2, 3, 4]", "n: input_dim and input_shape are both given: keep one"),
-        ("input_shape { dim: 1 }", "n: input_shape gives a shape for no input: give the blob's name with input"),
+        (
+            "input_shape { dim: 1 }",
+            "n: input_shape gives a shape, but there is no input: add an input with the blob's name",
+        ),
     ],
 )
 def test_what_has_no_current_form_is_refused(text: str, error: str) -> None:
@@ -385,7 +389,7 @@ def test_nets_inside_of_a_solver() -> None:
     old, new = "layers { name: 'r' type: RELU }", "layer { name: 'r' type: 'ReLU' }"
     text = "net_param { OLD } train_net_param { OLD } test_net_param { OLD } test_net_param { OLD } type: 'SGD'"
     assert parse_solver(text.replace("OLD", old)) == as_stated(text.replace("OLD", new), "SolverParameter")
-    with pytest.raises(InputError, match='n: test_net_param: "layers", the old form, stand beside "layer"'):
+    with pytest.raises(InputError, match='n: test_net_param: the net has "layers", the old form, and "layer"'):
         parse_solver(f"test_net_param {{ {old} {new} }}", "n")
 
 
@@ -443,7 +447,7 @@ def test_v0_weights(tmp_path: Path) -> None:
 def test_old_weights_of_mixed_forms_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "w.caffemodel"
     path.write_bytes(as_stated("layer { name: 'a' } layers { name: 'b' }").SerializeToString())
-    with pytest.raises(InputError, match='"layers", the old form, stand beside "layer"'):
+    with pytest.raises(InputError, match='the net has "layers", the old form, and "layer"'):
         read_weights(path)
 
 

@@ -114,7 +114,7 @@ def test_errors_write_nothing(tmp_path: Path) -> None:
     write_weights(Weights("", [LayerWeights(messages.LayerParameter(name="a"), [])]), tmp_path / "w.caffemodel")
     (tmp_path / "cut.caffemodel").write_bytes((tmp_path / "w.caffemodel").read_bytes()[:-1])
     for name, error in (
-        ("mixed.prototxt", '"layers", the old form, stand beside "layer"'),
+        ("mixed.prototxt", 'the net has "layers", the old form, and "layer"'),
         ("s.solverstate", "is a solverstate: name a caffemodel"),
         ("cut.caffemodel", "is cut short or damaged"),
         ("none.prototxt", "does not exist: check the name of the prototxt or caffemodel file"),

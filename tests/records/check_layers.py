@@ -1,9 +1,9 @@
 """Compares autodial.caffe with what the original computed, layer by layer: python check_layers.py [FOLDER]
 
-FOLDER holds the records, one NAME.npz each: layers/ beside this file, unless another is named. The exit status is 0
-if all of them agree. Keys of a record: `prototxt`, `phase`, `passes` (forward passes), `in/BLOB`, `param/LAYER/I`
-(before the passes), `out/BLOB`, `after/LAYER/I` (after them), `dtop/BLOB` (the gradients that backward is given; none
-for a loss), `din/BLOB` and `dparam/LAYER/I` (the gradients that it gives).
+FOLDER holds the records, one NAME.npz each: layers/ and forks/layers/ beside this file, unless another is named. The
+exit status is 0 if all of them agree. Keys of a record: `prototxt`, `phase`, `passes` (forward passes), `in/BLOB`,
+`param/LAYER/I` (before the passes), `out/BLOB`, `after/LAYER/I` (after them), `dtop/BLOB` (the gradients that backward
+is given; none for a loss), `din/BLOB` and `dparam/LAYER/I` (the gradients that it gives).
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from judging import difference, judge
 import autodial.caffe as caffe
 
 FOLDER = Path(__file__).parent / "layers"
+FORKS = Path(__file__).parent / "forks" / "layers"
 FORWARD = {"rtol": 2e-4, "atol": 2e-5}
 BACKWARD = {"rtol": 1e-3, "atol": 1e-4}
 
@@ -58,9 +59,9 @@ def check(path: Path) -> list[str]:
     return [text for text in found if text is not None]
 
 
-def records(folder: Path = FOLDER) -> list[Path]:
-    """The files of a folder's records."""
-    return sorted(folder.glob("*.npz"))
+def records(*folders: Path) -> list[Path]:
+    """The files of the folders' records; without a folder of all that are to be matched."""
+    return [path for folder in folders or (FOLDER, FORKS) for path in sorted(folder.glob("*.npz"))]
 
 
 if __name__ == "__main__":

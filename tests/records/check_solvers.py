@@ -28,9 +28,10 @@ FOLDER = Path(__file__).parent / "solvers"
 LOSSES = ("loss-source", "loss-target")
 TOLERANCE = 2e-6
 """Of the largest element of a blob, at least of 1."""
-TOLERANCES = {"sgd_alpha_moves": 2e-5, "adagrad": 1e-4, "adam": 1e-4, "rmsprop": 1e-4}
+TOLERANCES = {"sgd_alpha_moves": 2e-5, "adagrad": 1e-4, "adam": 1e-4, "rmsprop": 1e-4, "latent_two_domains": 5e-5}
 """Alphas with lr_mult 10 amplify rounding: computed in float64, that run is as far from the record. So do the types
-that divide a gradient by its own size."""
+that divide a gradient by its own size. MultiModalBatchNorm's released gradient takes eps for 0: with that fault, the
+run agrees to 2e-6."""
 SCALED = ("adagrad", "adam", "rmsprop")
 """Types that divide a gradient by its own size."""
 WITHOUT_EFFECT = ("conv1/1", "fc6/1", "conv1/sc/1", "conv1/dial/1", "fc6-dial/1")

@@ -30,7 +30,7 @@ SECTIONS = [
     "Features of source and target, before and after alignment",
     "Class balance",
     "Confusion matrix of the target",
-    "Target images",
+    "Images of source and target",
 ]
 
 
@@ -166,7 +166,7 @@ def test_most_and_least_certain_images(
     page = report(project)
     certainty = {row["path"]: max(float(row[f"probability_{k}"]) for k in range(3)) for row in scores}
     order = sorted(certainty, key=lambda path: -certainty[path])
-    shown = [alt.partition(": predicted ")[0] for alt in page.alts if ": predicted " in alt]
+    shown = [alt.partition(": predicted ")[0] for alt in page.alts[-14:]]
     assert shown == [*order[:7], *reversed(order[7:])]
     labels = {row["path"]: int(row["label"]) for row in scores}
     for alt in page.alts[-14:]:
@@ -175,9 +175,31 @@ def test_most_and_least_certain_images(
         assert alt.endswith("right" if right else f"is {class_names[labels[path]]}")
     # a shown image is what the net gets: the middle 8 x 8 pixels
     whole = cv2.imread(str(project / order[0]))
-    first = next(link for link in page.links if "png" in link)
+    first = page.links[-14]
     shown_first = cv2.imdecode(np.frombuffer(base64.b64decode(first.partition(",")[2]), np.uint8), cv2.IMREAD_COLOR)
     np.testing.assert_array_equal(shown_first, whole[1:9, 1:9])
+
+
+def test_each_class_has_a_source_image_beside_the_targets(
+    report: Report, project: Path, scores: list[dict[str, str]], class_names: list[str]
+) -> None:
+    page = report(project)
+    alts = page.alts[:-14]
+    source = [line.split() for line in (project / "source.txt").read_text().splitlines()]
+    expected = []
+    for label, name in enumerate(class_names):
+        expected.append(f"{next(path for path, other in source if int(other) == label)}: source, {name}")
+        got = [row for row in scores if int(row["predicted"]) == label]
+        if got:
+            best = max(got, key=lambda row: float(row[f"probability_{label}"]))
+            expected.append(f"{best['path']}: predicted {name}, ")
+    shown = alts[-len(expected) :]
+    assert all(alt.startswith(start) for alt, start in zip(shown, expected, strict=True)), (shown, expected)
+    # a source image is shown as the net gets it in TEST: its middle 8 x 8 pixels
+    place = page.alts.index(expected[0]) - len(page.alts)
+    data = np.frombuffer(base64.b64decode(page.links[place].partition(",")[2]), np.uint8)
+    whole = cv2.imread(str(project / expected[0].partition(":")[0]))
+    np.testing.assert_array_equal(cv2.imdecode(data, cv2.IMREAD_COLOR), whole[1:9, 1:9])
 
 
 def test_another_folder_another_name_chosen_layers_and_fewer_images(

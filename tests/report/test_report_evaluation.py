@@ -167,7 +167,7 @@ def test_databases_give_the_same(
     np.testing.assert_array_equal(result.source_shares, evaluated.source_shares)
     assert not isinstance(result.certain, Absent)
     assert not isinstance(evaluated.certain, Absent)
-    assert [image.data for image in result.certain] == [image.data for image in evaluated.certain]
+    assert [shown.image.data for shown in result.certain] == [shown.image.data for shown in evaluated.certain]
     # here the target's database has the labels of target.txt, which are all 0
     assert result.predictions.unlabelled is not None
 

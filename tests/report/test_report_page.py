@@ -141,7 +141,7 @@ def test_a_log_of_many_starts_and_many_outputs_is_drawn(tmp_path: Path) -> None:
     rows += [train(i, "10:00:00", None, **{f"loss{k}": 1.0 for k in range(2_000)}) for i in range(10_000, 10_010)]
     write_run(tmp_path / "run", rows)
     absent = Absent("there is nothing to run")
-    report = write_report(Run.read(tmp_path / "run"), Evaluation(absent, absent, (), *[absent] * 5))
+    report = write_report(Run.read(tmp_path / "run"), Evaluation(absent, absent, (), *[absent] * 6))
     page = report.html.decode()
     assert "Of 2,001 curves, the first 24; the tables have all." in page
     assert "(the last of 9,999 times)" in page

@@ -1,141 +1,142 @@
-"""What the criteria choose from tables made by hand."""
+"""What the criteria choose, and what it costs, from nets whose predictions are made by hand."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 
 from autodial.selection.candidates import Candidate
-from autodial.selection.choice import Choice, Row, choose, is_diverse, mean_measures
-from autodial.selection.measures import Measures
+from autodial.selection.choice import Trial, accuracy, average, choose, diversities, is_diverse
+from autodial.selection.criteria import CRITERIA
+from autodial.selection.outputs import Outputs
 
-PLAIN = Measures(
-    held_out=400,
-    source_accuracy=0.95,
-    weighted_loss=0.3,
-    weighted_error=0.01,
-    effective=200,
-    domain_accuracy=0.7,
-    domain_samples=2000,
-    entropy=0.5,
-    density=5.0,
-    diversity=1.0,
-)
+CLASSES = 4
+EVEN = [0, 1, 2, 3] * 10
 
 
-def table(*changes: dict[str, Any] | None, folds: int = 1) -> list[Row]:
-    """A row per argument: what differs from PLAIN, or None for a candidate that failed."""
-    return [
-        Row(
-            Candidate((f"loss.loss_weight={i}",)),
-            folds,
-            None if change is None else replace(PLAIN, **change),
-            "it diverged" if change is None else None,
-        )
-        for i, change in enumerate(changes)
-    ]
+def trial(
+    classes: Sequence[int] | None, *, sure: float = 0.9, truth: Sequence[int] = (), held_out: Sequence[int] = ()
+) -> Trial:
+    """A candidate that predicts these classes for the target, and 0 for what is held out; None: one that failed."""
+    candidate = Candidate((), None, 0)
+    if classes is None:
+        return Trial(candidate, None, "it diverged")
 
+    def logits(predicted: Sequence[int]) -> Any:
+        rest = (1 - sure) / (CLASSES - 1)
+        return np.log(np.full((len(predicted), CLASSES), rest) + (sure - rest) * np.eye(CLASSES)[list(predicted)])
 
-def chosen(rows: list[Row]) -> dict[str, int | None]:
-    return {name: choice.row for name, choice in choose(rows).items()}
-
-
-def test_each_criterion_looks_at_its_own_measure() -> None:
-    rows = table(
-        {"source_accuracy": 0.99},
-        {"weighted_loss": 0.1},
-        {"domain_accuracy": 0.55},
-        {"entropy": 0.1},
-        {"density": 6.0},
+    target = logits(classes).astype(np.float32)
+    return Trial(
+        candidate,
+        Outputs(
+            target_logits=target,
+            features=np.exp(target),
+            feature_rows=np.arange(len(target)),
+            source_logits=logits(EVEN).astype(np.float32),
+            held_out_logits=logits([0] * len(held_out)).astype(np.float32),
+            held_out_labels=np.array(held_out, np.int64),
+            test_probabilities=np.exp(target)[: len(truth)],
+            test_labels=np.array(truth, np.int64),
+        ),
     )
-    assert chosen(rows) == {"source": 0, "weighted": 1, "alignment": 2, "entropy": 3, "density": 4}
 
 
-def test_collapsed_candidate_is_chosen_by_the_source_alone() -> None:
-    collapsed = {
-        **{"source_accuracy": 0.96, "weighted_loss": 0.01, "domain_accuracy": 0.5, "entropy": 0.0, "density": 7.0},
-        "diversity": 0.1,
-    }
-    rows = table({}, collapsed, {"entropy": 0.4, "density": 5.5, "domain_accuracy": 0.6, "weighted_loss": 0.2})
-    assert chosen(rows) == {"source": 1, "weighted": 2, "alignment": 2, "entropy": 2, "density": 2}
-    assert choose(rows)["entropy"].excluded == (1,)
+def changed(*images: int) -> list[int]:
+    """EVEN with the classes of some images moved to the next."""
+    return [(c + 1) % CLASSES if i in images else c for i, c in enumerate(EVEN)]
+
+
+def test_agreement_takes_the_one_in_the_middle() -> None:
+    """Two nets are wrong about different images, so that the average is right about all."""
+    choice = choose([trial(changed(0, 1, 2)), trial(changed(36, 37, 38, 39)), trial(changed(20))])["agreement"]
+    assert choice.trial == 2
+    assert choice.values == pytest.approx((37 / 40, 36 / 40, 39 / 40))
+
+
+def test_a_candidate_that_has_collapsed_is_passed_over() -> None:
+    trials = [trial([0] * 40, sure=0.999), trial(EVEN), trial(changed(0, 1, 2))]
+    choices = choose(trials)
+    assert choices["entropy"].excluded == (0,)
+    assert choices["entropy"].trial == 1
+    assert choices["agreement"].excluded == (0,)
+    # 1 of 4 classes is none of the entropy; 4 of 4, all but for what the other classes get of each prediction
+    assert diversities(trials) == pytest.approx([0.01 / np.log(4), 1, 1], abs=0.02)
 
 
 def test_guard_is_relative_to_the_most_diverse() -> None:
     # a target with 90% in one of two classes: 0.47 of log 2, in every candidate that sees it
-    imbalanced = replace(PLAIN, diversity=0.47)
-    assert is_diverse(imbalanced, highest=0.5)
-    assert is_diverse(imbalanced, highest=0.9)
+    assert is_diverse(0.47, highest=0.5)
+    assert is_diverse(0.47, highest=0.9)
     # the same diversity where other candidates find all classes
-    assert not is_diverse(replace(PLAIN, diversity=0.47), highest=1.0)
+    assert not is_diverse(0.47, highest=1.0)
     # diversity above the source's is not asked of anyone
-    assert is_diverse(replace(PLAIN, diversity=0.55), highest=1.4)
+    assert is_diverse(0.55, highest=1.4)
     # all have collapsed
-    assert not is_diverse(replace(PLAIN, diversity=0.2), highest=0.2)
-
-
-def test_weights_on_few_images_are_not_trusted() -> None:
-    rows = table({}, {"weighted_loss": 0.01, "effective": 49}, {"weighted_loss": 0.2, "effective": 50})
-    choice = choose(rows)["weighted"]
-    assert (choice.row, choice.excluded) == (2, (1,))
-    apart = table({}, {"weighted_loss": 0.01, "domain_accuracy": 0.99})
-    assert choose(apart)["weighted"].row == 0
-
-
-def test_alignment_adds_the_sources_error_and_the_domains_distance() -> None:
-    # 0.05 + 0.4 for PLAIN
-    rows = table({}, {"source_accuracy": 0.60, "domain_accuracy": 0.55}, {"domain_accuracy": 0.69})
-    assert [row.measures.misalignment for row in rows if row.measures] == pytest.approx([0.45, 0.5, 0.43])
-    # logits that tell nothing, of neither domain, are no alignment
-    assert chosen(rows)["alignment"] == 2
-    # a classifier of the domains that does worse than chance tells nothing, too
-    assert replace(PLAIN, domain_accuracy=0.48).misalignment == pytest.approx(0.05)
+    assert not is_diverse(0.2, highest=0.2)
 
 
 def test_failed_candidates_are_never_chosen() -> None:
-    rows = table(None, {}, None)
-    assert set(chosen(rows).values()) == {1}
-    assert choose(rows)["source"].excluded == (0, 2)
-    assert set(chosen(table(None, None)).values()) == {None}
+    choices = choose([trial(None), trial(EVEN), trial(None)])
+    assert {choice.trial for choice in choices.values()} == {1}
+    assert choices["agreement"].excluded == (0, 2)
+    assert {choice.trial for choice in choose([trial(None), trial(None)]).values()} == {None}
+    assert diversities([trial(None)]) == [None]
 
 
 def test_of_equals_the_first_is_chosen_and_the_tie_told() -> None:
-    rows = table({}, {}, {"entropy": 0.6})
-    assert choose(rows)["entropy"] == Choice("entropy", 0, (1,), (), None)
+    choice = choose([trial(EVEN), trial(EVEN), trial(EVEN, sure=0.5)])["nuclear-norm"]
+    assert (choice.trial, choice.tied) == (0, (1,))
 
 
 def test_tied_is_what_lies_within_a_standard_error() -> None:
-    # of 400 images, 0.99 has an error of 0.005
-    rows = table({"source_accuracy": 0.99}, {"source_accuracy": 0.986}, {"source_accuracy": 0.98})
-    assert choose(rows)["source"].tied == (1,)
-    rows = table({"weighted_loss": 0.200}, {"weighted_loss": 0.209}, {"weighted_loss": 0.211})
-    assert choose(rows)["weighted"].tied == (1,)
-    # of a distance found on 2,000 images 0.02, of an accuracy of 0.95 on 400 images 0.011; together 0.023
-    rows = table({"domain_accuracy": 0.600}, {"domain_accuracy": 0.610}, {"domain_accuracy": 0.613})
-    assert choose(rows)["alignment"].tied == (1,)
-    # four folds halve it
-    rows = table({"weighted_loss": 0.200}, {"weighted_loss": 0.209}, {"weighted_loss": 0.204}, folds=4)
-    assert choose(rows)["weighted"].tied == (2,)
+    """Of 40 images, the first is alone about 1, the second about 2 others, and the third about 8."""
+    trials = [trial(changed(0)), trial(changed(38, 39)), trial(changed(*range(10, 18)))]
+    choice = choose(trials)["agreement"]
+    # 1 of 40 is less than the deviation of 1, -1, -1 and 37 times 0, over the root of 40; 7 of 40 is more
+    assert (choice.trial, choice.tied) == (0, (1,))
+
+
+def test_held_out_source_decides_where_there_is_some() -> None:
+    held_out = [0] * 30 + [1] * 10
+    trials = [trial(changed(*range(9)), held_out=[0] * 40), trial(EVEN, held_out=held_out)]
+    choices = choose(trials)
+    assert set(choices) == set(CRITERIA)
+    assert choices["source"].trial == 0
+    assert choices["source"].values == (1, 0.75)
+    assert set(choose([trial(EVEN), trial(EVEN)])) == {
+        name for name, criterion in CRITERIA.items() if not criterion.needs_held_out
+    }
 
 
 def test_cost_is_against_the_best_candidate() -> None:
-    rows = table(
-        {"target_accuracy": 0.5, "source_accuracy": 0.99},
-        {"target_accuracy": 0.8, "entropy": 0.4},
-        {"target_accuracy": 0.7, "weighted_loss": 0.1},
-    )
-    choices = choose(rows)
-    assert choices["source"].cost == pytest.approx(0.3)
-    assert choices["entropy"].cost == 0
-    assert choices["weighted"].cost == pytest.approx(0.1)
-    assert choose(table({}, {}))["source"].cost is None
+    trials = [
+        trial(changed(0, 1, 2, 3), truth=EVEN),
+        trial(EVEN, sure=0.5, truth=EVEN),
+        trial(changed(0, 1), truth=EVEN),
+    ]
+    choices = choose(trials)
+    assert [accuracy(t) for t in trials] == pytest.approx([0.9, 1, 0.95])
+    assert choices["agreement"].trial == 2  # which outvotes the unsure one
+    assert choices["agreement"].cost == pytest.approx(0.05)
+    assert choose([trial(EVEN), trial(EVEN)])["agreement"].cost is None
 
 
-def test_measures_of_folds_are_averaged() -> None:
-    first, second = replace(PLAIN, entropy=0.2, target_accuracy=0.5), replace(PLAIN, entropy=0.4, target_accuracy=0.7)
-    mean = mean_measures([first, second])
-    assert (mean.entropy, mean.target_accuracy) == (pytest.approx(0.3), pytest.approx(0.6))
-    assert mean.density == PLAIN.density
-    assert mean_measures([PLAIN, second]).target_accuracy is None
+def test_ensemble_averages_what_has_not_collapsed() -> None:
+    trials = [
+        trial(changed(0, 1, 2), truth=EVEN),
+        trial([0] * 40, sure=0.999, truth=EVEN),
+        trial(changed(38, 39), truth=EVEN),
+        trial(None),
+        trial(changed(0), truth=EVEN),
+    ]
+    ensemble = average(trials)
+    assert ensemble is not None
+    assert ensemble.trials == (0, 2, 4)
+    # the first image is moved by two of three
+    assert ensemble.accuracy == pytest.approx(39 / 40)
+    assert ensemble.agreement == pytest.approx((38 / 40 + 37 / 40 + 1) / 3)
+    assert average(trials[:2]) is None

@@ -13,7 +13,7 @@ from autodial.data.image_data import ImageData
 from autodial.data.image_list import ImageList
 from autodial.errors import InputError
 from autodial.proto import messages as pb
-from autodial.selection.holdout import PARTS, stratified_parts, write_folds
+from autodial.selection.holdout import PARTS, stratified_parts, write_lists
 
 
 def test_classes_are_spread_evenly() -> None:
@@ -53,27 +53,34 @@ def source(tmp_path: Path) -> ImageData:
     return ImageData(param, phase=pb.TRAIN, seed=0)
 
 
-def test_folds_partition_the_list(source: ImageData, tmp_path: Path) -> None:
-    folds = write_folds(source, tmp_path / "folds", seed=5)
+def entries(path: Path | None) -> list[tuple[str, int]]:
+    assert path is not None
+    return [(entry.path, entry.label) for entry in ImageList.read(path)]
+
+
+def test_a_fifth_is_held_out(source: ImageData, tmp_path: Path) -> None:
+    lists = write_lists(source, tmp_path / "lists", seed=5, hold_out=True)
     everything = {(str(source.path(entry).absolute()), entry.label) for entry in source.entries}
-    seen: list[tuple[str, int]] = []
-    for fold in folds:
-        training, held_out, sample = (
-            [(entry.path, entry.label) for entry in ImageList.read(path)]
-            for path in (fold.training, fold.held_out, fold.sample)
-        )
-        assert set(training) | set(held_out) == everything
-        assert not set(training) & set(held_out)
-        assert sorted(sample) == sorted(training)  # of which there are fewer than 2,000
-        assert Counter(label for _, label in held_out) == {0: 2, 1: 2}
-        seen += held_out
-    assert sorted(seen) == sorted(everything)
-    written = folds[0].held_out.read_bytes()
-    assert write_folds(source, tmp_path / "folds", seed=5)[0].held_out.read_bytes() == written
+    training, held_out = entries(lists.training), entries(lists.held_out)
+    assert sorted(training + held_out) == sorted(everything)
+    assert Counter(label for _, label in held_out) == {0: 2, 1: 2}
+    assert sorted(entries(lists.sample)) == sorted(training)  # of which there are fewer than 2,000
+    assert lists.held_out is not None
+    written = lists.held_out.read_bytes()
+    write_lists(source, tmp_path / "lists", seed=5, hold_out=True)
+    assert lists.held_out.read_bytes() == written
+
+
+def test_nothing_is_held_out_unless_asked_for(source: ImageData, tmp_path: Path) -> None:
+    source.entries = source.entries[:4]  # too few to hold out any
+    lists = write_lists(source, tmp_path / "lists", seed=5, hold_out=False)
+    assert lists.training is None
+    assert lists.held_out is None
+    assert [label for _, label in entries(lists.sample)] == [0, 1, 0, 1]
 
 
 def test_too_few_images(source: ImageData, tmp_path: Path) -> None:
     source.entries = source.entries[:4]
     with pytest.raises(InputError, match=r"list\.txt has too few images to hold out a fifth of them"):
-        write_folds(source, tmp_path / "folds", seed=5)
-    assert not (tmp_path / "folds").exists()
+        write_lists(source, tmp_path / "lists", seed=5, hold_out=True)
+    assert not (tmp_path / "lists").exists()

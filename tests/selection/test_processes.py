@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from autodial.selection import processes
-from autodial.selection.holdout import Fold
+from autodial.selection.holdout import SourceLists
 from autodial.selection.job import Job, failure, read_result
 
 GIB = 2**30
@@ -26,31 +26,30 @@ def test_jobs_fill_cpus_gpus_and_memory() -> None:
     assert parallel(0, 12) == 1
 
 
-def test_container_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(processes, "_CGROUP", tmp_path)
-    unlimited = processes.free_memory()
+def test_container_limits(tmp_path: Path) -> None:
+    unlimited = processes.free_memory(tmp_path)
     (tmp_path / "memory.max").write_text(f"{GIB}\n")
     (tmp_path / "memory.current").write_text(f"{GIB // 4}\n")
-    assert processes.free_memory() == min(unlimited, GIB * 3 // 4)
+    assert processes.free_memory(tmp_path) == min(unlimited, GIB * 3 // 4)
     (tmp_path / "memory.max").write_text("max\n")
-    assert processes.free_memory() > GIB // 4
+    assert processes.free_memory(tmp_path) > GIB // 4
 
 
 @pytest.fixture
 def job(tmp_path: Path) -> Job:
     return Job(
         folder=tmp_path,
-        settings=("loss.loss_weight=1",),
-        fold=2,
-        lists=Fold(*(tmp_path / name for name in ("training.txt", "held_out.txt", "sample.txt"))),
+        name="loss.loss_weight=1, seed 3",
+        lists=SourceLists(None, tmp_path / "held_out.txt", tmp_path / "sample.txt"),
         solver=Path("solver.prototxt"),
         weights=(),
         variants=(),
         overrides=("loss.loss_weight=1",),
         seed=3,
-        max_iter=10,
+        draw=1,
         base_dir=tmp_path,
         device="cpu",
+        recalibrate=True,
         target_labels="",
     )
 

@@ -17,19 +17,16 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
-import torch
 from typer.testing import CliRunner, Result
 
 from autodial import proto
 from autodial.cli import app
 from autodial.data.image_list import ImageList
 from autodial.errors import InputError
-from autodial.net.feed import sources
-from autodial.net.net import Net
-from autodial.proto import messages as pb
 from autodial.selection import criteria
 from autodial.selection.experiment import locked
 from autodial.selection.job import Job
+from autodial.selection.outputs import Outputs
 from autodial.training.solver import Solver
 
 TRY = "loss-target.loss_weight=0,0.5"
@@ -89,62 +86,121 @@ def test_table_and_record(project: Path, selected: tuple[Path, Result]) -> None:
     result = selected[1]
     assert result.exit_code == 0, result.output
     loaded = record("chosen")
-    assert [candidate["settings"] for candidate in loaded["candidates"]] == [
-        ["loss-target.loss_weight=0"],
-        ["loss-target.loss_weight=0.5"],
+    assert [(c["settings"], c["variant"], c["seed"]) for c in loaded["candidates"]] == [
+        (["loss-target.loss_weight=0"], None, 5),
+        (["loss-target.loss_weight=0.5"], None, 5),
     ]
-    assert [choice["criterion"] for choice in loaded["choices"]] == [
-        *("source", "weighted", "alignment", "entropy", "density")
-    ]
+    assert list(loaded["choices"]) == [name for name, c in criteria.CRITERIA.items() if not c.needs_held_out]
     for candidate in loaded["candidates"]:
-        measures = candidate["measures"]
-        assert measures["held_out"] == 12
-        assert 0 <= measures["source_accuracy"] <= 1
-        assert 0 <= measures["entropy"] <= np.log(3)
-        assert measures["target_accuracy"] is not None
-    words = shlex.split(loaded["train"])
-    assert words[:4] == ["autodial", "train", "--solver", "solver.prototxt"]
-    assert words[-2:] == ["--set", *loaded["chosen"]]
-    assert result.output.rstrip().endswith(loaded["train"])
-    for title in ("source", "weighted", "alignment", "entropy", "density", "target"):
+        assert 0 <= candidate["values"]["agreement"] <= 1
+        assert 0 <= candidate["target_accuracy"] <= 1
+        assert Path("chosen", candidate["weights"]).is_file()
+    chosen = loaded["candidates"][loaded["chosen"]]
+    assert Path("chosen/chosen.caffemodel").read_bytes() == Path("chosen", chosen["weights"]).read_bytes()
+    for title in (*loaded["choices"], "diversity", "target accuracy", *loaded["commands"].values()):
         assert title in result.output
-    assert not list(Path("chosen").rglob("*.caffemodel"))
     assert not list(Path("chosen").rglob("*.solverstate"))
 
 
-def test_measures_are_those_of_a_training_without_the_held_out_images(project: Path) -> None:
-    measures = record("chosen")["candidates"][1]["measures"]
-    held_out = ImageList.read("chosen/folds/fold_0/held_out.txt")
+def test_the_commands_that_it_prints_work_as_they_stand(project: Path) -> None:
+    """Also next to the snapshots of an earlier training; what is trained once more is what was chosen."""
+    options = ["--solver", "solver.prototxt", "--device", "cpu", "--workers", "0"]
+    assert CliRunner().invoke(app, ["train", *options]).exit_code == 0
+    commands = record("chosen")["commands"]
+    for name, words in (("export", ()), ("train", ("--device", "cpu", "--workers", "0"))):
+        _, *typed = shlex.split(commands[name])
+        result = CliRunner().invoke(app, [*typed, *words])
+        assert result.exit_code == 0, result.output
+    assert Path("target_predictor.onnx").is_file()
+    chosen, again = (proto.read_weights(f"chosen/{name}.caffemodel") for name in ("chosen", "chosen_iter_12"))
+    fc = [next(layer for layer in weights.layers if layer.name == "fc").blobs[0] for weights in (chosen, again)]
+    np.testing.assert_allclose(*fc, rtol=1e-5, atol=1e-6)
+
+
+def test_outputs_are_those_of_a_training_with_whole_statistics(project: Path) -> None:
+    solver = Solver.from_file("solver.prototxt", overrides=["loss-target.loss_weight=0.5"])
+    solver.step(12)
+    model, _ = solver.snapshot()
+    solver.close()
+    options = ["--net", "net.prototxt", "--weights", str(model), "-o", "whole.caffemodel", "--device", "cpu"]
+    assert CliRunner().invoke(app, ["recalibrate", *options]).exit_code == 0
+    test = ["--net", "net.prototxt", "--weights", "whole.caffemodel", "--device", "cpu", "-o", "scores.csv"]
+    assert CliRunner().invoke(app, ["test", *test]).exit_code == 0
+    rows = [line.split(",") for line in Path("scores.csv").read_text().splitlines()[1:]]
+    accuracy = np.mean([row[1] == row[2] for row in rows])
+    candidate = record("chosen")["candidates"][1]
+    assert candidate["target_accuracy"] == pytest.approx(accuracy)
+    (path,) = Path("chosen/candidates").glob("*=0.5-*/seed_5/outputs.npz")
+    probabilities = np.array([[float(value) for value in row[4:]] for row in rows])
+    np.testing.assert_allclose(Outputs.read(path).test_probabilities, probabilities, rtol=1e-3, atol=1e-5)
+
+
+def test_restarts_variants_and_the_ensemble(project: Path) -> None:
+    words = ("--try", "variant=learned,fixed-alpha", "--restarts", "2")
+    short = ("--set", "solver.max_iter=2")
+    result = select(*words, *short, "-o", "many", "--ensemble", "--target-labels")
+    assert result.exit_code == 0, result.output
+    loaded = record("many")
+    assert [(c["settings"], c["variant"], c["seed"]) for c in loaded["candidates"]] == [
+        ([], variant, seed) for seed in (5, 6) for variant in ("learned", "fixed-alpha")
+    ]
+    alphas = []
+    for candidate in loaded["candidates"]:
+        weights = proto.read_weights(Path("many", candidate["weights"]))
+        alphas.append([float(np.ravel(layer.blobs[0])[0]) for layer in weights.layers if layer.type == "Dial"])
+    assert alphas[1] == alphas[3] == [1.0]
+    assert alphas[0] != [1.0]
+    ensemble = loaded["ensemble"]
+    members = [
+        np.load(Path("many", loaded["candidates"][i]["weights"]).with_name("outputs.npz")) for i in ensemble["members"]
+    ]
+    mean = np.mean([member["test_probabilities"] for member in members], axis=0)
+    assert ensemble["target_accuracy"] == pytest.approx((mean.argmax(1) == members[0]["test_labels"]).mean())
+    typed = shlex.split(loaded["commands"]["ensemble"])
+    assert typed[:3] == ["autodial", "export", "--ensemble"]
+    named = [typed[i + 1] for i, word in enumerate(typed) if word == "--weights"]
+    assert named == [f"many/{loaded['candidates'][i]['weights']}" for i in ensemble["members"]]
+    assert loaded["commands"]["ensemble"] in result.output
+    # a third restart leaves the others as they are
+    before = results("many")
+    result = select(*words[:-1], "3", *short, "-o", "many")
+    assert result.exit_code == 0, result.output
+    assert before.items() <= results("many").items()
+    assert len(results("many")) == 6
+
+
+def test_an_ensemble_needs_one_net(project: Path) -> None:
+    words = ("--try", "fc.inner_product_param.bias_term=true,false", "-o", "new", "--ensemble")
+    assert "--ensemble: the candidates' nets differ in the TEST phase" in error(*words)
+
+
+def test_held_out_source_is_trained_without(project: Path) -> None:
+    result = select("--try", TRY, "-o", "chosen", "--criterion", "source", "--no-recalibrate", "--jobs", "1")
+    assert "in which recalibration was another" in str(result.exception)
+    before = results("chosen")
+    result = select("--try", TRY, "-o", "chosen", "--criterion", "source")
+    assert result.exit_code == 0, result.output
+    assert "To train it on the whole source" in result.output
+    assert before.items() <= results("chosen").items()
+    loaded = record("chosen")
+    assert set(loaded["choices"]) == set(criteria.CRITERIA)
+    held_out, training = (ImageList.read(f"chosen/held_out/{name}.txt") for name in ("held_out", "training"))
+    assert (len(held_out), len(training)) == (12, 48)
     solver = Solver.from_file(
         "solver.prototxt",
-        overrides=["loss-target.loss_weight=0.5", "source.image_data_param.source=chosen/folds/fold_0/training.txt"],
+        overrides=["loss-target.loss_weight=0.5", "source.image_data_param.source=chosen/held_out/training.txt"],
     )
     solver.step(12)
     solver.close()
-
-    def logits(path: str, statistics: int) -> np.ndarray[Any, np.dtype[np.float32]]:
-        """Of every image of a list, through the TEST phase."""
-        net_param = proto.read_net("net.prototxt")
-        for layer in net_param.layer:
-            layer.dial_param.test_stats = statistics
-            if layer.name == "test":
-                layer.image_data_param.source = path
-                layer.image_data_param.batch_size = len(ImageList.read(path))
-        net = Net(net_param, pb.TEST)
-        net.share_with(solver.net)
-        data, _ = sources(net)["test"].batch(0)
-        with torch.no_grad():
-            return net.blobs({"data": torch.from_numpy(data), "label": torch.zeros(len(data))}, ["fc"])["fc"].numpy()
-
-    source = logits("chosen/folds/fold_0/held_out.txt", pb.DialParameter.SOURCE)
-    target = logits("target.txt", pb.DialParameter.TARGET)
-    labels = np.array([entry.label for entry in held_out])
-    assert measures["source_accuracy"] == pytest.approx((source.argmax(axis=1) == labels).mean())
-    predictions = criteria.softmax(target)
-    assert measures["entropy"] == pytest.approx(criteria.mean_entropy(predictions), rel=1e-4)
-    assert measures["diversity"] == pytest.approx(criteria.diversity(predictions) / np.log(3), rel=1e-4)
-    truth = np.array([entry.label for entry in ImageList.read("test.txt")])
-    assert measures["target_accuracy"] == pytest.approx((target.argmax(axis=1) == truth).mean())
+    (path,) = Path("chosen/candidates").glob("*=0.5-*/seed_5_held_out/weights.caffemodel")
+    kept = next(layer for layer in proto.read_weights(path).layers if layer.name == "fc").blobs[0]
+    assert kept is not None
+    weights = solver.net.layer("fc").blobs[0].detach().numpy()
+    np.testing.assert_allclose(kept, weights, rtol=1e-4, atol=1e-6)
+    # without the held-out part, the first ones count again
+    result = select("--try", TRY, "-o", "chosen")
+    assert result.exit_code == 0, result.output
+    assert "source" not in record("chosen")["choices"]
 
 
 def test_finished_candidates_are_not_run_again(project: Path) -> None:
@@ -166,10 +222,10 @@ def test_values_are_added_and_a_diverging_one_is_a_row(project: Path) -> None:
     assert len(after) == 3
     assert before.items() <= after.items()
     *_, failed = record("chosen")["candidates"]
-    assert failed["measures"] is None
+    assert failed["weights"] is None
     assert "training has diverged" in failed["error"]
     assert "failed" in result.output
-    assert record("chosen")["chosen"] != failed["settings"]
+    assert record("chosen")["chosen"] != 2
 
 
 def test_all_failed(project: Path) -> None:
@@ -188,15 +244,16 @@ def test_changed_inputs_are_refused(project: Path) -> None:
     assert "in which the source's list was another" in error("--try", TRY, "-o", "chosen")
 
 
-def test_new_target_labels_are_compared_with_anew(project: Path) -> None:
-    before = results("chosen")
+def test_new_target_labels_need_no_training(project: Path) -> None:
+    earlier = record("chosen")["candidates"]
+    weights = {path: path.stat().st_mtime for path in Path("chosen/candidates").rglob("weights.caffemodel")}
     relabel("test.txt", 0)
     result = select("--try", TRY, "-o", "chosen", "--target-labels")
     assert result.exit_code == 0, result.output
-    measures = [candidate["measures"] for candidate in record("chosen")["candidates"]]
-    earlier = [json.loads(text)["measures"] for _, text in before.values()]
-    assert [m["entropy"] for m in measures] == [m["entropy"] for m in earlier]
-    assert [m["target_accuracy"] for m in measures] != [m["target_accuracy"] for m in earlier]
+    found = record("chosen")["candidates"]
+    assert [c["values"] for c in found] == [pytest.approx(c["values"], rel=1e-4) for c in earlier]
+    assert [c["target_accuracy"] for c in found] != [c["target_accuracy"] for c in earlier]
+    assert {path: path.stat().st_mtime for path in weights} == weights
 
 
 @pytest.mark.parametrize(
@@ -205,11 +262,19 @@ def test_new_target_labels_are_compared_with_anew(project: Path) -> None:
         (["--try", "loss-targe.loss_weight=0,1"], '--try loss-targe.loss_weight=0: no layer "loss-targe"'),
         (["--try", "loss-target.loss_weight=0,x"], "--try loss-target.loss_weight=x: loss_weight is a number"),
         (["--try", "solver.snapshot_prefix=a,b"], "select sets this field itself"),
-        (["--try", "source.image_data_param.source=a,b"], "select sets this field itself"),
-        (["--try", TRY, "--criterion", "luck"], "no such criterion; there are source, weighted, alignment"),
+        (
+            ["--try", "source.image_data_param.source=a,b", "--hold-out"],
+            "select sets this field itself",
+        ),
+        (["--try", "solver.random_seed=1,2"], "--restarts trains with several seeds"),
+        (["--try", "variant=learned,luck"], "no such variant"),
+        (["--try", "variant=learned,source-only"], "variant source-only: the net has no Dial layer"),
+        ([], "one candidate leaves nothing to choose: give values with --try, or more than one --restarts"),
+        (["--try", TRY, "--criterion", "luck"], "no such criterion; there are agreement, entropy"),
+        (["--try", TRY, "--criterion", "source", "--no-hold-out"], "looks at held-out source images"),
         (["--try", TRY, "--variant", "source-only"], "the net has no Dial layer"),
         (["--try", TRY, "--weights", "missing.caffemodel"], "missing.caffemodel does not exist"),
-        (["--try", TRY, "-o", "chosen/folds"], "exists, is not empty and holds no selection"),
+        (["--try", TRY, "-o", "chosen/source"], "exists, is not empty and holds no selection"),
     ],
 )
 def test_mistakes_are_told_before_anything_is_written(project: Path, arguments: list[str], message: str) -> None:
@@ -224,7 +289,9 @@ def test_labels_that_are_not_there(project: Path) -> None:
 
 def test_source_that_is_no_list(project: Path) -> None:
     with h5py.File("source.h5", "w") as file:
-        file["source"], file["label"] = np.zeros((20, 3, 8, 8), np.float32), np.arange(20, dtype=np.float32) % 3
+        rng = np.random.default_rng(0)
+        file["source"] = rng.normal(0, 1, (20, 3, 8, 8)).astype(np.float32)
+        file["label"] = np.arange(20, dtype=np.float32) % 3
     Path("source-h5.txt").write_text("source.h5\n")
     text = Path("net.prototxt").read_text()
     head, tail = text.index('type: "ImageData" top: "source"'), text.index('layer { name: "target"')
@@ -232,9 +299,14 @@ def test_source_that_is_no_list(project: Path) -> None:
       hdf5_data_param { source: "source-h5.txt" batch_size: 8 } }
     """
     Path("net.prototxt").write_text(text[:head] + hdf5 + text[tail:])
-    assert 'layer "source" (HDF5Data): select holds out part of the source, and takes a list of images' in error(
-        *("--try", TRY, "-o", "new")
+    words = ("--try", TRY, "-o", "new", "--set", "solver.max_iter=2")
+    assert 'layer "source" (HDF5Data): only of a list of images a part can be held out' in error(
+        *words, "--criterion", "source"
     )
+    result = select(*words)
+    assert result.exit_code == 0, result.output
+    outputs = next(Path("new/candidates").rglob("outputs.npz"))
+    assert Outputs.read(outputs).source_logits.shape == (20, 3)
 
 
 def test_target_too_small_and_source_of_one_class(project: Path) -> None:
@@ -248,7 +320,7 @@ def test_target_too_small_and_source_of_one_class(project: Path) -> None:
 
 def test_interrupted_training_goes_on_from_its_snapshot(project: Path, selected: tuple[Path, Result]) -> None:
     before = record("chosen")
-    (folder,) = Path("chosen/candidates").glob("*=0.5-*/fold_0")
+    (folder,) = Path("chosen/candidates").glob("*=0.5-*/seed_5")
     path = folder / "job.json"
     path.write_text(path.read_text().replace(str(selected[0]), str(project)))
     job = Job.read(path)
@@ -256,16 +328,17 @@ def test_interrupted_training_goes_on_from_its_snapshot(project: Path, selected:
     solver.step(6)
     solver.snapshot()
     solver.close()
-    (folder / "result.json").unlink()
+    for name in ("result.json", "weights.caffemodel", "outputs.npz"):
+        (folder / name).unlink()
     result = select("--try", TRY, "-o", "chosen", "--target-labels")
     assert result.exit_code == 0, result.output
     assert "from iteration 6 to 12" in (folder / "log.txt").read_text()
     after = record("chosen")
     # the first half ran with another number of threads, which add up in another order
     for old, new in zip(before.pop("candidates"), after.pop("candidates"), strict=True):
-        assert new.pop("measures") == pytest.approx(old.pop("measures"), rel=1e-4, abs=1e-6)
-        assert new == old
-    assert after == before
+        assert new.pop("values") == pytest.approx(old.pop("values"), rel=1e-3, abs=1e-4)
+        assert new == old | {"diversity": pytest.approx(old["diversity"], rel=1e-3)}
+    assert after["chosen"] == before["chosen"]
 
 
 def test_damaged_results_are_named(project: Path) -> None:
@@ -276,16 +349,8 @@ def test_damaged_results_are_named(project: Path) -> None:
         "it is no JSON": "{",
         "nested too deeply": "[" * 100_000,
         '"the whole" must be an object, not 3': "3",
-        '"measures.entropy" must be a number, not "low"': {
-            **whole,
-            "measures": {**whole["measures"], "entropy": "low"},
-        },
-        '"measures.source_accuracy" must be from 0 to 1, not -3': {
-            **whole,
-            "measures": {**whole["measures"], "source_accuracy": -3},
-        },
-        '"measures" must be an object, not a list': {**whole, "measures": []},
-        "it has neither measures nor an error": {**whole, "measures": None},
+        '"collapsed_at" must be': {**whole, "collapsed_at": "late"},
+        '"error" must be': {**whole, "error": []},
         "it holds NaN": {**whole, "seconds": float("nan")},
     }
     for problem, content in damaged.items():
@@ -293,8 +358,11 @@ def test_damaged_results_are_named(project: Path) -> None:
         message = error("--try", TRY, "-o", "chosen")
         assert message.startswith(str(result.absolute())) or message.startswith(str(result))
         assert problem.replace('"the whole"', "the whole") in message
-        assert message.endswith("delete it, and the candidate is trained again")
+        assert message.endswith("delete it, and the candidate is measured again")
     result.write_text(json.dumps(whole))
+    outputs = result.with_name("outputs.npz")
+    outputs.write_bytes(outputs.read_bytes()[:-99])
+    assert "outputs.npz is damaged: delete it" in error("--try", TRY, "-o", "chosen")
     record = Path("chosen/experiment.json")
     for content in ("[]", "{", "[" * 100_000):
         record.write_text(content)
@@ -303,18 +371,6 @@ def test_damaged_results_are_named(project: Path) -> None:
         assert message.endswith("name another folder with -o")
     record.write_text("{}")
     assert "holds a selection in which" in error("--try", TRY, "-o", "chosen")
-
-
-def test_folds_are_trained_with_seeds_of_their_own_and_averaged(project: Path) -> None:
-    first = record("chosen")["candidates"][0]["measures"]
-    result = select("--try", TRY, "-o", "chosen", "--folds", "2")
-    assert result.exit_code == 0, result.output
-    (folder,) = Path("chosen/candidates").glob("*=0-*")
-    loaded = [json.loads((folder / f"fold_{k}/result.json").read_text()) for k in range(2)]
-    assert [fold["seed"] for fold in loaded] == [5, 6]
-    mean = record("chosen")["candidates"][0]["measures"]
-    for name in ("source_accuracy", "entropy", "effective"):
-        assert mean[name] == pytest.approx((first[name] + loaded[1]["measures"][name]) / 2)
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no SIGINT to send to a process")
@@ -328,7 +384,7 @@ def test_interrupted_selection_leaves_snapshots(project: Path) -> None:
     )
     logs = Path("new/candidates")
     deadline = time.monotonic() + 120
-    while len([path for path in logs.glob("*/fold_0/log.txt") if "Iteration 8" in path.read_text()]) < 2:
+    while len([path for path in logs.glob("*/seed_5/log.txt") if "Iteration 8" in path.read_text()]) < 2:
         assert process.poll() is None and time.monotonic() < deadline
         time.sleep(0.1)
     assert "another `autodial select` is at work" in error("--try", TRY, "-o", "new", "--set", "solver.max_iter=100000")
@@ -336,7 +392,7 @@ def test_interrupted_selection_leaves_snapshots(project: Path) -> None:
     output, _ = process.communicate(timeout=120)
     assert process.returncode == 130
     assert "the same command goes on from there" in output
-    states = sorted(logs.glob("*/fold_0/net_iter_*.solverstate"))
+    states = sorted(logs.glob("*/seed_5/net_iter_*.solverstate"))
     assert len(states) == 2
     assert not Path("new/select.json").exists()
 
@@ -365,9 +421,10 @@ def test_killed_before_it_began_it_runs_again(
     result = select(*words)
     assert result.exit_code == 0, result.output
     assert not list(Path("killed").rglob("*.tmp"))
-    for folder in job.glob("*/fold_*"):
+    for folder in job.glob("*/seed_*"):
         (folder / "result.json").unlink()
+        (folder / "weights.caffemodel").unlink()
         (folder / "net_iter_1.caffemodel").touch()
     result = select(*words)
     assert result.exit_code == 0, result.output
-    assert not list(job.rglob("*.caffemodel"))
+    assert not list(job.rglob("net_iter_*"))

@@ -181,7 +181,7 @@ def test_a_run_that_is_told_to_end_leaves_a_snapshot(project: Path, edit: Edit) 
     assert process.returncode == 143, text
     (state,) = Path("snapshots").glob("*.solverstate")
     assert proto.read_state(state).iter > 3
-    assert "Stopping after this iteration, as SIGTERM asks." in text
+    assert "Stopping after this iteration, as SIGTERM asks" in text
     assert text.splitlines()[-1].startswith(f"autodial train --solver solver.prototxt --snapshot {state} ")
 
 

@@ -25,7 +25,7 @@ def train_row(iteration: int, loss: float = 0.5) -> TrainRow:
 def test_rows_are_on_disk_at_once_and_valid_json(tmp_path: Path) -> None:
     log = RunLog(tmp_path / "a/run", {"seed": 3}, iteration=0, resumed=False)
     log.displayed(train_row(0, math.nan))
-    log.tested(TestRow(5, 0, {"accuracy": (0.25,)}, {}, {"fc": (3, 8)}))
+    log.tested(TestRow(5, 0, {"accuracy": (0.25,)}, {}, {"fc": (3, 8)}, {"fc": (0.5, math.nan)}, {"fc": 0.5}))
 
     def refuse(constant: str) -> None:
         raise AssertionError(constant)
@@ -42,7 +42,7 @@ def test_rows_are_on_disk_at_once_and_valid_json(tmp_path: Path) -> None:
         },
         {
             **{"event": "test", "iteration": 5, "net": 0, "outputs": {"accuracy": 0.25}, "loss_weights": {}},
-            "not_finite": {"fc": [3, 8]},
+            **{"not_finite": {"fc": [3, 8]}, "recalls": {"fc": [0.5, None]}, "balanced_accuracy": {"fc": 0.5}},
         },
     ]
     log.close()
@@ -52,7 +52,7 @@ def test_tensorboard_has_the_same_numbers(tmp_path: Path) -> None:
     log = RunLog(tmp_path, {}, iteration=0, resumed=False)
     log.displayed(train_row(10))
     log.tested(TestRow(10, 0, {"accuracy": (0.25,)}, {}))
-    log.tested(TestRow(10, 1, {"accuracy": (0.5,)}, {}))
+    log.tested(TestRow(10, 1, {"accuracy": (0.5,)}, {}, balanced_accuracy={"fc": 0.75}))
     log.close()
     events = EventAccumulator(str(tmp_path))
     events.Reload()
@@ -63,6 +63,7 @@ def test_tensorboard_has_the_same_numbers(tmp_path: Path) -> None:
         "alpha/x/dial": [(10, 0.75)],
         "test/accuracy": [(10, 0.25)],
         "test1/accuracy": [(10, 0.5)],
+        "test1/balanced_accuracy/fc": [(10, 0.75)],
     }
     assert got["train/lr"] == [(10, pytest.approx(0.1))]
 

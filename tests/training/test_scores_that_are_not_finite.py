@@ -87,7 +87,7 @@ def test_training_s_tests_say_so(autodial: Run, weights: Path) -> None:
         'Warning: the scores are not finite (NaN or infinite) in blob "fc" for 8 of 8 rows, '
         "so that accuracies mean nothing"
     )
-    assert lines.index(warning) == lines.index("Iteration 0, testing net 0") + 3
+    assert lines.index(warning) == lines.index("Iteration 0, testing net 0") + 4
     assert status == 1 and "training has diverged" in err
     (row,) = read_log(Path("again_run"))
     assert row["not_finite"] == {"fc": [8, 8]}

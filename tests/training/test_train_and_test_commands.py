@@ -149,7 +149,7 @@ def test_runs_get_folders_of_their_own_and_resumed_ones_go_on(autodial: Run) -> 
         (("--set", "solver.snapshot_prefix=net.prototxt/x"), 2, "snapshots can't be written to net.prototxt"),
         (("--set", "solver.base_lr=nan"), 2, "solver.prototxt: base_lr must be a finite number, and is nan"),
         (("--set", "solver.max_iter=-1"), 2, "solver.prototxt: max_iter must be at least 0, and is -1"),
-        (("-o", "net.prototxt/x"), 2, "net.prototxt is not a folder; name another folder to write to"),
+        (("-o", "net.prototxt/x"), 2, "net.prototxt is not a folder: name another folder to write to"),
         (("-o", "-"), 2, "-: this command writes a folder, not standard output"),
     ],
 )

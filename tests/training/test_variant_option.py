@@ -104,7 +104,7 @@ def test_resuming_another_variant_is_refused(autodial: Run) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--variant", "adabm"), "--variant adabm: no such variant; there are source-only, entropy-only"),
+        (("--variant", "adabm"), 'no variant "adabm"; there are source-only, entropy-only'),
         (("--variant", "source-only", "--variant", "adabn"), 'variant "adabn" changes Dial layers, and the net has'),
     ],
 )

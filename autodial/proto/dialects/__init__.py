@@ -9,9 +9,15 @@ from __future__ import annotations
 from . import (
     bvlc_master,
     ceil_mode,
+    deeplab,
+    enet,
+    face,
     fcn,
     grl,
+    intel,
     latent_domains,
+    nvcaffe,
+    openpose,
     proposal,
     pspnet,
     rcnn,
@@ -19,6 +25,7 @@ from . import (
     segnet,
     shufflenet,
     ssd,
+    tsn,
     xlearn,
     yolo,
 )
@@ -42,8 +49,8 @@ CAFFE = Dialect(
 FORKS = tuple(
     module.DIALECT
     for module in (
-        bvlc_master, ceil_mode, ssd, fcn, rcnn, rfcn, pspnet, segnet, yolo, shufflenet, proposal, xlearn, grl,
-        latent_domains,
+        bvlc_master, ceil_mode, ssd, fcn, rcnn, rfcn, pspnet, deeplab, segnet, enet, yolo, shufflenet, proposal, xlearn,
+        grl, latent_domains, openpose, tsn, face, nvcaffe, intel,
     )
 )  # fmt: skip
 """Where several could have written a field, the first is taken."""

@@ -7,6 +7,8 @@ from .dialect import Dialect
 DIALECT = Dialect(
     "segnet",
     {
+        "bn_param": ("BN",),
+        "dense_image_data_param": ("DenseImageData",),
         "upsample_param": ("Upsample",),
     },
 )

@@ -7,9 +7,14 @@ from .dialect import Dialect
 DIALECT = Dialect(
     "ssd",
     {
+        "annotated_data_param": ("AnnotatedData",),
+        "multibox_loss_param": ("MultiBoxLoss",),
         "permute_param": ("Permute",),
         "prior_box_param": ("PriorBox",),
         "detection_output_param": ("DetectionOutput",),
+        "detection_evaluate_param": ("DetectionEvaluate",),
         "norm_param": ("Normalize",),
+        "video_data_param": ("VideoData",),
     },
+    without_effect=frozenset({"show_per_class_result"}),
 )

@@ -7,7 +7,13 @@ from .dialect import Dialect
 DIALECT = Dialect(
     "yolo",
     {
+        "reorg_param": ("Reorg",),
         "upsample_param": ("Upsample",),
         "relu6_param": ("ReLU6",),
+        "region_loss_param": ("RegionLoss",),
+        "yolo_detection_output_param": ("YoloDetectionOutput",),
+        "yolov3_detection_output_param": ("Yolov3DetectionOutput",),
+        "yolov3_param": ("Yolov3",),
+        "yolo_seg_param": ("YoloSeg",),
     },
 )

@@ -1,0 +1,14 @@
+"""ENet (TimoSaemann/caffe-enet)."""
+
+from __future__ import annotations
+
+from .dialect import Dialect
+
+DIALECT = Dialect(
+    "enet",
+    {
+        "bn_param": ("BN",),
+        "dense_image_data_param": ("DenseImageData",),
+        "upsample_param": ("Upsample",),
+    },
+)

@@ -1,0 +1,13 @@
+"""Losses of face recognition (ydwen/caffe-face, wy1iu/sphereface)."""
+
+from __future__ import annotations
+
+from .dialect import Dialect
+
+DIALECT = Dialect(
+    "face",
+    {
+        "center_loss_param": ("CenterLoss",),
+        "margin_inner_product_param": ("MarginInnerProduct",),
+    },
+)

@@ -1,0 +1,13 @@
+"""OpenPose and convolutional pose machines (CMU-Perceptual-Computing-Lab)."""
+
+from __future__ import annotations
+
+from .dialect import Dialect
+
+DIALECT = Dialect(
+    "openpose",
+    {
+        "cpm_transform_param": ("CPMData",),
+        "op_transform_param": ("OPData", "OPVideo"),
+    },
+)
