@@ -134,7 +134,7 @@ def test_every_field_is_honoured_or_named(name: str, caplog: pytest.LogCaptureFi
 def test_options_of_another_layer_type_are_named(caplog: pytest.LogCaptureFixture) -> None:
     """Caffe reads them and does nothing; scripts of pycaffe have some."""
     source = text({"B": "pooling_param { kernel_size: 3 } relu_param { }"})
-    assert 'layer "b" (InnerProduct): pooling_param does nothing in a layer of this type.' in outcome(source, caplog)
+    assert 'layer "b" (InnerProduct): pooling_param does nothing in a layer of this type' in outcome(source, caplog)
     assert "relu_param" not in outcome(source, caplog)  # it says nothing
 
 
