@@ -8,13 +8,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from autodial.commands.inputs import read_net, read_weights, split_names
+from autodial.commands.inputs import read_net, read_size, read_transform, read_weights, split_names
 from autodial.commands.options import (
     JsonOption,
     LevelOption,
     LogitsOption,
+    ResizeOption,
     SettingsOption,
     StageOption,
+    TransformOption,
     VariantOption,
     naming_options,
     with_options,
@@ -37,6 +39,8 @@ OPTIONS = {
     "calibration": "--calibration",
     "min_agreement": "--min-agreement",
     "ensemble": "--ensemble",
+    "transform": "--transform",
+    "size": "--resize",
     "weights": "--weights",
 }
 """Options of the command by the parameters of `autodial.converters.net_export.export`."""
@@ -127,6 +131,15 @@ def export(
             show_default="labels.txt in the net's folder, if it fits",
         ),
     ] = None,
+    resize: ResizeOption = None,
+    transform: TransformOption = None,
+    mean: Annotated[
+        str | None,
+        typer.Option(
+            metavar="B,G,R|FILE",
+            help="For a deploy net: what is subtracted, a value per channel or a mean image (binaryproto).",
+        ),
+    ] = None,
     logits: LogitsOption = None,
     keep_affine: Annotated[
         bool,
@@ -173,6 +186,8 @@ def export(
     With --recalibrate, the file has statistics of all images, as in the paper's inference step, instead of training's
     moving averages. A table shows what moved.
 
+    A deploy net does not say how an image becomes its input: --transform, --resize and --mean do.
+
     With --ensemble, one file averages what several trainings of the net say of an image.
 
     With --caffe the net becomes a deploy.prototxt and a caffemodel for readers of Caffe files. Their input has the
@@ -211,6 +226,8 @@ def export(
         min_agreement=min_agreement,
         base_dir=net.parent,
         ensemble=ensemble,
+        transform=read_transform(transform, mean),
+        size=read_size(resize),
     )
     form, place = next(iter(given.items()), ("onnx", Path(f"{options.domain or 'target'}_predictor.onnx")))
     inputs: list[str | Path] = [
@@ -220,6 +237,7 @@ def export(
     ]
     inputs += files_of(param, net.parent)
     inputs += [calibration] if calibration else []
+    inputs += [options.transform.mean_file] if options.transform is not None and options.transform.mean_file else []
     with naming_options(**OPTIONS):
         destination = find_destination(form).at(place, param.name, options, name)
         destination.check(options, param, inputs)

@@ -88,7 +88,7 @@ def recalibrate(
     check_output(output, inputs, suffixes=[".caffemodel", ".caffemodel.h5"])
     chosen = choose_device(device)
     saved = read_weights(weights)
-    with naming_options(source="--source", target="--target"), shown_progress() as report:
+    with naming_options(source="--source", target="--target", workers="--workers"), shown_progress() as report:
         recalibrated = recalibrate_weights(
             param,
             saved,

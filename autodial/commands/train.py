@@ -137,7 +137,12 @@ def train(
     with ExitStack() as stack:
         stack.enter_context(
             naming_options(
-                weights="--weights", snapshot="--snapshot", overrides="--set", variants="--variant", folder="-o"
+                weights="--weights",
+                snapshot="--snapshot",
+                overrides="--set",
+                variants="--variant",
+                workers="--workers",
+                folder="-o",
             )
         )
         training = Training(

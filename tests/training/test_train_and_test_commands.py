@@ -317,14 +317,14 @@ def test_weights_without_statistics_are_pointed_out(autodial: Run) -> None:
     assert status == 0 and "conv/dial have no statistics stored" in err
 
 
-def test_domains_parted_in_several_places_are_pointed_out(
+def test_domains_split_at_several_rows_are_pointed_out(
     autodial: Run, edit: Callable[[str, str, str], None], caplog: pytest.LogCaptureFixture
 ) -> None:
     assert autodial(*TRAIN, "-o", "agreeing")[0] == 0
-    assert "parted in several places" not in caplog.text
+    assert "split into source and target at several rows" not in caplog.text
     edit("net.prototxt", "slice_point: 4 moving", "slice_point: 2 moving")
     assert autodial(*TRAIN, "--set", "solver.snapshot_prefix=other", "-o", "disagreeing")[0] == 0
-    assert 'after 4 in layer "data", 2 in layer "conv/dial"' in caplog.text
+    assert 'several rows: 4 by layer "data", 2 by layer "conv/dial"' in caplog.text
 
 
 def test_what_was_learned_before_a_broken_image_is_kept(autodial: Run, project: Path) -> None:
