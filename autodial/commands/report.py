@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from autodial.commands.inputs import split_names
-from autodial.commands.options import DeviceOption, WorkersOption
+from autodial.commands.options import DeviceOption, WorkersOption, naming_options
 from autodial.commands.progress import progress_bar
 from autodial.errors import INTERRUPTED, InputError
 from autodial.wording import counted
@@ -86,7 +86,7 @@ def report(
     _refuse_links(given)
     chosen = choose_device(device)
     try:
-        with progress_bar("running the net") as show:
+        with naming_options(workers="--workers"), progress_bar("running the net") as show:
             evaluations = [
                 evaluate(
                     run,
