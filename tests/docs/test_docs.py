@@ -17,13 +17,15 @@ from autodial.cli import app
 ROOT = Path(__file__).resolve().parents[2]
 FAST = ("docs/caffe.md", "docs/predict.md", "docs/pytorch.md")
 """The pages that take seconds; the others are slow."""
+SHOP = (
+    "autodial init shop --arch digits --source studio/ --target phone/ --epochs 1 &&"
+    "autodial train --solver shop/solver.prototxt --workers 0 &&"
+    "autodial export --net shop/train_val.prototxt --weights shop/solver_iter_2.caffemodel"
+)
 BEFORE = {
     "docs/caffe.md": "autodial export --net train_val.prototxt --weights digits.caffemodel --caffe deploy",
-    "docs/predict.md": (
-        "autodial init shop --arch digits --source studio/ --target phone/ --epochs 1 &&"
-        "autodial train --solver shop/solver.prototxt --workers 0 &&"
-        "autodial export --net shop/train_val.prototxt --weights shop/solver_iter_2.caffemodel"
-    ),
+    "docs/predict.md": SHOP,
+    "docs/serve.md": SHOP,
     "docs/choosing.md": "autodial train --solver solver.prototxt",
     "docs/export.md": "cp digits.caffemodel digits_iter_8.caffemodel && cp digits.caffemodel digits_iter_4.caffemodel",
 }
