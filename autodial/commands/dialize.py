@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from autodial.commands.inputs import read_size, read_transform, split_names
-from autodial.commands.options import LogitsOption, naming_options, with_options
+from autodial.commands.options import LogitsOption, ResizeOption, TransformOption, naming_options, with_options
 from autodial.errors import InputError
 
 if TYPE_CHECKING:

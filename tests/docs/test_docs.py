@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-FAST = ("docs/caffe.md", "docs/predict.md", "docs/pytorch.md")
+FAST = ("docs/caffe.md", "docs/from-caffe-to-onnx.md", "docs/predict.md", "docs/pytorch.md")
 """The pages that take seconds; the others are slow."""
 BEFORE = {
     "docs/caffe.md": "autodial export --net train_val.prototxt --weights digits.caffemodel --caffe deploy",
