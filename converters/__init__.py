@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from autodial.converters.destinations.triton import TritonModel
+    from autodial.converters.net_convert import ConvertReport, convert
     from autodial.converters.torch_export import export_module
     from autodial.converters.torch_modules import AlignedBatchNorm, AlignedBatchNormAct, AutoDIAL, convert_batchnorm
     from autodial.converters.verification import ExportReport
@@ -20,8 +21,10 @@ __all__ = [
     "AlignedBatchNorm",
     "AlignedBatchNormAct",
     "AutoDIAL",
+    "ConvertReport",
     "ExportReport",
     "TritonModel",
+    "convert",
     "convert_batchnorm",
     "export_module",
     "parameter_groups",
@@ -31,8 +34,10 @@ _HOME = {
     "AlignedBatchNorm": "torch_modules",
     "AlignedBatchNormAct": "torch_modules",
     "AutoDIAL": "torch_modules",
+    "ConvertReport": "net_convert",
     "ExportReport": "verification",
     "TritonModel": "destinations.triton",
+    "convert": "net_convert",
     "convert_batchnorm": "torch_modules",
     "export_module": "torch_export",
     "parameter_groups": "torch_modules",
