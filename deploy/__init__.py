@@ -5,8 +5,9 @@
     predictor = Predictor("target_predictor.onnx")
     logits, probabilities = predictor.predict(["a.jpg", "b.jpg"])
 
-`predict_folder` does the same for any number of files and writes a table: CSV, JSON Lines or Parquet. Names load when
-they are first used, so that importing this package brings neither ONNX Runtime nor OpenCV.
+`predict_folder` does the same for any number of files and writes a table: CSV, JSON Lines or Parquet. `BatchLabeller`
+labels columns, for tables on clusters. `autodial.deploy.serve` is the service. Names load when they are first used, so
+that importing this package brings neither ONNX Runtime nor OpenCV.
 """
 
 from __future__ import annotations
@@ -15,14 +16,16 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from autodial.deploy.batch_labeller import BatchLabeller
     from autodial.deploy.metadata import ModelInfo
     from autodial.deploy.predictions import Predictions
     from autodial.deploy.predictor import Predictor
     from autodial.deploy.runner import Summary, predict_folder
 
-__all__ = ["ModelInfo", "Predictions", "Predictor", "Summary", "predict_folder"]
+__all__ = ["BatchLabeller", "ModelInfo", "Predictions", "Predictor", "Summary", "predict_folder"]
 
 _HOME = {
+    "BatchLabeller": "batch_labeller",
     "ModelInfo": "metadata",
     "Predictions": "predictions",
     "Predictor": "predictor",

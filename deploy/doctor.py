@@ -56,6 +56,7 @@ def examine() -> list[Check]:
     if runtime[-1].status is not Status.PROBLEM:
         checks += _gpu()
     checks.append(_optional("pyarrow", "tables in Parquet", "parquet"))
+    checks.append(_optional("uvicorn", "services over HTTP", "serve"))
     return checks
 
 
@@ -138,9 +139,9 @@ def _gpu() -> list[Check]:
         return [Check("GPU", Status.OK, "no NVIDIA GPU with a working driver: the CPU runs the models")]
     seen = Check("GPU", Status.OK, f"{count} shown by the driver")
     if CUDA not in ort.get_available_providers():
-        found = "the installed ONNX Runtime was built without CUDA"
-        remedy = "pip uninstall -y onnxruntime && pip install onnxruntime-gpu"
-        return [seen, Check("CUDA", Status.PROBLEM, found, remedy)]
+        found = "the installed ONNX Runtime was built without CUDA: models run on the CPU"
+        remedy = "to run them on the GPU: pip uninstall -y onnxruntime && pip install onnxruntime-gpu"
+        return [seen, Check("CUDA", Status.WARNING, found, remedy)]
     with quiet(), contextlib.redirect_stdout(io.StringIO()):
         ort.preload_dlls()
         loaded = {name: _loads(name) for name in _cuda_libraries()}

@@ -22,6 +22,8 @@ from autodial.commands.options import (
     with_options,
 )
 from autodial.commands.progress import progress_bar
+from autodial.commands.statistics import describe as describe_recalibration
+from autodial.commands.statistics import recalibrate_all
 from autodial.errors import InputError
 from autodial.wording import counted
 
@@ -102,6 +104,14 @@ def export(
             help="Average the probabilities of the net with each --weights: one file of several trainings.",
         ),
     ] = False,
+    recalibrate: Annotated[
+        bool,
+        typer.Option(
+            "--recalibrate",
+            help="First compute the Dial layers' statistics over all images of the TRAIN phase, as `autodial "
+            "recalibrate` does; the weights' file stays as it is.",
+        ),
+    ] = False,
     name: Annotated[
         str | None,
         typer.Option(help="The model's name in Triton's repository.", show_default="the net's name"),
@@ -173,6 +183,9 @@ def export(
     fp16 and int8 are compared with float32 on up to 500 target images, and refused if too many change their class. int8
     is calibrated on other images than it is compared on.
 
+    With --recalibrate, the file has statistics of all images, as in the paper's inference step, instead of training's
+    moving averages. A table shows what moved.
+
     A deploy net does not say how an image becomes its input: --transform, --resize and --mean do.
 
     With --ensemble, one file averages what several trainings of the net say of an image.
@@ -181,6 +194,7 @@ def export(
     crop's size; comments in deploy.prototxt say how to prepare an image.
     """
     import json
+    from dataclasses import asdict
 
     from autodial.converters.destinations import ExportOptions, find_destination
     from autodial.converters.net_export import export_checked
@@ -228,9 +242,17 @@ def export(
         destination = find_destination(form).at(place, param.name, options, name)
         destination.check(options, param, inputs)
         trained = [read_weights(names) for names in weights]
+        moved = recalibrate_all(param, net, weights, trained) if recalibrate else []
+        trained = [recalibrated.weights for recalibrated in moved] or trained
         with progress_bar("training images", transient=True) as progress:
             report = export_checked(param, trained, destination, options, progress)
-    typer.echo(json.dumps(report.record(), indent=2) if as_json else describe(report))
+    if as_json:
+        recalibration = {"recalibration": [asdict(recalibrated.result) for recalibrated in moved]} if moved else {}
+        typer.echo(json.dumps({**report.record(), **recalibration}, indent=2))
+        return
+    for recalibrated in moved:
+        typer.echo("\n".join(describe_recalibration(recalibrated)))
+    typer.echo(describe(report))
 
 
 def describe(report: ExportReport) -> str:

@@ -27,6 +27,7 @@ BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
                 ("folding", ["unfolded", "affine", "folded"]),
                 ("ranks", ["1 process, 1 thread", "2 processes, 1 thread each"]),
                 ("start_up", ["digits ready", "first step", "memory"]),
+                ("serve", ["predict", "serve", "a Predictor"]),
             )
         ),
     ],

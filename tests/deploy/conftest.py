@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,57 +9,10 @@ from typing import Any
 
 import cv2
 import numpy as np
-import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from exported_model import CLASSES, SIZE, metadata, save_model
 
 from autodial.deploy import Predictor
-
-SIZE = (6, 9)
-CLASSES = ("cat", "dog, big", 'the "other"', "Ødegård 猫")
-
-
-def _metadata(**changes: Any) -> dict[str, Any]:
-    """A record as `autodial export` writes it, with some fields changed."""
-    return {
-        "schema": 1,
-        "classes": list(CLASSES),
-        "size": list(SIZE),
-        "resize": "bilinear",
-        "crop": None,
-        "mean": [],
-        "scale": 1.0,
-        "channel_order": "BGR",
-        "exif": "apply",
-        "alpha": "white",
-        "statistics": "target",
-        "weights_sha256": "0" * 64,
-        "version": "0.1.0",
-    } | changes
-
-
-def _save_model(path: Path, weights: np.ndarray, record: dict[str, Any] | None, channels: int = 3) -> Path:
-    """logits = pixels / 255, flattened, times `weights`; probabilities = softmax of that."""
-    graph = helper.make_graph(
-        [
-            helper.make_node("Cast", ["image"], ["pixels"], to=TensorProto.FLOAT),
-            helper.make_node("Flatten", ["pixels"], ["flat"], axis=1),
-            helper.make_node("MatMul", ["flat", "weights"], ["logits"]),
-            helper.make_node("Softmax", ["logits"], ["probabilities"], axis=1),
-        ],
-        "net",
-        [helper.make_tensor_value_info("image", TensorProto.UINT8, ["batch", *SIZE, channels])],
-        [
-            helper.make_tensor_value_info(name, TensorProto.FLOAT, ["batch", weights.shape[1]])
-            for name in ("logits", "probabilities")
-        ],
-        [numpy_helper.from_array((weights / 255).astype(np.float32), "weights")],
-    )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
-    if record is not None:
-        helper.set_model_props(model, {"autodial": json.dumps(record)})
-    onnx.save(model, path)
-    return path
 
 
 @dataclass
@@ -91,14 +43,14 @@ class Reference:
 def model(tmp_path_factory: pytest.TempPathFactory) -> Reference:
     weights = np.random.default_rng(1).normal(size=(SIZE[0] * SIZE[1] * 3, len(CLASSES)))
     path = tmp_path_factory.mktemp("model") / "target_predictor.onnx"
-    return Reference(_save_model(path, weights, _metadata()), weights)
+    return Reference(save_model(path, weights, metadata()), weights)
 
 
 @pytest.fixture(scope="session")
 def grey_model(tmp_path_factory: pytest.TempPathFactory) -> Reference:
     weights = np.random.default_rng(2).normal(size=(SIZE[0] * SIZE[1], len(CLASSES)))
     path = tmp_path_factory.mktemp("model") / "grey.onnx"
-    return Reference(_save_model(path, weights, _metadata(channel_order="GRAY"), channels=1), weights, grey=True)
+    return Reference(save_model(path, weights, metadata(channel_order="GRAY"), channels=1), weights, grey=True)
 
 
 @pytest.fixture
@@ -107,8 +59,8 @@ def write_model(tmp_path: Path) -> Callable[..., Path]:
 
     def write(channels: int = 3, classes_given: int = len(CLASSES), record: Any = (), **changes: Any) -> Path:
         weights = np.zeros((SIZE[0] * SIZE[1] * channels, classes_given))
-        record = _metadata(**changes) if record == () else record
-        return _save_model(tmp_path / "written.onnx", weights, record, channels)
+        record = metadata(**changes) if record == () else record
+        return save_model(tmp_path / "written.onnx", weights, record, channels)
 
     return write
 

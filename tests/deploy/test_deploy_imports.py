@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -29,6 +30,26 @@ predict_folder({str(model.path)!r}, [{str(photos)!r}], {str(tmp_path / "out.csv"
     loaded = loaded_after(program)
     assert {"onnxruntime", "cv2", "numpy"} <= loaded
     assert not loaded & {"torch", "onnx", "onnxscript", "matplotlib", "sklearn", "pyarrow", "google"}
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="ONNX Runtime keeps its number elsewhere there")
+def test_onnx_runtime_collects_no_usage_data(model: Any, photos: Any, tmp_path: Any) -> None:
+    """Where it does, it makes a database and a number for the machine in the user's folder."""
+    program = (
+        f"from autodial.deploy import Predictor; Predictor({str(model.path)!r}).predict([{str(photos / 'a.png')!r}])"
+    )
+    for disabled in ("1", None):
+        home = tmp_path / f"home-{disabled}"
+        home.mkdir()
+        environment = {name: text for name, text in os.environ.items() if name != "ORT_DISABLE_TELEMETRY"}
+        environment |= {"HOME": str(home), "XDG_CACHE_HOME": str(home / "cache")}
+        code = program if disabled else "import onnxruntime"
+        subprocess.run([sys.executable, "-c", code], env=environment, check=True, capture_output=True)
+        made = [path for path in home.rglob("*") if path.is_file()]
+        if disabled:
+            assert not made
+        elif not made:
+            pytest.skip("this ONNX Runtime collects nothing by itself")
 
 
 @pytest.mark.parametrize("module", [path.stem for path in Path(autodial.deploy.__file__).parent.glob("[!_]*.py")])

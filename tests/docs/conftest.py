@@ -18,7 +18,7 @@ from autodial.net.net import Net
 from autodial.proto import Weights, parse_net, read_net, read_solver, write_text, write_weights
 from autodial.proto import messages as pb
 
-PROJECTS = ("README.md", "docs/images.md", "docs/predict.md", "docs/quickstart.md")
+PROJECTS = ("README.md", "docs/images.md", "docs/predict.md", "docs/quickstart.md", "docs/serve.md")
 """Pages about a project that `init` makes."""
 _CLASSES = ("bolt", "nut", "washer")
 _DIGITS = tuple("0123456789")
