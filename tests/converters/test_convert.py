@@ -19,7 +19,9 @@ from random_weights import random_weights
 from autodial.converters import net_convert, onnx_model
 from autodial.converters.net_comparison import NetRunner, compare, describe_difference
 from autodial.converters.net_convert import convert
+from autodial.converters.onnx_layers import written_types
 from autodial.errors import InputError, WorkError
+from autodial.layers import registry
 from autodial.net.net import Net
 from autodial.proto import LayerWeights, Weights, parse_net, write_text, write_weights
 from autodial.proto import messages as pb
@@ -281,3 +283,15 @@ def test_the_command(deploy: tuple[Any, Weights], tmp_path: Path, autodial: Any)
     assert status == 2 and 'no input "dat"' in err
     status, _, err = autodial("convert", tmp_path / "deploy.prototxt", "-o", tmp_path / "deploy.prototxt")
     assert status == 2
+
+
+def test_every_layer_type_for_prediction_can_be_written() -> None:
+    """All but losses, what reads data, and three that no file can hold."""
+    lacking = {
+        name
+        for name, cls in registry.items()
+        if not (
+            cls.is_loss or cls.is_data or any(base.__dict__.get("type_name") in written_types() for base in cls.__mro__)
+        )
+    }
+    assert lacking == {"Accuracy", "HDF5Output", "Python"}
