@@ -20,9 +20,10 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -361,7 +362,8 @@ def summarize(results: Path) -> dict[str, dict[str, Any]]:
         for seed in task.seeds:
             runs = group(seed)
             folder = folder_of(results, name, seed)
-            if str(seed) in summary.get(name, {}) or not all((folder / f"{run.name}.json").exists() for run in runs):
+            known = summary.get(name, {}).get(str(seed), {}).get("whole", {}).get("values", {})
+            if set(known) == set(CRITERIA) or not all((folder / f"{run.name}.json").exists() for run in runs):
                 continue
             summary.setdefault(name, {})[str(seed)] = summarize_group(folder, runs, balanced=task.balanced)
             SUMMARY.parent.mkdir(exist_ok=True)
@@ -428,7 +430,7 @@ class Group:
         return cls(
             runs,
             {name: runs[number] for name, number in record[statistics]["chosen"].items() if number is not None},
-            100 * record[statistics]["ensemble"],
+            100 * (record[statistics]["ensemble"] or math.nan),
             {
                 run["variant"]: 100 * run.get(statistics, run["moving"])
                 for run in record["runs"]
@@ -484,6 +486,29 @@ def accuracies(summary: Mapping[str, Any], criterion: str) -> str:
                 cells.append(_mean_and_range(values))
             lines.append(_row(title, cells))
     return "\n".join(lines)
+
+
+def checks(summary: Mapping[str, Any], criterion: str) -> str:
+    """A column per task: how the run handed over and the ensemble compare with a group's runs and with AdaBN."""
+    names = [name for name in TASKS if name in summary]
+    groups = {name: [Group.of(record, "whole") for record in summary[name].values()] for name in names}
+    rows: dict[str, Callable[[list[Group]], str]] = {
+        "groups whose run handed over is at least their median": lambda gs: _count(
+            g.chosen[criterion] >= median(g.runs) for g in gs
+        ),
+        "groups whose ensemble is at least their mean": lambda gs: _count(g.ensemble >= mean(g.runs) for g in gs),
+        "runs handed over, mean minus AdaBN's": lambda gs: (
+            f"{mean(g.chosen[criterion] for g in gs) - mean(g.baselines['adabn'] for g in gs):+.1f}"
+        ),
+    }
+    lines = _header(f"{criterion}, whole statistics", [TASKS[name].title for name in names])
+    lines += [_row(title, [value(groups[name]) for name in names]) for title, value in rows.items()]
+    return "\n".join(lines)
+
+
+def _count(found: Iterable[bool]) -> str:
+    values = list(found)
+    return f"{sum(values)} of {len(values)}"
 
 
 def settings(summary: Mapping[str, Any]) -> str:
@@ -554,7 +579,7 @@ def main() -> None:
     for statistics in STATISTICS:
         print(f"Regret in points, mean (worst) over the groups, {statistics} statistics:\n")
         print(regrets(summary, statistics), end="\n\n")
-    print(accuracies(summary, DEFAULT), settings(summary), cost(summary), sep="\n\n")
+    print(accuracies(summary, DEFAULT), checks(summary, DEFAULT), settings(summary), cost(summary), sep="\n\n")
 
 
 if __name__ == "__main__":

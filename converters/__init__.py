@@ -1,6 +1,6 @@
 """From one form to another: Caffe nets to AutoDIAL nets, torch modules to AutoDIAL modules, trained nets to ONNX files.
 
-    from autodial.converters import AutoDIAL, convert_batchnorm, export_module, parameter_groups
+    from autodial.converters import AutoDIAL, convert_batchnorm, export_module, parameter_groups, recalibrate
 
 Names load when they are first used, so that importing this package brings neither torch nor onnx.
 """
@@ -14,28 +14,36 @@ if TYPE_CHECKING:
     from autodial.converters.destinations.triton import TritonModel
     from autodial.converters.torch_export import export_module
     from autodial.converters.torch_modules import AlignedBatchNorm, AlignedBatchNormAct, AutoDIAL, convert_batchnorm
+    from autodial.converters.torch_recalibrate import recalibrate
+    from autodial.converters.torch_to_caffe import CaffeNet, to_caffe
     from autodial.converters.verification import ExportReport
 
 __all__ = [
     "AlignedBatchNorm",
     "AlignedBatchNormAct",
     "AutoDIAL",
+    "CaffeNet",
     "ExportReport",
     "TritonModel",
     "convert_batchnorm",
     "export_module",
     "parameter_groups",
+    "recalibrate",
+    "to_caffe",
 ]
 
 _HOME = {
     "AlignedBatchNorm": "torch_modules",
     "AlignedBatchNormAct": "torch_modules",
     "AutoDIAL": "torch_modules",
+    "CaffeNet": "torch_to_caffe",
     "ExportReport": "verification",
     "TritonModel": "destinations.triton",
     "convert_batchnorm": "torch_modules",
     "export_module": "torch_export",
     "parameter_groups": "torch_modules",
+    "to_caffe": "torch_to_caffe",
+    "recalibrate": "torch_recalibrate",
 }
 
 

@@ -23,7 +23,7 @@ from autodial.errors import InputError
 from autodial.netparam.graph import Graph, Node
 from autodial.proto import messages as pb
 
-Blobs = dict[str, list[NDArray[np.float64]]]
+Blobs = dict[str, list[NDArray[np.floating[Any]]]]
 
 Domain = Literal["source", "target"]
 """Whose statistics a Dial layer normalizes with."""
@@ -38,7 +38,7 @@ class Folded:
     Attributes:
         net: its layers are named as in the unfolded net; a remaining affine is a Scale layer.
         blobs: float32 blobs by layer name, in the order of a caffemodel.
-        logits: name of the blob that holds the logits.
+        outputs: names of the blobs that hold the net's outputs, in the order asked for.
         statistics: domain of the Dial layers' statistics: "target" or "source", "mixed" where they differ, None
             without Dial layers.
         merged: names of the removed layers, with the layer that each was merged into.
@@ -47,29 +47,35 @@ class Folded:
 
     net: pb.NetParameter
     blobs: dict[str, list[NDArray[np.float32]]]
-    logits: str
+    outputs: tuple[str, ...]
     statistics: str | None
     merged: dict[str, str]
     kept: tuple[str, ...]
+
+    @property
+    def logits(self) -> str:
+        """Name of the logits' blob, of a net with this one output."""
+        (logits,) = self.outputs
+        return logits
 
 
 def fold(
     net: pb.NetParameter,
     blobs: Mapping[str, Sequence[NDArray[np.floating[Any]]]],
     *,
-    logits: str,
+    outputs: Sequence[str],
     keep_affine: bool = False,
 ) -> Folded:
     """Replace each Dial and BatchNorm layer by an affine, compose it with Scale layers, merge it where that is exact.
 
     An affine merges into the Convolution or InnerProduct that makes its bottom if no other layer reads that blob, the
-    affine's axis is the output channels, and neither layer shares parameters with others. Otherwise it stays as a Scale
-    layer with bias. Dropout does nothing in TEST and is removed.
+    blob is no output, the affine's axis is the output channels, and neither layer shares parameters with others.
+    Otherwise it stays as a Scale layer with bias. Dropout does nothing in TEST and is removed.
 
     Args:
-        net: the TEST phase's layers up to the logits.
+        net: one phase's layers up to the outputs.
         blobs: each layer's blobs, by layer name, in the net's shapes.
-        logits: name of the logits' blob.
+        outputs: names of the outputs' blobs.
         keep_affine: leave the composed affines as Scale layers.
 
     Raises:
@@ -77,19 +83,24 @@ def fold(
             statistics, or holds a variance that is negative or not a number.
     """
     graph = Graph(net.layer)
-    output = graph.last(logits)
-    if output is None:
-        raise InputError(f'the net has no blob "{logits}"')
+    ends: list[int] = []
+    for name in outputs:
+        value = graph.last(name)
+        if value is None:
+            raise InputError(f'the net has no blob "{name}"')
+        ends.append(value)
     names = [node.param.name for node in graph.nodes]
-    work: Blobs = {name: [np.asarray(blob, np.float64) for blob in blobs.get(name, ())] for name in names}
+    work: Blobs = {name: [np.asarray(blob) for blob in blobs.get(name, ())] for name in names}
     for node in graph.nodes:
         check_frozen(node.param)
         if node.param.type in ("Convolution", "InnerProduct") and not work[node.param.name]:
             raise InputError(f'layer "{node.param.name}" ({node.param.type}) has no blobs in the weights')
     for node in [node for node in graph.nodes if node.param.type == "Dropout"]:
+        if not node.param.dropout_param.scale_train:
+            _become_power(node.param)
+            continue
         graph.bypass(node)
-        if output in node.tops:
-            output = node.bottoms[0]
+        ends = [node.bottoms[0] if value in node.tops else value for value in ends]
     domains = {_freeze(node.param, work) for node in graph.nodes if node.param.type in ("Dial", "BatchNorm")} - {None}
 
     shares = Counter(spec.name for node in graph.nodes for spec in node.param.param if spec.name)
@@ -97,7 +108,7 @@ def fold(
         _keep_shared_names(node.param, shares)
     merged: dict[str, str] = {}
     for node in [node for node in graph.nodes if _is_affine(node, work)]:
-        into = _absorber(graph, node, work, keep_affine)
+        into = _absorber(graph, node, work, ends, keep_affine)
         if into is None:
             continue
         _multiply_add(into.param, work[into.param.name], *_affine(node.param, work))
@@ -105,16 +116,16 @@ def fold(
         merged[node.param.name] = into.param.name
 
     return Folded(
-        net=graph.net(net.name, output),
+        net=graph.net(net.name, *ends),
         blobs={
-            node.param.name: [blob.astype(np.float32) for blob in work[node.param.name]]
-            for node in graph.ancestors(output)
+            node.param.name: [blob.astype(np.float32, copy=False) for blob in work[node.param.name]]
+            for node in graph.ancestors(*ends)
             if work[node.param.name]
         },
-        logits=graph.names[output],
+        outputs=tuple(graph.names[value] for value in ends),
         statistics=None if not domains else domains.pop() if len(domains) == 1 else "mixed",
         merged=merged,
-        kept=tuple(node.param.name for node in graph.ancestors(output) if node.param.type == "Scale"),
+        kept=tuple(node.param.name for node in graph.ancestors(*ends) if node.param.type == "Scale"),
     )
 
 
@@ -140,11 +151,18 @@ def check_frozen(layer: pb.LayerParameter) -> None:
     )
 
 
+def _become_power(layer: pb.LayerParameter) -> None:
+    """Turn a Dropout layer that multiplies by a factor in TEST into a Power layer that does the same, in place."""
+    ratio = layer.dropout_param.dropout_ratio
+    layer.CopyFrom(pb.LayerParameter(name=layer.name, type="Power"))
+    layer.power_param.scale = 1 - ratio
+
+
 def _freeze(layer: pb.LayerParameter, blobs: Blobs) -> str | None:
     """Turn a Dial or BatchNorm layer into a Scale layer with bias, in place; return the domain of Dial's statistics."""
     where = f'layer "{layer.name}" ({layer.type})'
     options = layer.dial_param if layer.type == "Dial" else layer.batch_norm_param
-    stored = blobs[layer.name]
+    stored = [blob.astype(np.float64) for blob in blobs[layer.name]]
     count = 4 if layer.type == "Dial" else 3
     if len(stored) != count:
         raise InputError(
@@ -202,14 +220,15 @@ def _is_affine(node: Node, blobs: Blobs) -> bool:
 
 def _affine(layer: pb.LayerParameter, blobs: Blobs) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Factors and shifts of an affine node, (C,) each."""
-    scale = blobs[layer.name][0]
-    return scale, blobs[layer.name][1] if layer.scale_param.bias_term else np.zeros_like(scale)
+    scale, *shift = (blob.astype(np.float64) for blob in blobs[layer.name])
+    return scale, shift[0] if layer.scale_param.bias_term else np.zeros_like(scale)
 
 
-def _absorber(graph: Graph, node: Node, blobs: Blobs, keep_affine: bool) -> Node | None:
+def _absorber(graph: Graph, node: Node, blobs: Blobs, ends: Sequence[int], keep_affine: bool) -> Node | None:
     """The node in front of an affine, if merging the affine into it is exact."""
     before = graph.producer(node.bottoms[0])
-    if len(before.tops) != 1 or graph.consumers(before.tops[0]) != [node] or before.param.param:
+    read = graph.consumers(before.tops[0]) != [node] or before.tops[0] in ends
+    if len(before.tops) != 1 or read or before.param.param:
         return None
     channels = len(blobs[node.param.name][0])
     if before.param.type == "Scale":
@@ -226,7 +245,10 @@ def _absorber(graph: Graph, node: Node, blobs: Blobs, keep_affine: bool) -> Node
 
 
 def _multiply_add(
-    layer: pb.LayerParameter, blobs: list[NDArray[np.float64]], scale: NDArray[np.float64], shift: NDArray[np.float64]
+    layer: pb.LayerParameter,
+    blobs: list[NDArray[np.floating[Any]]],
+    scale: NDArray[np.float64],
+    shift: NDArray[np.float64],
 ) -> None:
     """Change a layer's blobs so that its output channels are multiplied by `scale` and `shift` is added, (C,) each."""
     by_type: dict[str, pb.ScaleParameter | pb.ConvolutionParameter | pb.InnerProductParameter] = {

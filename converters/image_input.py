@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autodial.data.image_data import ImageData
-from autodial.data.transforms import DRAWS, DataError, Transform, resize
+from autodial.data.transforms import DRAWS, DataError, Transform, resize, size_before_crop
 from autodial.errors import InputError
 from autodial.proto import messages as pb
 from autodial.wording import counted
@@ -67,6 +67,51 @@ class ImageInput:
         except InputError as error:
             raise InputError(f'layer "{layer.name}" (ImageData): {error}') from None
         return cls(*size, channels, replace(transform, mirror=False), listed, reason)
+
+    @classmethod
+    def for_blob(
+        cls,
+        shape: Sequence[int],
+        transform: pb.TransformationParameter | None,
+        size: tuple[int, int] | None,
+        base_dir: Path | None = None,
+    ) -> ImageInput:
+        """The images of a net whose Input layer states only its blob.
+
+        Images are resized to `size`; without it, to the size of the mean image, to the next multiple of 32 above
+        crop_size (256 for 224 and 227), or to the blob's. Larger images are cropped to a square blob.
+
+        Args:
+            shape: of the blob, (N, C, H, W).
+            transform: what the net was trained with; a mirror is left out.
+            size: height and width that images are resized to.
+
+        Raises:
+            InputError: the blob holds no images, or the transform doesn't give its size.
+        """
+        if len(shape) != 4 or shape[1] not in (1, 3):
+            raise InputError(f"the net's input blob of shape {tuple(shape)} holds no images: use `raw_input`")
+        options = pb.TransformationParameter()
+        if transform is not None:
+            options.CopyFrom(transform)
+        options.ClearField("mirror")
+        height, width = shape[2:]
+        if size is not None and not options.crop_size and size != (height, width) and height == width <= min(size):
+            options.crop_size = height
+        made = Transform.from_caffe(options, phase=pb.TEST, channels=shape[1], base_dir=base_dir)
+        if size is None:
+            whole_mean = made.mean is not None and made.mean.shape[1:] != (1, 1)
+            if whole_mean and made.mean is not None:
+                size = made.mean.shape[1], made.mean.shape[2]
+            else:
+                size = size_before_crop(options.crop_size) if options.crop_size else (height, width)
+        if made.size(*size) != (height, width):
+            got = " x ".join(map(str, made.size(*size)))
+            raise InputError(
+                f"images of {size[0]} x {size[1]} become {got}, and the net's input blob takes {height} x {width}: "
+                "change `size`, or crop_size in `transform`"
+            )
+        return cls(*size, shape[1], made)
 
     @property
     def shape(self) -> tuple[int, int, int, int]:

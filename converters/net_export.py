@@ -89,6 +89,8 @@ def export(
     precision: Precision = "float32",
     calibration: Path | None = None,
     min_agreement: float | None = None,
+    transform: pb.TransformationParameter | None = None,
+    size: tuple[int, int] | None = None,
     base_dir: Path | None = None,
     progress: Progress | None = None,
 ) -> ExportReport:
@@ -99,12 +101,12 @@ def export(
 
     Args:
         net_param: NetParameter of a train_val net whose TEST phase reads an ImageData layer, or, with `raw_input`, of
-            a deploy net with an Input layer.
+            a deploy net with an Input layer. With `transform` or `size` a deploy net's file takes images, too.
         weights: a caffemodel with every layer that has parameters; several caffemodels make an ensemble, a file that
             averages the probabilities of the net with each. Its logits are the log of the mean probabilities.
         output: the ONNX file to write, whose folder must exist, or another destination.
-        logits, labels, keep_affine, raw_input, domain, precision, calibration, min_agreement, base_dir: see
-            `autodial.converters.destinations.ExportOptions`.
+        logits, labels, keep_affine, raw_input, domain, precision, calibration, min_agreement, transform, size,
+            base_dir: see `autodial.converters.destinations.ExportOptions`.
         progress: called while training images are measured, which domain shifts are detected with.
 
     Raises:
@@ -124,6 +126,8 @@ def export(
         precision=precision,
         calibration=calibration,
         min_agreement=min_agreement,
+        transform=transform,
+        size=size,
         base_dir=base_dir,
     )
     destination.check(options, net_param)
@@ -173,7 +177,7 @@ def prepare(
     if options.domain is not None:
         _choose_statistics(graph.ancestors(scores), options.domain)
     data, start = _data(graph, scores)
-    images = _image_input(data, net_param, raw_input, base_dir)
+    images = _image_input(data, graph.names[start], net_param, options, raw_input)
     shape = images.shape if images else _input_shape(data, graph.names[start])
     graph.feed(start, (1, *shape[1:]))
 
@@ -253,7 +257,7 @@ def _fold(param: pb.NetParameter, weights: Weights, logits: str, keep_affine: bo
     net = Net(param, pb.TEST)
     load(net, weights)
     blobs = {name: [blob.detach().numpy() for blob in net.layer(name).blobs] for name in net.layer_names}
-    return net, fold(param, blobs, logits=logits, keep_affine=keep_affine)
+    return net, fold(param, blobs, outputs=[logits], keep_affine=keep_affine)
 
 
 def _averaged(members: Sequence[nn.Module]) -> nn.Module:
@@ -308,16 +312,24 @@ def _data(graph: Graph, scores: int) -> tuple[pb.LayerParameter, int]:
 
 
 def _image_input(
-    layer: pb.LayerParameter, net_param: pb.NetParameter, raw_input: bool, base_dir: Path | None
+    layer: pb.LayerParameter, blob: str, net_param: pb.NetParameter, options: ExportOptions, raw_input: bool
 ) -> ImageInput | None:
-    """The images of an ImageData layer; None for an Input layer, which does not describe images."""
+    """The images of the data layer; None if nothing describes them."""
+    stated = options.transform is not None or options.size is not None
     if layer.type == "ImageData":
+        if stated:
+            raise InputError(
+                f'layer "{layer.name}" (ImageData) says how an image becomes its blob: `transform` and `size` are for '
+                "nets with an Input layer"
+            )
         others = [other for other in net_param.layer if other.type == "ImageData" and other.name != layer.name]
-        return ImageInput.from_caffe(layer, others, base_dir)
+        return ImageInput.from_caffe(layer, others, options.base_dir)
+    if stated:
+        return ImageInput.for_blob(_input_shape(layer, blob), options.transform, options.size, options.base_dir)
     if not raw_input:
         raise InputError(
-            f'layer "{layer.name}" (Input) does not say how an image becomes its blob (mean, scale, crop): export the '
-            "train_val net, or use `raw_input` for a file that takes the blob itself"
+            f'layer "{layer.name}" (Input) does not say how an image becomes its blob (mean, scale, crop): state it in '
+            "`transform` and `size`, export the train_val net, or use `raw_input` for a file that takes the blob itself"
         )
     return None
 

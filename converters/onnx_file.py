@@ -114,8 +114,8 @@ def make_verified(net: Prepared) -> VerifiedModel:
     check_written(metadata)
     model = _to_onnx(net.make_predictor(), torch.from_numpy(comparison.fed[:2]), net.input, metadata)
     data: bytes = model.SerializeToString()
-    difference, spread = verify(_onnx_runner(data), comparison, "ONNX Runtime")
-    agreement, notes = None, []
+    verified = verify(_onnx_runner(data), comparison, "ONNX Runtime")
+    agreement, notes = None, list(verified.notes)
     runtime = f"ONNX Runtime {onnxruntime.__version__}"
     if lowering is not None:
         model, agreement, more = lower(model, lowering, comparison.fed, comparison.words)
@@ -133,8 +133,8 @@ def make_verified(net: Prepared) -> VerifiedModel:
     report = partial(
         net.report,
         runtime=f"{runtime} on the CPU",
-        max_difference=difference,
-        logits_range=spread,
+        max_difference=verified.difference,
+        logits_range=verified.spread,
         metadata=metadata,
         opset=OPSET,
         ir_version=model.ir_version,

@@ -9,10 +9,11 @@ import onnxruntime  # type: ignore[import-untyped]
 from autodial.system.cpus import available_cpus
 
 
-def cpu_session(model: bytes, *, optimized: bool = True) -> Any:
+def cpu_session(model: bytes | str, *, optimized: bool = True) -> Any:
     """An onnxruntime.InferenceSession on the CPUs that this process may use.
 
     Args:
+        model: a serialized model, or the path of a file.
         optimized: whether ONNX Runtime may rewrite the graph, as it does by default.
     """
     options = onnxruntime.SessionOptions()

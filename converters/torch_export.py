@@ -24,6 +24,7 @@ from autodial.converters.prepared import Prepared, check_size
 from autodial.converters.reference import TrainingImages, measure
 from autodial.converters.torch_fold import batch_statistics_error, fold_graph
 from autodial.converters.torch_modules import is_batch_norm
+from autodial.converters.torch_recalibrate import warn_of_averaged
 from autodial.converters.verification import BATCHES, Comparison, ExportReport
 from autodial.data.labels import check_class_names, tell_apart
 from autodial.data.sequences import is_one_name
@@ -104,6 +105,7 @@ def export_module(
     destination = as_destination(output)
     destination.check(options)
     images = _image_input(size, crop, mean, std, scale, channel_order)
+    warn_of_averaged(module)
     copied = copy.deepcopy(module).cpu().float().eval()
     if domain is not None:
         _choose_statistics(copied, domain)

@@ -18,6 +18,7 @@ target_scores = net.eval()(target)
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -60,8 +61,8 @@ class StatisticsOfPairs(_BatchNorm):
     def reset_running_stats(self) -> None:
         """Raise InputError."""
         raise InputError(
-            "update_bn can't compute the statistics of domain alignment, which come from pairs of a source and a "
-            "target: see `AutoDIAL` for how averaged weights get theirs"
+            "update_bn can't compute the statistics of domain alignment, which come from a source and a target: call "
+            "autodial.converters.recalibrate(net, source, target) instead"
         )
 
     def extra_repr(self) -> str:
@@ -322,19 +323,9 @@ class AutoDIAL(nn.Module):
     pass, in several threads, with `torch.utils.checkpoint` inside (reentrant checkpoints not inside of others) and with
     torch.compile. Where activations are recomputed, a pass's statistics count once more, as in torch's BatchNorm.
 
-    Averaged weights (torch.optim.swa_utils.AveragedModel) come with the statistics that their last weights had, and
-    need their own. torch's update_bn, which knows of one domain, raises InputError. Means over the batches, as it
-    computes them for BatchNorm, are those of some pairs in training mode::
-
-        for layer in averaged.modules():
-            if isinstance(layer, DomainAlignment):
-                layer.moving_average_fraction = 1.0
-                for moving_sum in (layer.mean, layer.variance, layer.normalizer):
-                    moving_sum.zero_()
-        averaged.train()
-        with torch.no_grad():
-            for source, target in pairs:
-                averaged(source, target)
+    Averaged weights (torch.optim.swa_utils.AveragedModel) come with the statistics of the last weights that were
+    averaged, and need their own: `recalibrate(averaged, source_loader, target_loader)` computes them. torch's
+    update_bn, which knows only one domain, raises InputError.
 
     Wrap this in DistributedDataParallel or DataParallel, not the module inside, so that each replica gets a pair, and
     has statistics of its own. The module is `net.module`, to save and to export.
@@ -422,6 +413,25 @@ def _join(source: Any, target: Any) -> tuple[Any, Pair]:
         else:
             joined.append(leaf)
     return pytree.tree_unflatten(joined, structure), sizes
+
+
+def join_batches(batches: Sequence[Any]) -> Any:
+    """Batches of one structure as one batch, in their order; InputError if they can't be one batch."""
+    (first, structure), *others = map(pytree.tree_flatten, batches)
+    for _, other in others:
+        if other != structure:
+            raise InputError(f"batches are not of the same structure: {structure} and {other}")
+    columns = list(zip(first, *(leaves for leaves, _ in others), strict=True))
+    joined = []
+    for column in columns:
+        tensors = [leaf for leaf in column if isinstance(leaf, Tensor)]
+        if not tensors and all(leaf == column[0] for leaf in column):
+            joined.append(column[0])
+        elif len(tensors) == len(column) and len({(leaf.shape[1:], leaf.dtype) for leaf in tensors}) == 1:
+            joined.append(torch.cat(tensors))
+        else:
+            raise InputError("batches hold tensors of different shapes or types, or different other values")
+    return pytree.tree_unflatten(joined, structure)
 
 
 def _tensors(tree: Any) -> list[Tensor]:

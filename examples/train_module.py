@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 from torchvision.models import resnet18
 
-from autodial.converters import AutoDIAL, convert_batchnorm, export_module, parameter_groups
+from autodial.converters import AutoDIAL, convert_batchnorm, export_module, parameter_groups, recalibrate
 from autodial.errors import AutodialError, InputError
 from autodial.layers import EntropyLoss
 
@@ -50,24 +50,27 @@ def forever(loader: DataLoader[tuple[Tensor, int]]) -> Iterator[list[Tensor]]:
 
 def main(source: Path, target: Path, output: str, epochs: int) -> None:
     classes = sorted(path.name for path in source.glob("*") if path.is_dir())
-    source_loader = DataLoader(Images(source, classes), BATCH, shuffle=True, drop_last=True)
-    target_loader = DataLoader(Images(target, classes), BATCH, shuffle=True, drop_last=True)
+    sources, targets = Images(source, classes), Images(target, classes)
+    source_loader, target_loader = (
+        DataLoader(some, BATCH, shuffle=True, drop_last=True) for some in (sources, targets)
+    )
 
     model = resnet18()  # weights="DEFAULT" starts from ImageNet, where there is a network
     model.fc = nn.Linear(model.fc.in_features, len(classes))
     net = AutoDIAL(convert_batchnorm(model))
     optimizer = torch.optim.SGD(parameter_groups(net), lr=1e-2, momentum=0.9, weight_decay=5e-4)
     entropy = EntropyLoss()
-    targets = forever(target_loader)
+    target_batches = forever(target_loader)
     for epoch in range(epochs):
         for images, labels in source_loader:
-            source_scores, target_scores = net(images, next(targets)[0])
+            source_scores, target_scores = net(images, next(target_batches)[0])
             loss = F.cross_entropy(source_scores, labels) + 0.1 * entropy(target_scores)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
         print(f"epoch {epoch + 1} of {epochs}: loss {loss.item():.3f}")
 
+    recalibrate(net, DataLoader(sources, BATCH), DataLoader(targets, BATCH))
     export_module(
         net.module,
         output,

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from autodial.commands.inputs import split_names
-from autodial.commands.options import LogitsOption, naming_options, with_options
+from autodial.commands.inputs import read_size, read_transform, split_names
+from autodial.commands.options import LogitsOption, ResizeOption, TransformOption, naming_options, with_options
 from autodial.errors import InputError
 
 if TYPE_CHECKING:
@@ -72,22 +71,8 @@ def dialize(
         int | None,
         typer.Option(min=1, help="Source images in a batch.", show_default="half of the batch"),
     ] = None,
-    resize: Annotated[
-        str | None,
-        typer.Option(
-            metavar="SIZE|HEIGHTxWIDTH",
-            help="The size to which images are resized.",
-            show_default="the mean image's, or what suits the crop or the input",
-        ),
-    ] = None,
-    transform: Annotated[
-        str | None,
-        typer.Option(
-            metavar="FIELDS",
-            help='transform_param of the data layers, such as "crop_size: 224 mirror: true mean_value: 104".',
-            show_default="the net's",
-        ),
-    ] = None,
+    resize: ResizeOption = None,
+    transform: TransformOption = None,
     no_dropout: Annotated[
         bool, typer.Option("--no-dropout", help="Remove Dropout layers, as the paper does for AlexNet.")
     ] = False,
@@ -103,7 +88,6 @@ def dialize(
     from autodial.converters.dialize import dialize as dialize_net
     from autodial.converters.net_text import net_to_text, write_net
     from autodial.netparam.data_files import files_of
-    from autodial.proto.parser import Parser
     from autodial.system.files import replacing_files
     from autodial.system.outputs import check_output
 
@@ -113,10 +97,6 @@ def dialize(
     if batch_size and source_batch and source_batch >= batch_size:
         raise InputError(f"--slice-point {source_batch} leaves no target images in a batch of {batch_size}")
     output = output or Path(f"{net.stem}_autodial.prototxt")
-    stated = None
-    if transform is not None:
-        stated = proto.messages.TransformationParameter()
-        Parser(transform, "--transform").parse_into(stated)
     param = proto.read_net(net)
     inputs = [net, *files_of(param, net.parent), *([weights] if weights else [])]
     final = check_output(output, inputs, suffixes=[".prototxt"])
@@ -135,8 +115,8 @@ def dialize(
                 classes=classes,
                 source_batch=source_batch,
                 target_batch=batch_size and source_batch and batch_size - source_batch,
-                size=_size(resize),
-                transform=stated,
+                size=read_size(resize),
+                transform=read_transform(transform),
                 dropout=not no_dropout,
                 logits=logits,
                 base_dir=net.parent,
@@ -183,15 +163,6 @@ def describe(report: DialReport) -> list[str]:
 
 def _counted(names: tuple[str, ...]) -> str:
     return f"{len(names)} ({', '.join(names[:5])}{', ...' if len(names) > 5 else ''})"
-
-
-def _size(text: str | None) -> tuple[int, int] | None:
-    if text is None:
-        return None
-    match = re.fullmatch(r"([1-9]\d*)(?:x([1-9]\d*))?", text)
-    if match is None:
-        raise InputError(f"--resize {text}: write a number of pixels or HEIGHTxWIDTH, such as 256 or 240x320")
-    return int(match[1]), int(match[2] or match[1])
 
 
 def _move_mean_files(net: pb.NetParameter, source: Path, destination: Path) -> None:

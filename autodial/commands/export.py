@@ -8,18 +8,22 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from autodial.commands.inputs import read_net, read_weights, split_names
+from autodial.commands.inputs import read_net, read_size, read_transform, read_weights, split_names
 from autodial.commands.options import (
     JsonOption,
     LevelOption,
     LogitsOption,
+    ResizeOption,
     SettingsOption,
     StageOption,
+    TransformOption,
     VariantOption,
     naming_options,
     with_options,
 )
 from autodial.commands.progress import progress_bar
+from autodial.commands.statistics import describe as describe_recalibration
+from autodial.commands.statistics import recalibrate_all
 from autodial.errors import InputError
 from autodial.wording import counted
 
@@ -35,6 +39,8 @@ OPTIONS = {
     "calibration": "--calibration",
     "min_agreement": "--min-agreement",
     "ensemble": "--ensemble",
+    "transform": "--transform",
+    "size": "--resize",
     "weights": "--weights",
 }
 """Options of the command by the parameters of `autodial.converters.net_export.export`."""
@@ -98,6 +104,14 @@ def export(
             help="Average the probabilities of the net with each --weights: one file of several trainings.",
         ),
     ] = False,
+    recalibrate: Annotated[
+        bool,
+        typer.Option(
+            "--recalibrate",
+            help="First compute the Dial layers' statistics over all images of the TRAIN phase, as `autodial "
+            "recalibrate` does; the weights' file stays as it is.",
+        ),
+    ] = False,
     name: Annotated[
         str | None,
         typer.Option(help="The model's name in Triton's repository.", show_default="the net's name"),
@@ -115,6 +129,15 @@ def export(
             metavar="LABELS.txt",
             help="Names of the classes, one per line.",
             show_default="labels.txt in the net's folder, if it fits",
+        ),
+    ] = None,
+    resize: ResizeOption = None,
+    transform: TransformOption = None,
+    mean: Annotated[
+        str | None,
+        typer.Option(
+            metavar="B,G,R|FILE",
+            help="For a deploy net: what is subtracted, a value per channel or a mean image (binaryproto).",
         ),
     ] = None,
     logits: LogitsOption = None,
@@ -160,12 +183,18 @@ def export(
     fp16 and int8 are compared with float32 on up to 500 target images, and refused if too many change their class. int8
     is calibrated on other images than it is compared on.
 
+    With --recalibrate, the file has statistics of all images, as in the paper's inference step, instead of training's
+    moving averages. A table shows what moved.
+
+    A deploy net does not say how an image becomes its input: --transform, --resize and --mean do.
+
     With --ensemble, one file averages what several trainings of the net say of an image.
 
     With --caffe the net becomes a deploy.prototxt and a caffemodel for readers of Caffe files. Their input has the
     crop's size; comments in deploy.prototxt say how to prepare an image.
     """
     import json
+    from dataclasses import asdict
 
     from autodial.converters.destinations import ExportOptions, find_destination
     from autodial.converters.net_export import export_checked
@@ -197,6 +226,8 @@ def export(
         min_agreement=min_agreement,
         base_dir=net.parent,
         ensemble=ensemble,
+        transform=read_transform(transform, mean),
+        size=read_size(resize),
     )
     form, place = next(iter(given.items()), ("onnx", Path(f"{options.domain or 'target'}_predictor.onnx")))
     inputs: list[str | Path] = [
@@ -206,13 +237,22 @@ def export(
     ]
     inputs += files_of(param, net.parent)
     inputs += [calibration] if calibration else []
+    inputs += [options.transform.mean_file] if options.transform is not None and options.transform.mean_file else []
     with naming_options(**OPTIONS):
         destination = find_destination(form).at(place, param.name, options, name)
         destination.check(options, param, inputs)
         trained = [read_weights(names) for names in weights]
+        moved = recalibrate_all(param, net, weights, trained) if recalibrate else []
+        trained = [recalibrated.weights for recalibrated in moved] or trained
         with progress_bar("training images", transient=True) as progress:
             report = export_checked(param, trained, destination, options, progress)
-    typer.echo(json.dumps(report.record(), indent=2) if as_json else describe(report))
+    if as_json:
+        recalibration = {"recalibration": [asdict(recalibrated.result) for recalibrated in moved]} if moved else {}
+        typer.echo(json.dumps({**report.record(), **recalibration}, indent=2))
+        return
+    for recalibrated in moved:
+        typer.echo("\n".join(describe_recalibration(recalibrated)))
+    typer.echo(describe(report))
 
 
 def describe(report: ExportReport) -> str:

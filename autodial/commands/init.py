@@ -39,10 +39,10 @@ def init(
     arch: Annotated[
         str,
         typer.Option(
-            metavar="NAME|NET.prototxt",
+            metavar="NAME|NET.prototxt|torchvision:NAME|timm:NAME",
             # the names are those of autodial.netparam.shipped; a help text must not look at the disk for them
-            help="A net that comes with AutoDIAL (alexnet, digits, inception_bn, svhn_mnist), or your own train_val "
-            "file; a solver.prototxt beside it is used, too.",
+            help="A net that comes with AutoDIAL (alexnet, digits, inception_bn, svhn_mnist), your own train_val "
+            "file, with the solver.prototxt in its folder, or a network of torchvision or timm.",
         ),
     ],
     source: Annotated[
@@ -61,7 +61,12 @@ def init(
     ] = None,
     weights: Annotated[
         str | None,
-        typer.Option(metavar="W1,W2", help="Start from these .caffemodel files.", show_default="random weights"),
+        typer.Option(
+            metavar="W",
+            help="Start from these .caffemodel files, separated by commas. For torchvision and timm: a .pth or "
+            ".safetensors file, or the name of weights that these libraries fetch, such as IMAGENET1K_V2.",
+            show_default="random weights",
+        ),
     ] = None,
     epochs: Annotated[
         float | None,
@@ -92,8 +97,8 @@ def init(
     if epochs is not None and not 0 < epochs <= _MOST_EPOCHS:
         raise InputError(f"--epochs {epochs:g}: choose a number above 0, up to {_MOST_EPOCHS:,}")
     check_folder(folder, [origin for origin in (source, target, test) if origin is not None])
-    recipe = _read_arch(arch)
-    start = read_weights(weights) if weights else None
+    recipe = _read_arch(arch, weights)
+    start = recipe.start
     with naming_options(**_OPTIONS):
         classes, source_images = read_source(source)
         others = [read_target(target, classes, measured=test is not None)]
@@ -131,6 +136,10 @@ class _Recipe(NamedTuple):
         solver: a solver with a schedule.
         epochs: passes over the source in that schedule; None if it is made for a number of iterations.
         notes: sentences that the user should read.
+        start: the weights that training starts from; None for random ones.
+        size: height and width to which images are resized; None if the net says it, or the images do.
+        transform: the transform_param of the data layers; None if the net has one.
+        logits: the blob with the scores of classes; None if the net's layers show it.
     """
 
     path: Path
@@ -139,14 +148,35 @@ class _Recipe(NamedTuple):
     solver: pb.SolverParameter
     epochs: float | None
     notes: list[str]
+    start: Weights | None
+    size: tuple[int, int] | None = None
+    transform: pb.TransformationParameter | None = None
+    logits: str | None = None
 
 
-def _read_arch(arch: str) -> _Recipe:
+def _read_arch(arch: str, weights: str | None) -> _Recipe:
     from autodial import proto
     from autodial.netparam.shipped import shipped_names, shipped_net, shipped_solver
     from autodial.project.net_template import NetTemplate
     from autodial.project.schedule import EPOCHS
 
+    if arch.startswith(("torchvision:", "timm:")):
+        from autodial.project.architectures import read_architecture
+
+        with naming_options(**_OPTIONS):
+            made = read_architecture(arch, weights)
+        return _Recipe(
+            Path(arch),
+            made.net,
+            None,
+            proto.read_solver(shipped_solver(_DEFAULT_SCHEDULE)),
+            EPOCHS[_DEFAULT_SCHEDULE],
+            [*made.notes, "The learning rate and its steps are those of the paper's AlexNet"],
+            made.weights,
+            made.size,
+            made.transform,
+            made.logits,
+        )
     notes: list[str] = []
     if arch in shipped_names():
         path, solver, epochs = shipped_net(arch), shipped_solver(arch), EPOCHS.get(arch)
@@ -167,7 +197,8 @@ def _read_arch(arch: str) -> _Recipe:
     net = proto.read_net(path)
     is_plain = not any(layer.type == "Dial" for layer in net.layer)
     template = None if is_plain else NetTemplate(net, arch, path.parent)
-    return _Recipe(path, net, template, proto.read_solver(solver), epochs, notes)
+    start = read_weights(weights) if weights else None
+    return _Recipe(path, net, template, proto.read_solver(solver), epochs, notes, start)
 
 
 def _template(recipe: _Recipe, classes: int, start: Weights | None) -> tuple[NetTemplate, Weights | None]:
@@ -179,7 +210,15 @@ def _template(recipe: _Recipe, classes: int, start: Weights | None) -> tuple[Net
     from autodial.converters.dialize import dialize
 
     try:
-        made = dialize(recipe.net, start, classes=classes, base_dir=recipe.path.parent)
+        made = dialize(
+            recipe.net,
+            start,
+            classes=classes,
+            size=recipe.size,
+            transform=recipe.transform,
+            logits=recipe.logits,
+            base_dir=recipe.path.parent,
+        )
     except InputError as error:
         raise InputError(
             f"{recipe.path}: {_naming_dialize(str(error))} (run `autodial dialize`, which has options for such nets, "

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from autodial.errors import InputError
 
 if TYPE_CHECKING:
     from autodial.proto import Weights
@@ -43,3 +46,38 @@ def read_weights(names: str) -> Weights:
     from autodial import proto
 
     return proto.merge_weights([proto.read_weights(name) for name in split_names(names)])
+
+
+def read_size(text: str | None) -> tuple[int, int] | None:
+    """Height and width in a --resize; None if there is none."""
+    if text is None:
+        return None
+    match = re.fullmatch(r"([1-9]\d*)(?:x([1-9]\d*))?", text)
+    if match is None:
+        raise InputError(f"--resize {text}: write a number of pixels or HEIGHTxWIDTH, such as 256 or 240x320")
+    return int(match[1]), int(match[2] or match[1])
+
+
+def read_transform(fields: str | None, mean: str | None = None) -> pb.TransformationParameter | None:
+    """The fields of a --transform, and the values or the file of a --mean; None if there is neither.
+
+    Raises:
+        InputError: they are no fields, or both state a mean.
+    """
+    from autodial import proto
+    from autodial.proto.parser import Parser
+
+    if fields is None and mean is None:
+        return None
+    stated = proto.messages.TransformationParameter()
+    if fields is not None:
+        Parser(fields, "--transform").parse_into(stated)
+    if mean is None:
+        return stated
+    if stated.mean_file or stated.mean_value:
+        raise InputError("--transform and --mean both state a mean: keep one")
+    if re.fullmatch(r"[-+.\d]+(,[-+.\d]+)*", mean) and not Path(mean).exists():
+        Parser(" ".join(f"mean_value: {value}" for value in mean.split(",")), "--mean").parse_into(stated)
+    else:
+        stated.mean_file = mean
+    return stated

@@ -55,6 +55,24 @@ LogitsOption = Annotated[
     ),
 ]
 """A name for `autodial.netparam.graph.Graph.logits`."""
+ResizeOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="SIZE|HEIGHTxWIDTH",
+        help="Size that images are resized to.",
+        show_default="the mean image's, or what suits crop or input",
+    ),
+]
+"""A size for `autodial.commands.inputs.read_size`."""
+TransformOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FIELDS",
+        help='How images become blobs: a transform_param, such as "crop_size: 224 mean_value: 104".',
+        show_default="the net's data layer",
+    ),
+]
+"""Fields for `autodial.commands.inputs.read_transform`."""
 DeviceOption = Annotated[str, typer.Option(help="auto (a GPU if there is one), cpu, cuda or cuda:N.")]
 """A name for `autodial.system.devices.choose_device`."""
 SolverDeviceOption = Annotated[

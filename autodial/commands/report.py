@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from autodial.commands.inputs import split_names
-from autodial.commands.options import DeviceOption, WorkersOption
+from autodial.commands.options import DeviceOption, WorkersOption, naming_options
 from autodial.commands.progress import progress_bar
 from autodial.errors import INTERRUPTED, InputError
 from autodial.wording import counted
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 def report(
     runs: Annotated[
         list[Path],
-        typer.Argument(metavar="RUN...", help="Run folders written by `autodial train`; several are compared."),
+        typer.Argument(metavar="RUN", help="Run folders written by `autodial train`; several are compared."),
     ],
     output: Annotated[
         Path | None,
@@ -57,15 +57,15 @@ def report(
     device: DeviceOption = "auto",
     workers: WorkersOption = None,
 ) -> None:
-    """Show a training run on one HTML page.
+    """Show a training run, or compare several, on one HTML page.
 
-    The page shows what was run, every alpha, the losses, and the net's predictions for the target. It needs no other
-    file and no network. The curves come from RUN's log; a run that has not finished is shown as far as it got.
+    The page of a run shows what was run, every alpha, the losses, and the net's predictions for the target. It needs
+    no other file and no network. The curves come from RUN's log; a run that has not finished is shown as far as it got.
     Features, predictions and the confusion matrix come from running the newest snapshot on images of the training and
     test lists. Missing parts explain why they are missing.
 
-    Several runs are compared: scores with mean and spread over the runs that differ by their seed alone, what else
-    differs between the runs' settings, curves, alphas by depth, and confusion matrices side by side.
+    The page of several runs compares them: scores with mean and spread over the runs that differ by their seed alone,
+    what else differs between the runs' settings, curves, alphas by depth, and confusion matrices side by side.
 
     No code from the run folder is run, and only the page and its figures are written. The page shows images from any
     place that the net's lists name: look at it before you pass it on.
@@ -86,7 +86,7 @@ def report(
     _refuse_links(given)
     chosen = choose_device(device)
     try:
-        with progress_bar("running the net") as show:
+        with naming_options(workers="--workers"), progress_bar("running the net") as show:
             evaluations = [
                 evaluate(
                     run,

@@ -22,10 +22,15 @@ if TYPE_CHECKING:
     from autodial.selection.job import Job
 
 _WIDTH = 140
-"""Of the table where it goes to a file."""
+"""Columns of the tables if they go to a file."""
 _CHOSEN = "chosen"
-"""Of the weights that are handed over, without the suffix, and of the snapshots of the command that trains again."""
+"""Name of the chosen weights without the suffix, and prefix of the snapshots when they are trained once more."""
 _MODEL = "target_predictor.onnx"
+_OPTIONS = {
+    **{"tries": "--try", "settings": "--set", "variants": "--variant", "folder": "-o", "restarts": "--restarts"},
+    **{"target_labels": "--target-labels", "ensemble": "--ensemble"},
+}
+"""The options behind the parameters of `autodial.selection.experiment.prepare`."""
 
 
 def select(
@@ -57,10 +62,10 @@ def select(
         str,
         typer.Option(
             # the names are those of autodial.selection.criteria, which takes too long to import for a help text
-            help="The criterion that decides: agreement, entropy, information, nuclear-norm, density or clusters; or "
-            "source, weighted or alignment, which look at held-out source images.",
+            help="The criterion that decides: agreement, entropy, information, consensus, nuclear-norm, density or "
+            "clusters; or source, weighted or alignment, which look at held-out source images.",
         ),
-    ] = "agreement",
+    ] = "consensus",
     hold_out: Annotated[
         bool | None,
         typer.Option(
@@ -119,8 +124,9 @@ def select(
 
     Every combination of the values to try is trained with every seed. A candidate is one of these trainings, as seeds
     often differ more than settings do. Each criterion judges all candidates by their predictions for the unlabelled
-    target: `agreement`, which decides unless --criterion says otherwise, takes the candidate that agrees most with the
-    average of all. A candidate that gives the target far fewer classes than others do is passed over.
+    target. `consensus` decides unless --criterion names another: it ranks candidates by how far they agree with the
+    average of all, and by how decided and how spread over the classes their predictions are. A candidate that gives
+    the target far fewer classes than others do is passed over.
 
     DIR gets the chosen weights, chosen.caffemodel; select.json, which holds the tables; and for each candidate its
     weights, its scores and its logs. What is finished is not run again: the same command goes on after an interruption,
@@ -177,8 +183,11 @@ def select(
             raise typer.Exit(INTERRUPTED)
         trials = experiment.trials(failures)
         found = _Findings(experiment, trials, choose(trials), average(trials) if ensemble else None, criterion)
-        if found.chosen is not None:
-            with replacing(output / f"{_CHOSEN}.caffemodel") as file:
+        chosen = output / f"{_CHOSEN}.caffemodel"
+        if found.chosen is None:
+            chosen.unlink(missing_ok=True)
+        else:
+            with replacing(chosen) as file:
                 file.write(experiment.jobs[found.chosen].trained.read_bytes())
         commands = _commands(found, solver, weights, settings or [], variants or [], output)
         record = _record(found, output, commands)
@@ -195,14 +204,9 @@ def select(
         )
 
 
-_OPTIONS = {"tries": "--try", "settings": "--set", "variants": "--variant", "folder": "-o"} | {
-    name: f"--{name.replace('_', '-')}" for name in ("target_labels", "restarts", "ensemble", "seed")
-}
-
-
 @dataclass(frozen=True)
 class _Findings:
-    """All that came of a selection; `criterion` is the one that decides."""
+    """A selection's results; `criterion` is the one that decides."""
 
     experiment: Experiment
     trials: Sequence[Trial]
@@ -226,7 +230,7 @@ def _gpu_memory(experiment: Experiment) -> int:
 def _progress(
     experiment: Experiment, left: Sequence[Job], parallel: int, failures: dict[Path, str]
 ) -> Iterator[Callable[[Job, int | None], None]]:
-    """What follows the jobs: a bar on a terminal, a line for each that ends; `failures` gets why one left no result."""
+    """Yield a function that reports jobs: a bar on a terminal, a line per finished job; it fills `failures`."""
     from rich.progress import (
         BarColumn,
         MofNCompleteColumn,
@@ -276,7 +280,7 @@ def _commands(
     variants: Sequence[str],
     output: Path,
 ) -> dict[str, str]:
-    """Command lines that export what was chosen, train it again, and export the ensemble; those that there are."""
+    """Command lines by purpose: export the chosen weights, train them once more, export the ensemble."""
     commands: dict[str, str] = {}
     experiment = found.experiment
     if found.chosen is not None:
@@ -303,12 +307,12 @@ def _commands(
 
 
 def _place(job: Job, output: Path) -> Path:
-    """A candidate's weights, seen from the folder of all candidates."""
+    """A path of a candidate's weights, relative to the folder of all candidates."""
     return job.trained.relative_to((output / "candidates").absolute())
 
 
 def _record(found: _Findings, output: Path, commands: Mapping[str, str]) -> dict[str, Any]:
-    """What select.json holds. Candidates are numbered from 0, in the order of the grid."""
+    """The contents of select.json. Candidates are numbered from 0, in the order of the grid."""
     from autodial.selection.choice import accuracy, diversities
 
     experiment, ensemble = found.experiment, found.ensemble
@@ -366,7 +370,7 @@ def _print(found: _Findings, output: Path, commands: Mapping[str, str]) -> None:
 
 
 def _candidates(found: _Findings) -> Table:
-    """A row per candidate, the best first; what a criterion chooses is marked with a star in its column."""
+    """A row per candidate, the best first; a star marks each criterion's choice in its column."""
     from rich.box import SIMPLE
     from rich.table import Table
 
@@ -427,7 +431,7 @@ def _choices(found: _Findings) -> Table:
 
 
 def _notes(found: _Findings) -> Iterator[str]:
-    """What else is to be said, a sentence each."""
+    """Failures, collapses, and how far the ensemble agrees: a sentence each."""
     for number, trial in enumerate(found.trials):
         if trial.error is not None:
             yield f"#{number + 1} ({trial.candidate.name}) failed: {trial.error}"

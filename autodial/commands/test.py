@@ -105,8 +105,9 @@ def test(
             )
     except InputError as error:
         raise InputError(f"{net}: {error}") from error
-    for _ in tracked(scorer.run(), "testing", scorer.batches):
-        pass
+    with naming_options(workers="--workers"):
+        for _ in tracked(scorer.run(), "testing", scorer.batches):
+            pass
     means = scorer.means()
     seconds = time.perf_counter() - started
     if as_json:

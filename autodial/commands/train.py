@@ -137,7 +137,12 @@ def train(
     with ExitStack() as stack:
         stack.enter_context(
             naming_options(
-                weights="--weights", snapshot="--snapshot", overrides="--set", variants="--variant", folder="-o"
+                weights="--weights",
+                snapshot="--snapshot",
+                overrides="--set",
+                variants="--variant",
+                workers="--workers",
+                folder="-o",
             )
         )
         training = Training(
@@ -226,6 +231,7 @@ def _export_command(
     None without a snapshot of the last iteration or a file with the net, or if the TEST phase does not say which blob
     holds the logits.
     """
+    from autodial.evaluation.domains import data_in_both_phases
     from autodial.netparam.graph import Graph
     from autodial.netparam.net_state import filter_net
     from autodial.netparam.overrides import for_nets
@@ -246,7 +252,9 @@ def _export_command(
         **{"--level": state.level or None, "--stage": list(state.stage)},
         **{"--weights": snapshot.weights, "-o": "target_predictor.onnx"},
     }
-    return command_line("autodial export", options)
+    # the paper's inference step (section 3.2) computes the statistics over all images
+    whole = " --recalibrate" if data_in_both_phases(param, level=state.level, stages=state.stage) else ""
+    return command_line(f"autodial export{whole}", options)
 
 
 def _fits(setting: str, net: pb.NetParameter) -> bool:

@@ -94,11 +94,11 @@ def _draw_accuracies(
     for method, colour in zip(accuracies, ("#767676", *COLOURS), strict=False):
         row, mean = rows[method.title], sum(method.values) / len(method.values)
         axes.scatter(method.values, [row] * len(method.values), s=60, color=colour, alpha=0.75, zorder=2)
-        axes.vlines(mean, row - 0.2, row + 0.2, color=colour, linewidth=2.5, zorder=1)
-        axes.annotate(f"mean {mean:.1%}", (mean, row - 0.24), ha="center", va="bottom", fontsize=9)
+        axes.vlines(mean, row - 0.16, row + 0.16, color=colour, linewidth=2.5, zorder=1)
+        axes.annotate(f"mean {mean:.1%}", (mean, row - 0.2), ha="center", va="bottom", fontsize=9)
     title, value = chosen
     axes.scatter([value], [rows[title]], s=190, facecolors="none", edgecolors=TARGET, linewidths=2, zorder=3)
-    _annotate(axes, f"chosen without labels: {value:.1%}", (value, rows[title]), down=20)
+    _annotate(axes, f"chosen without labels: {value:.1%}", (value, rows[title]), down=27)
     title, value = ensemble
     axes.scatter([value], [rows[title] + 0.5], s=60, marker="D", color=TARGET, zorder=3)
     _annotate(axes, f"average of the runs: {value:.1%}", (value, rows[title] + 0.5))

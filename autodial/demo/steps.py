@@ -10,12 +10,11 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import IO, TextIO
 
 from autodial.errors import WorkError
 from autodial.system.terminal import Console
-from autodial.wording import command_line
 
 _POLL = 0.05
 """Seconds between two looks at the running commands."""
@@ -42,7 +41,6 @@ class Steps:
 
     console: Console
     log: TextIO
-    _shown: set[str] = field(default_factory=set)
 
     def title(self, text: str) -> None:
         """Show what the steps that follow are about."""
@@ -64,17 +62,14 @@ class Steps:
         with self.console.status("running"), redirect_stdout(self.log), redirect_stderr(self.log):
             yield
 
-    def run_side_by_side(
-        self, commands: Sequence[Mapping[str, object]], words: str, processes: int, threads: int
-    ) -> None:
-        """Run a command of `autodial` with each of several sets of options, some at a time.
+    def run_side_by_side(self, commands: Sequence[str], processes: int, threads: int) -> None:
+        """Run several commands, some at a time, without showing them.
 
-        What they print goes to the file, one command after the other. After an exception, Ctrl-C for one, no process is
+        What they print goes to the file, one command after the other. After an exception, such as Ctrl-C, no process is
         left.
 
         Args:
-            commands: options, as `command_line` takes them.
-            words: the command, such as "autodial train".
+            commands: command lines of `autodial`.
             processes: how many to run at a time.
             threads: CPU threads for each.
 
@@ -82,11 +77,9 @@ class Steps:
             WorkError: a command failed.
         """
         environment = {**os.environ, **dict.fromkeys(_THREAD_LIMITS, str(threads))}
-        waiting = [command_line(words, options) for options in commands]
-        for command in waiting:
-            self.show(command)
+        waiting = list(commands)
         running: list[_Running] = []
-        done, total = 0, len(waiting)
+        done = 0
         with ExitStack() as stack, self.console.status("running") as status:
             stack.callback(_stop, running)
             while waiting or running:
@@ -96,7 +89,7 @@ class Steps:
                     running.remove(ended)
                     done += 1
                     self._finish(ended)
-                status.update(f"{done} of {total} done")
+                status.update(f"{done} of {len(commands)} done")
                 time.sleep(_POLL)
 
     def _finish(self, ended: _Running) -> None:

@@ -14,12 +14,13 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from rich.table import Table
 
 from autodial import proto
 from autodial.converters.net_export import export
 from autodial.data.image_list import ImageList
-from autodial.demo.choice import Floats, average, information
+from autodial.demo.choice import information
 from autodial.demo.images import CLASSES, RENDERINGS, DigitFiles, write_images
 from autodial.demo.picture import Accuracies, draw
 from autodial.demo.steps import Steps
@@ -43,7 +44,8 @@ LOG = "log.txt"
 """The file in the output folder for what the steps report."""
 SCORES = "scores.json"
 """The file in the output folder for the result."""
-_NET, _SOLVER, _MODEL = "train_val.prototxt", "solver.prototxt", "target_predictor.onnx"
+_NET, _SOLVER = "train_val.prototxt", "solver.prototxt"
+_MODEL, _ENSEMBLE = "target_predictor.onnx", "ensemble.onnx"
 _PREFIX = "digits"
 """Snapshots' names begin so."""
 _GPU_PROCESSES = 3
@@ -98,8 +100,8 @@ class _TrainedRun:
     method: Method
     seed: int
     folder: Path
-    probabilities: Floats
-    labels: np.typing.NDArray[np.int64]
+    probabilities: NDArray[np.float32]
+    labels: NDArray[np.int64]
 
     @cached_property
     def accuracy(self) -> float:
@@ -115,8 +117,8 @@ class MethodScore:
     """A method's accuracies on the target, in [0, 1].
 
     Attributes:
-        title: the method's.
-        accuracies: by training seed.
+        title: the method's title.
+        accuracies: the accuracy of each run, by training seed.
     """
 
     title: str
@@ -136,8 +138,8 @@ class Result:
         seed: the demo's.
         methods: the accuracies of METHODS, in this order.
         chosen: title and seed of the run that was chosen without labels.
-        chosen_accuracy: of the run's exported file.
-        ensemble_accuracy: of the averaged probabilities of the chosen method's runs.
+        chosen_accuracy: the accuracy of this run's exported file, in [0, 1].
+        ensemble_accuracy: the accuracy of the exported file that averages the chosen method's runs, in [0, 1].
         information: the criterion's value for the chosen run (`autodial.demo.choice.information`), in nats.
     """
 
@@ -160,8 +162,8 @@ def run_demo(
     """Run the whole demo and leave all of it in a folder.
 
     Args:
-        output: the folder, which is made, or empty.
-        seed: the rendered digits follow from it, and the trainings' seeds: 10 * seed + 1, 10 * seed + 2, and so on.
+        output: a folder to make, or an empty one.
+        seed: seed of the rendered digits; the trainings have the seeds 10 * seed + 1, 10 * seed + 2, and so on.
         device: as `autodial train` and `autodial predict` have it.
         console: where to print; None for standard output.
         recipe: what is trained.
@@ -170,7 +172,8 @@ def run_demo(
         the result, which scores.json in the folder holds too.
 
     Raises:
-        InputError: the folder holds something, or the working directory does that would be taken for the demo's.
+        InputError: the folder is not empty, or the working directory holds a file that would be read instead of the
+            demo's.
         WorkError: a step failed.
     """
     console = console or Console(highlight=False, soft_wrap=True)
@@ -191,10 +194,11 @@ def run_demo(
         _train(steps, output, seeds, recipe, device, chosen_device)
         runs = _score(steps, output, seeds, labels, chosen_device)
         chosen, value = _choose(steps, [run for run in runs if run.method.adapts])
-        guesses = _export_and_predict(steps, chosen, output, files, device)
-    together = [run for run in runs if run.method is chosen.method]
-    ensemble = average([run.probabilities for run in together]).argmax(1)
-    truth = {Path(entry.path).name: CLASSES[entry.label] for entry in ImageList.read(files.target_test_list)}
+        steps.title(f"{chosen.name}: export it, and label the target's images with the file")
+        guesses = _export_and_predict(steps, [chosen], output / _MODEL, files, device)
+        together = [run for run in runs if run.method is chosen.method]
+        steps.title(f"The average of the {len(together)} {chosen.method.title} runs, as one file")
+        averaged = _export_and_predict(steps, together, output / _ENSEMBLE, files, device)
     result = Result(
         seed,
         [
@@ -202,18 +206,18 @@ def run_demo(
             for method in METHODS
         ],
         (chosen.method.title, chosen.seed),
-        sum(guesses[name] == label for name, label in truth.items()) / len(truth),
-        float((ensemble == labels).mean()),
+        float((np.array(guesses) == labels).mean()),
+        float((np.array(averaged) == labels).mean()),
         value,
     )
     with replacing(output / SCORES) as file:
         file.write(json.dumps(asdict(result), indent=2).encode())
-    picture = output / "demo.png"
+    picture, target = output / "demo.png", ImageList.read(files.target_test_list)
     draw(
         picture,
         source=ImageList.read(files.source_list),
-        target=ImageList.read(files.target_test_list),
-        guesses={name: int(label) for name, label in guesses.items()},
+        target=target,
+        guesses={Path(entry.path).name: guess for entry, guess in zip(target, guesses, strict=True)},
         accuracies=[Accuracies(score.title, list(score.accuracies.values())) for score in result.methods],
         chosen=(chosen.method.title, result.chosen_accuracy),
         ensemble=(chosen.method.title, result.ensemble_accuracy),
@@ -225,14 +229,15 @@ def run_demo(
         f"The average of the {len(together)} {chosen.method.title} runs: {result.ensemble_accuracy:.1%} right.\n"
         f"All of this depends on the seed, {seed} here; docs/benchmarks.md has five.\n"
         f"Images and accuracies: {picture}\n"
-        f"The target's predictor: {output / _MODEL}\n"
+        f"The target's predictors: {output / _MODEL} and {output / _ENSEMBLE}\n"
+        "`autodial select` trains, chooses and averages in this way on your own images.\n"
         f"All in {time.perf_counter() - started:.0f} s."
     )
     return result
 
 
 def _check_folders(output: Path) -> None:
-    """Refuse an output folder that is not empty, and a working directory whose files would be read in its stead."""
+    """Refuse an output folder that is not empty, and a working directory with files that would be read instead."""
     check_folder(output)
     if output.exists() and (not output.is_dir() or entries(output)):
         raise InputError(f"{output} exists and is not empty: delete it, or name another folder with `output`")
@@ -260,24 +265,24 @@ def _train(
     steps: Steps, output: Path, seeds: Sequence[int], recipe: Recipe, device: str, chosen_device: torch.device
 ) -> None:
     """Train every method with every seed, as many at a time as there are CPUs."""
-    cpus = available_cpus()
-    most = min(cpus, _GPU_PROCESSES) if chosen_device.type == "cuda" else cpus
-    processes = max(1, min(most, len(seeds) * len(METHODS)))
+    commands = []
     for method in METHODS:
         steps.title(f"{method.title}: {method.about}")
-        commands = []
         for seed in seeds:
             folder = _run_folder(output, method, seed)
             settings = [*recipe.settings, f"solver.snapshot_prefix={folder / _PREFIX}"]
-            commands.append(
-                {"--solver": output / _SOLVER, "--seed": seed, "--device": device, "--workers": 0}
-                | {"--variant": list(method.variants), "--set": settings, "-o": folder}
-            )
-        steps.run_side_by_side(commands, "autodial train", processes, max(1, cpus // processes))
+            options = {"--solver": output / _SOLVER, "--seed": seed, "--device": device, "--workers": 0}
+            options |= {"--variant": list(method.variants), "--set": settings, "-o": folder}
+            commands.append(command_line("autodial train", options))
+            steps.show(commands[-1])
+    cpus = available_cpus()
+    most = min(cpus, _GPU_PROCESSES) if chosen_device.type == "cuda" else cpus
+    processes = min(most, len(commands))
+    steps.run_side_by_side(commands, processes, max(1, cpus // processes))
 
 
 def _score(
-    steps: Steps, output: Path, seeds: Sequence[int], labels: np.typing.NDArray[np.int64], device: torch.device
+    steps: Steps, output: Path, seeds: Sequence[int], labels: NDArray[np.int64], device: torch.device
 ) -> list[_TrainedRun]:
     """What every run predicts for the target's images."""
     steps.title("What each run predicts for the target's images")
@@ -319,21 +324,32 @@ def _choose(steps: Steps, candidates: Sequence[_TrainedRun]) -> tuple[_TrainedRu
     return candidates[best], values[best]
 
 
-def _export_and_predict(steps: Steps, run: _TrainedRun, output: Path, files: DigitFiles, device: str) -> dict[str, str]:
-    """Export a run and label the target's images with the file; returns the labels by file name."""
-    steps.title(f"{run.name}: export it, and label the target's images with the file")
-    net, variants = output / _NET, run.method.variants
-    weights, model, table = _weights(run.folder), output / _MODEL, output / "predictions.csv"
-    options = {"--net": net, "--variant": list(variants), "--weights": weights, "-o": model}
-    with steps.step(command_line("autodial export", options)):
-        report = export(read_variant(net, variants), proto.read_weights(weights), model, base_dir=net.parent)
+def _export_and_predict(
+    steps: Steps, runs: Sequence[_TrainedRun], model: Path, files: DigitFiles, device: str
+) -> list[int]:
+    """Export a run, or the average of several runs of a method, and label the target's images with the file.
+
+    Returns:
+        the labels, in the order of the target's list.
+    """
+    output, variants = model.parent, runs[0].method.variants
+    net, table = output / _NET, model.with_suffix(".csv")
+    weights = [_weights(run.folder) for run in runs]
+    together = ["--ensemble"] if len(runs) > 1 else []
+    words = " ".join(["autodial export", *together])
+    with steps.step(
+        command_line(words, {"--net": net, "--variant": list(variants), "--weights": weights, "-o": model})
+    ):
+        read = [proto.read_weights(path) for path in weights]
+        report = export(read_variant(net, variants), read, model, base_dir=output)
         steps.report(json.dumps(report.record(), indent=2))
     words = f"autodial predict {shlex.quote(str(model))} {shlex.quote(str(files.target_folder))}"
     with steps.step(command_line(words, {"--device": device, "-o": table})):
         summary = predict_folder(model, [files.target_folder], table, device=device)
         steps.report(json.dumps(summary.record(), indent=2))
     with table.open(encoding="utf-8", newline="") as file:
-        return {Path(row["path"]).name: row["label_1"] for row in csv.DictReader(file)}
+        found = {Path(row["path"]).name: CLASSES.index(row["label_1"]) for row in csv.DictReader(file)}
+    return [found[Path(entry.path).name] for entry in ImageList.read(files.target_test_list)]
 
 
 def _table(result: Result, images: int) -> Table:

@@ -17,7 +17,7 @@ from autodial.net.data_checks import check_data
 from autodial.net.feed import Feed, sources
 from autodial.net.net import Net
 from autodial.netparam.graph import Graph, Node
-from autodial.netparam.net_state import filter_net
+from autodial.netparam.net_state import filter_net, put_in_state
 from autodial.proto import messages as pb
 
 _TRANSFORMING = ("ImageData", "Data")
@@ -62,6 +62,22 @@ def data_in_train(net: pb.NetParameter) -> tuple[DataTop, DataTop] | None:
             if len(source) == len(target) == 1 and source != target:
                 return source[0], target[0]
     return None
+
+
+def data_in_both_phases(net: pb.NetParameter, *, level: int = 0, stages: Sequence[str] = ()) -> bool:
+    """Whether a NetParameter names files for the statistics of both domains, as `autodial export --recalibrate` needs.
+
+    Args:
+        level, stages: the net's state, in addition to its own.
+    """
+    whole = pb.NetParameter()
+    whole.CopyFrom(net)
+    put_in_state(whole, level, stages)
+    try:
+        test, trained = data_in_test(whole), data_in_train(whole)
+        return trained is not None and all(file_options(data.layer).source for data in (*trained, test))
+    except InputError:
+        return False
 
 
 def without_augmentation(data: DataTop, test: DataTop, batch_size: int | None = None) -> DataTop:

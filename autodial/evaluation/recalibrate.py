@@ -15,22 +15,35 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from math import prod
-from typing import Literal, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from autodial.errors import InputError, WorkError
+from autodial.evaluation.statistics import (
+    Domain,
+    LayerChange,
+    Moments,
+    check_without_source,
+    store_statistics,
+)
 from autodial.layers.batch_norm import BatchNorm
-from autodial.layers.dial import SOURCE, TARGET, DomainAlignment
+from autodial.layers.dial import DomainAlignment
 from autodial.net.net import Net
 from autodial.proto import Weights
 from autodial.proto import messages as pb
 
-Array = NDArray[np.float64]
-Domain = Literal["source", "target"]
+__all__ = [
+    "MEMORY",
+    "Batches",
+    "Domain",
+    "LayerChange",
+    "Progress",
+    "Recalibration",
+    "recalibrate",
+    "with_statistics",
+]
 
 MEMORY = 2**31
 """Bytes of memory for blobs kept from one pass to the next, by default."""
@@ -64,51 +77,6 @@ class Progress:
     passes: int
     domain: Domain
     share: float
-
-
-@dataclass(frozen=True)
-class Distance:
-    """How far two sets of means and deviations per channel are apart, in units of a reference deviation.
-
-    A channel's distance is sqrt((mean_a - mean_b)^2 + (deviation_a - deviation_b)^2), the Wasserstein distance of two
-    normal distributions, divided by the reference deviation. Deviations are sqrt(variance + eps), as in the layer.
-
-    Attributes:
-        mean: the mean distance of the channels.
-        worst: the largest distance of a channel.
-        channel: that channel, from 0.
-    """
-
-    mean: float
-    worst: float
-    channel: int
-
-
-@dataclass(frozen=True)
-class LayerChange:
-    """What changed in a Dial layer.
-
-    Attributes:
-        name: the layer's name.
-        alpha: the layer's alpha, clipped to [0.5, 1].
-        source_values, target_values: number of values per channel (samples times positions) in the statistics; None for
-            a source that was left as it was.
-        moved_source, moved_target: distance from a predictor's stored statistics to its new ones, in new deviations;
-            None if nothing had been stored, or if they were left as they were.
-        apart: distance of the two domains as they enter the layer, in deviations of an even mixture of both; None
-            without a source.
-        aligned: distance of the two domains as they leave the layer, in the units of its output; None without a source.
-            It equals `apart` at alpha 0.5, where both domains are transformed alike, and is 0 at alpha 1.
-    """
-
-    name: str
-    alpha: float
-    source_values: int | None
-    target_values: int
-    moved_source: Distance | None
-    moved_target: Distance | None
-    apart: Distance | None
-    aligned: Distance | None
 
 
 @dataclass(frozen=True)
@@ -205,55 +173,6 @@ def with_statistics(weights: Weights, net: Net) -> Weights:
             for layer in weights.layers
         ],
     )
-
-
-class _Statistics(NamedTuple):
-    """Mean and variance per channel, (C,) each."""
-
-    mean: Array
-    variance: Array
-
-    def normalized(self, by: _Statistics, eps: float) -> tuple[Array, Array]:
-        """Mean and deviation behind a layer with the statistics `by`; eps is added to both variances."""
-        scale = 1 / np.sqrt(by.variance + eps)
-        return (self.mean - by.mean) * scale, np.sqrt(self.variance + eps) * scale
-
-    def mixed(self, other: _Statistics, share: float) -> _Statistics:
-        """The statistics of a mixture of two distributions, in which this one has the weight `share`."""
-        mean = share * self.mean + (1 - share) * other.mean
-        return _Statistics(
-            mean,
-            share * (self.variance + (self.mean - mean) ** 2)
-            + (1 - share) * (other.variance + (other.mean - mean) ** 2),
-        )
-
-
-class _Moments:
-    """Count, mean and sum of squared deviations by channel, in float64 (Chan, Golub and LeVeque, 1979)."""
-
-    def __init__(self) -> None:
-        self.count = 0
-        self._mean = self._squares = torch.zeros(())
-
-    def add(self, x: Tensor) -> None:
-        """Add a batch (n, C, ...), or (n,) of one channel."""
-        x = x.double() if x.dim() > 1 else x.double().unsqueeze(1)
-        axes = [0, *range(2, x.dim())]
-        count = x.numel() // x.shape[1]
-        mean = x.mean(axes)
-        squares = (x - mean.view(-1, *[1] * (x.dim() - 2))).square_().sum(axes)
-        if not self.count:
-            self.count, self._mean, self._squares = count, mean, squares
-            return
-        total = self.count + count
-        delta = mean - self._mean
-        self._mean = self._mean + delta * (count / total)
-        self._squares = self._squares + squares + delta.square() * (self.count * count / total)
-        self.count = total
-
-    def statistics(self) -> _Statistics:
-        """Mean and biased variance of everything added so far."""
-        return _Statistics(self._mean.cpu().numpy(), (self._squares / self.count).cpu().numpy())
 
 
 class _Steps:
@@ -377,7 +296,7 @@ class _Run:
         self.dials = _dial_layers(net)
         _check_net(net, logits)
         if source is None:
-            _check_without_source(self.dials)
+            check_without_source(self.dials)
         self._net, self._logits, self._report = net, logits, report
         self._device = next(iter(self.dials.values())).mean.device
         self._bottoms = {message.name: message.bottom[0] for message in net.param.layer if message.name in self.dials}
@@ -427,12 +346,12 @@ class _Run:
         changes: dict[str, LayerChange] = {}
         for number, pass_ in enumerate(self._passes):
             names = [name for name, depth in self._steps.depths.items() if depth == pass_.step]
-            moments: dict[str, dict[Domain, _Moments]] = {name: {} for name in names}
+            moments: dict[str, dict[Domain, Moments]] = {name: {} for name in names}
             for samples in self._running(number):
                 for name in names:
-                    moments[name][samples.domain] = _Moments()
+                    moments[name][samples.domain] = Moments()
                 self._run_pass(number, samples, {name: moments[name][samples.domain] for name in names})
-            changes.update((name, _store(name, self.dials[name], moments[name])) for name in names)
+            changes.update((name, store_statistics(name, self.dials[name], moments[name])) for name in names)
         changed = None
         if self._logits is not None and had_statistics:
             differ = torch.cat(self._target.old_classes) != torch.cat(self._target.classes)
@@ -445,7 +364,7 @@ class _Run:
             passes=len(self._passes),
         )
 
-    def _run_pass(self, number: int, samples: _Samples, moments: Mapping[str, _Moments]) -> None:
+    def _run_pass(self, number: int, samples: _Samples, moments: Mapping[str, Moments]) -> None:
         """Run a pass over a domain, and add the inputs of Dial layers to their moments."""
         for dial in self.dials.values():
             dial.test_stats = samples.domain
@@ -525,65 +444,3 @@ def _check_net(net: Net, logits: str | None) -> None:
                 f'layers "{owner}" and "{name}" share their statistics, which only one of them can have: remove the '
                 "names in their param fields"
             )
-
-
-def _check_without_source(dials: Mapping[str, DomainAlignment]) -> None:
-    """Refuse to leave the source out if the target depends on it, or if it has no statistics to keep."""
-    for name, dial in dials.items():
-        if dial.mixing < 1:
-            raise InputError(
-                f"layer \"{name}\" has alpha {dial.mixing:.4g}, which mixes the target's statistics with the source's: "
-                "give the source's samples too, by `source`"
-            )
-        if not dial.normalizer.any():
-            raise InputError(
-                f'layer "{name}" has never stored statistics that the source could keep: give the source\'s samples '
-                "too, by `source`"
-            )
-
-
-def _store(name: str, dial: DomainAlignment, moments: Mapping[Domain, _Moments]) -> LayerChange:
-    """Mix both domains' statistics, store them in a layer, and return what changed."""
-    found = {domain: so_far.statistics() for domain, so_far in moments.items()}
-    for domain, statistics in found.items():
-        if not all(np.isfinite(values).all() for values in statistics):
-            raise WorkError(
-                f'values that are not finite reach layer "{name}" from the {domain}: the weights are from a training '
-                "that diverged"
-            )
-    alpha, eps = dial.mixing, dial.eps
-    source, target = found.get("source"), found["target"]
-    had_statistics = bool(dial.normalizer.any())
-    old = [_stored(dial, row) for row in (SOURCE, TARGET)]
-    new = [old[SOURCE] if source is None else source.mixed(target, alpha)]
-    new.append(target if source is None else target.mixed(source, alpha))
-    dial.mean.copy_(torch.from_numpy(np.stack([predictor.mean for predictor in new])))
-    dial.variance.copy_(torch.from_numpy(np.stack([predictor.variance for predictor in new])))
-    dial.normalizer.fill_(1)
-
-    def distance(a: _Statistics, b: _Statistics, by_a: _Statistics, by_b: _Statistics) -> Distance:
-        means, deviations = zip(a.normalized(by_a, eps), b.normalized(by_b, eps), strict=True)
-        channels = np.hypot(means[0] - means[1], deviations[0] - deviations[1])
-        worst = int(channels.argmax())
-        return Distance(float(channels.mean()), float(channels[worst]), worst)
-
-    moved: list[Distance | None] = [None, None]
-    if had_statistics:
-        moved = [distance(before, after, after, after) for before, after in zip(old, new, strict=True)]
-    joint = None if source is None else source.mixed(target, 0.5)
-    return LayerChange(
-        name=name,
-        alpha=alpha,
-        source_values=None if source is None else moments["source"].count,
-        target_values=moments["target"].count,
-        moved_source=None if source is None else moved[SOURCE],
-        moved_target=moved[TARGET],
-        apart=None if source is None or joint is None else distance(source, target, joint, joint),
-        aligned=None if source is None else distance(source, target, *new),
-    )
-
-
-def _stored(dial: DomainAlignment, row: int) -> _Statistics:
-    """The statistics that one of a layer's predictors uses."""
-    scale = 1 / dial.normalizer.item() if dial.normalizer.any() else 0.0
-    return _Statistics(*(blob[row].double().cpu().numpy() * scale for blob in (dial.mean, dial.variance)))

@@ -200,36 +200,43 @@ class Clip(Elementwise):
 @register("Dropout")
 class Dropout(Elementwise):
     """In training, zeroes elements with probability `dropout_ratio` and divides the others by 1 - dropout_ratio
-    (dropout_layer.cpp); in evaluation returns its input.
+    (dropout_layer.cpp); in evaluation returns its input. Without `scale_train`, which Fast R-CNN's fork added, training
+    does not divide, and evaluation multiplies by 1 - dropout_ratio.
 
     After `reseed(seed)` the masks are a function of the seed and of the number of passes since; before the first
     reseed they come from torch's global generator.
 
     Args:
         dropout_ratio: in [0, 1).
+        scale_train: whether training rather than evaluation keeps the mean of the values.
     """
 
     is_random = True
+    fork_fields = ("dropout_param.scale_train",)
 
-    def __init__(self, dropout_ratio: float = 0.5) -> None:
+    def __init__(self, dropout_ratio: float = 0.5, *, scale_train: bool = True) -> None:
         super().__init__()
         if not 0 <= dropout_ratio < 1:
             raise LayerError(f"dropout_ratio must be in [0, 1), not {dropout_ratio:g}")
-        self.dropout_ratio = dropout_ratio
+        self.dropout_ratio, self.scale_train = dropout_ratio, scale_train
         self._draws = Draws()
 
     @classmethod
     def from_caffe(cls, context: LayerContext) -> Dropout:
-        return cls(context.param.dropout_param.dropout_ratio)
+        param = context.param.dropout_param
+        return cls(param.dropout_ratio, scale_train=param.scale_train)
 
     def reseed(self, seed: int) -> None:
         self._draws.reseed(seed)
 
     def forward(self, bottom: Tensor) -> Tensor:
-        if not self.training or self.dropout_ratio == 0:
-            return bottom
         kept = 1 - self.dropout_ratio
-        return bottom * self._draws.bernoulli(bottom, kept, self.shares).div_(kept)
+        if self.dropout_ratio == 0 or (not self.training and self.scale_train):
+            return bottom
+        if not self.training:
+            return bottom * kept
+        mask = self._draws.bernoulli(bottom, kept, self.shares)
+        return bottom * (mask.div_(kept) if self.scale_train else mask)
 
 
 @register("Softmax")

@@ -134,11 +134,12 @@ def kernels_for(x: Tensor) -> ModuleType:
         return alignment_torch
     if x.device.type == "cpu":
         return alignment_cpu
-    return alignment_torch if not x.is_cuda or torch.version.hip is not None else _on_gpu(x.device, x.dtype)
+    return alignment_torch if not x.is_cuda or torch.version.hip is not None else gpu_kernels(x.device, x.dtype)
 
 
 @cache
-def _on_gpu(device: torch.device, dtype: torch.dtype) -> ModuleType:
+def gpu_kernels(device: torch.device, dtype: torch.dtype) -> ModuleType:
+    """What aligns blobs of a dtype on a GPU: `alignment_triton` if its kernels work there, else `alignment_torch`."""
     try:
         from autodial.layers import alignment_triton
     except ImportError:  # torch brings Triton along on Linux only

@@ -44,7 +44,7 @@ class _Matrix(NamedTuple):
         return cls(n * positions, samples * positions, channels, channels, False)
 
     def tile(self, rows: int) -> dict[str, int | bool]:
-        """The tile for as many rows of a domain: of the wide ones, the one that covers least beside them."""
+        """The tile for a number of rows; of the wide tiles, the one that covers the least beyond them."""
         widest = triton.next_power_of_2(self.columns)
         if not self.planes:
             columns = min(widest, 64)

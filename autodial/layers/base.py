@@ -1,4 +1,4 @@
-"""What every Caffe layer here is: a torch module, built from its prototxt, registered under its Caffe type name."""
+"""The base of all Caffe layers: torch modules, built from a prototxt, registered under their Caffe type names."""
 
 from __future__ import annotations
 
@@ -7,15 +7,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import ClassVar, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from autodial.errors import InputError
 from autodial.layers.shares import N, Rows, Shares
+from autodial.proto import messages as pb
 
-TRAIN, TEST = 0, 1
+TRAIN, TEST = pb.TRAIN, pb.TEST
 """Values of caffe.Phase."""
 
 Shape = tuple[int, ...]
@@ -34,7 +35,7 @@ class LayerContext:
     """All that a layer may know when it is built.
 
     Attributes:
-        param: the LayerParameter message.
+        param: the layer's message.
         phase: TRAIN or TEST.
         bottom_shapes: one shape per bottom blob.
         num_tops: number of top blobs that the prototxt names.
@@ -43,8 +44,8 @@ class LayerContext:
         base_dir: folder of the file that the prototxt came from; relative paths are tried there second.
     """
 
-    param: Any
-    phase: int
+    param: pb.LayerParameter
+    phase: pb.Phase
     bottom_shapes: tuple[Shape, ...]
     num_tops: int
     generator: torch.Generator
@@ -82,12 +83,12 @@ class Layer(nn.Module):
     in_place: ClassVar[bool] = True
     """Whether a top may be named like the bottom in its place."""
     options: ClassVar[tuple[str, ...]] = ()
-    """The LayerParameter's `*_param` messages that the layer reads, besides the one that is called like its type."""
+    """The `*_param` messages of a LayerParameter that the layer reads in addition to the one named like its type."""
     fork_fields: ClassVar[tuple[str, ...]] = ()
-    """What the layer reads in Caffe's own messages that only forks of Caffe have there, such as
-    "pooling_param.ceil_mode" or "loss_param.normalization: PRE_FIXED"; anything else of that kind is refused."""
+    """The fields and enum values that a fork added to Caffe's own messages and that the layer reads, such as
+    "pooling_param.ceil_mode" or "loss_param.normalization: PRE_FIXED"; all others are refused."""
     rows: ClassVar[Rows | None] = None
-    """What the layer does with the rows of its batch. None, unstated: a net with the layer trains in one process."""
+    """What the layer does with the rows of its batch. With None a net with the layer trains in one process."""
     reads_scores: ClassVar[bool] = False
     """Whether the first bottom holds scores or probabilities of classes. Code without torch knows it by
     autodial.netparam.layer_types.READS_SCORES."""
@@ -99,8 +100,8 @@ class Layer(nn.Module):
     on the number of classes behind a classifier (autodial.netparam.layer_types.PER_CHANNEL)."""
 
     backward_reads_bottoms: bool = False
-    """Whether Caffe's Backward reads the data of the bottoms, so that what a pycaffe script writes there in between
-    changes the gradients. Other layers keep what they need in Forward, but for the labels of a loss."""
+    """Whether Caffe's Backward reads the bottoms' data, so that a pycaffe script that writes there in between
+    changes the gradients. Other layers keep in Forward what they need. A loss always reads its labels in Backward."""
 
     shares: Shares | None = None
     """How the batch is shared out where several processes train; None where all of it is here."""
@@ -112,12 +113,12 @@ class Layer(nn.Module):
 
     @classmethod
     def without_gradient(cls, bottoms: int) -> set[int]:
-        """Those of that many bottoms through which no gradient flows."""
+        """The indices of the bottoms without a gradient, for a layer with that many bottoms."""
         return {j % bottoms for j in cls.no_gradient if j < bottoms}
 
     @classmethod
-    def unread_options(cls, param: Any) -> list[str]:
-        """The `*_param` messages of a LayerParameter that say nothing to this type of layer."""
+    def unread_options(cls, param: pb.LayerParameter) -> list[str]:
+        """The `*_param` messages of a LayerParameter that this type of layer does not read."""
         return [
             field.name
             for field, value in param.ListFields()
@@ -138,11 +139,11 @@ class Layer(nn.Module):
         raise NotImplementedError
 
     def whole(self, count: N) -> N:
-        """What a count of the rows that are here is for the whole batch (`Shares.whole`)."""
+        """A count for the whole batch, from the count for this process's rows (`Shares.whole`)."""
         return count if self.shares is None else self.shares.whole(count)
 
     def rewind(self) -> None:
-        """Take back what the last forward pass left for the next, so that the same pass can be run again."""
+        """Restore the state from before the last forward pass, so that the same pass can be run again."""
 
     def reseed(self, seed: int) -> None:
         """Restart the random state of a layer with `is_random`."""

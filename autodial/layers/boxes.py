@@ -1,4 +1,4 @@
-"""What the layers that detect objects do with boxes: suppression of those that overlap better ones."""
+"""Non-maximum suppression: boxes that overlap better ones are dropped."""
 
 from __future__ import annotations
 

@@ -160,7 +160,7 @@ class Convolution(BaseConvolution):
         return self.num_output, self.in_channels // self.group
 
     def _out_lengths(self, bottom: Shape) -> Lengths:
-        return self.windows.counts(bottom)
+        return self.windows.checked_counts(bottom)
 
     def _convolve(self, bottom: Tensor) -> Tensor:
         over = self.windows.overhang(bottom.shape)
@@ -196,7 +196,7 @@ class ConvolutionDepthwise(Convolution):
         if given.num_output not in (0, channels) or given.group not in (1, channels):
             _log.warning(
                 'Layer "%s" (ConvolutionDepthwise): num_output %d and group %d do nothing; there are as many as the '
-                "bottom's channels, %d.",
+                "bottom's channels, %d",
                 context.param.name,
                 given.num_output,
                 given.group,
@@ -240,7 +240,7 @@ class Deconvolution(BaseConvolution):
 
 _CONVOLVE = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 _CONVOLVE_TRANSPOSED = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}
-"""Torch's functions by the number of spatial axes. More axes are taken apart along the first, none get one."""
+"""Torch's functions by the number of spatial axes. Other numbers are reduced to these."""
 
 
 def _convolve(bottom: Tensor, weight: Tensor, bias: Tensor | None, windows: Windows, group: int) -> Tensor:
@@ -291,7 +291,7 @@ def _rest(windows: Windows) -> Windows:
 
 
 def _over_rest(bottom: Tensor, weight: Tensor, rest: Windows, group: int, *, transposed: bool = False) -> Tensor:
-    """The result over all spatial axes but the first, along which every place is an image of its own."""
+    """The result over all spatial axes but the first: each place along the first is treated as an image of its own."""
     function = _convolve_transposed if transposed else _convolve
     images = bottom.movedim(2, 1)
     top = function(images.flatten(0, 1), weight, None, rest, group)

@@ -15,7 +15,7 @@ from autodial.layers.shares import Rows
 class CORALLoss(Layer):
     """Squared distance of the covariances of source and target, over 4 d^2.
 
-    Bottoms: source and target, as many rows (N, ...) of d values each; N at least 2. Top: a scalar.
+    Bottoms: source and target, (N, ...) each with d values per row; N at least 2. Top: a scalar.
 
     ||C_source - C_target||_F^2 / (4 d^2) with C the unbiased covariance matrix (d, d) of the rows, as in the paper. The
     released layer takes the column sums wrongly and so compares uncentred second moments.
@@ -33,7 +33,7 @@ class CORALLoss(Layer):
     def top_shapes(self, bottom_shapes: Sequence[Shape]) -> list[Shape]:
         source, target = bottom_shapes
         if not source or not target or source[0] != target[0] or math.prod(source) != math.prod(target):
-            raise LayerError(f"bottoms {source} and {target} must have as many rows, of as many values")
+            raise LayerError(f"bottoms {source} and {target} must have the same number of rows and of values")
         if source[0] < 2:
             raise LayerError("a batch of 1 row has no covariance")
         values = math.prod(source[1:])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -13,6 +13,8 @@ from autodial.layers.fillers import fill
 from autodial.layers.shares import Rows
 from autodial.proto import messages as pb
 from autodial.wording import counted
+
+V = TypeVar("V")
 
 
 @register("Input")
@@ -46,7 +48,7 @@ class Input(Layer):
 
 @register("DummyData")
 class DummyData(Layer):
-    """Blobs made by fillers (dummy_data_layer.cpp): constant ones once, the others anew in every pass.
+    """Blobs made by fillers (dummy_data_layer.cpp): constant ones once, the others in every pass.
 
     Args:
         shapes: one per top.
@@ -58,7 +60,7 @@ class DummyData(Layer):
     is_random = True
     rows = Rows.MADE
 
-    def __init__(self, shapes: Sequence[Shape], fillers: Sequence[Any]) -> None:
+    def __init__(self, shapes: Sequence[Shape], fillers: Sequence[pb.FillerParameter]) -> None:
         super().__init__()
         self.fillers = list(fillers)
         # The fillers run on the CPU, so that a seed gives the same data on every device.
@@ -101,14 +103,14 @@ class DummyData(Layer):
             return tuple(tops)
         return tuple(top[self.shares.group.share(len(top))] for top in tops)
 
-    def _refill(self, like: Tensor, filler: Any) -> Tensor:
+    def _refill(self, like: Tensor, filler: pb.FillerParameter) -> Tensor:
         data = torch.empty(like.shape, dtype=like.dtype)
         fill(data, filler, self._generator)
         return data.to(like.device)
 
 
-def _one_per_top(values: list[Any], field: str, num_tops: int) -> list[Any]:
-    """Caffe's rule for repeated fields of a data layer: one value for all tops, or one each."""
+def _one_per_top(values: list[V], field: str, num_tops: int) -> list[V]:
+    """A value per top from a repeated field, which holds one value for all tops or one each, as in Caffe."""
     if len(values) not in (1, num_tops):
         wanted = "1" if num_tops == 1 else f"1 or {num_tops}"
         raise LayerError(f"{counted(num_tops, 'top')} must have {wanted} of {field}, not {len(values)}")

@@ -23,8 +23,8 @@ class DetectionOutput(Layer):
     Bottoms: locations (N, P * 4), or (N, P * classes * 4) without `share_location`, prior by prior; scores
     (N, P * classes), prior by prior; priors (1, 2, P * 4), the boxes and their variances, as PriorBox gives them; and
     an image, which nothing reads. Top: (1, 1, D, 7) with the rows image, label, score, xmin, ymin, xmax, ymax, by
-    image, then label, then falling score. An image without detections has no row; if none has any, there are N rows of
-    the image's number and six times -1. There is no gradient.
+    image, then label, then falling score. An image without detections has no row. If no image has any, there are N
+    rows: the image's number and six times -1. There is no gradient.
 
     Args:
         num_classes: the classes, with the background.
@@ -73,10 +73,12 @@ class DetectionOutput(Layer):
     @classmethod
     def from_caffe(cls, context: LayerContext) -> DetectionOutput:
         param = context.param.detection_output_param
+        if param.HasField("objectness_score"):
+            raise LayerError("objectness_score, for the two steps of RefineDet, is not supported")
         for field in ("save_output_param", "visualize"):
             if param.HasField(field):
                 _log.warning(
-                    'Layer "%s" (DetectionOutput): %s is ignored: the layer neither writes files nor shows images.',
+                    'Layer "%s" (DetectionOutput): %s is ignored: the layer neither writes files nor shows images',
                     context.param.name,
                     field,
                 )
@@ -129,7 +131,7 @@ class DetectionOutput(Layer):
         return torch.cat(rows).reshape(1, 1, -1, 7).to(device)
 
     def decode(self, locations: Tensor, priors: Tensor) -> Tensor:
-        """Boxes (N, P, sets, 4) as corners, in parts of the image; a set is all classes' or one class's.
+        """Boxes (N, P, sets, 4) as corners, in parts of the image; there is one set for all classes, or one per class.
 
         Raises:
             LayerError: a prior without area, which the code type divides or multiplies by.

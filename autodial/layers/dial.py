@@ -75,7 +75,7 @@ class DomainAlignment(Layer):
     rows = Rows.STATISTICS
     per_channel = True
     paired: bool = False
-    """Whether the layer is part of an AutoDIAL, whose pairs say which samples are the source's."""
+    """Whether the layer belongs to an AutoDIAL, whose pairs say which samples come from the source."""
     alpha: nn.Parameter
     mean: Tensor
     variance: Tensor
@@ -220,26 +220,27 @@ class DomainAlignment(Layer):
         return self
 
     def _paired_samples(self, batch_size: int) -> int | None:
-        """`source_samples` of the AutoDIAL's pair that the batch was made of; None where it was made of none."""
+        """`source_samples` from the AutoDIAL's pair that made the batch; None if no pair did."""
         pair, layer = pairs.current(), f"{type(self).__name__} of {counted(self.num_features, 'channel')}"
         if pair is not None:
             if batch_size != sum(pair):
                 raise LayerError(
-                    f"{layer} gets a batch of {batch_size} where source and target together are {sum(pair)}: the "
-                    "samples must stay along the first axis, unmerged with any other, for the two domains to be told "
-                    "apart"
+                    f"{layer} gets a batch of {batch_size} where source and target together are {sum(pair)}: keep the "
+                    "samples along the first axis, and merge that axis with no other, so that the two domains can be "
+                    "told apart"
                 )
             return pair.source
         if pairs.evaluated() is not None:
             raise LayerError(
-                f"{layer} is run again in a backward pass, and it can't be told for which pair: checkpoints inside of "
-                "others need use_reentrant=False, all of them"
+                f"{layer} is run again in a backward pass, and can't know for which pair: set use_reentrant=False in "
+                "every checkpoint that is inside another one"
             )
         if self.slice_point is None:
             raise LayerError(
-                f"{layer} is part of an AutoDIAL, and in training mode gets a batch of {batch_size} from elsewhere: "
-                "from its own caller, a thread that the module started, or a checkpoint around compiled layers. Call "
-                "the AutoDIAL with a source and a target, compile checkpoints too, or set the layer's slice_point"
+                f"{layer} belongs to an AutoDIAL, and in training mode it gets a batch of {batch_size} that the "
+                "AutoDIAL did not make of a pair (it comes from another caller, a thread, or a checkpoint around "
+                "compiled layers): call the AutoDIAL with a source and a target, compile checkpoints too, or set the "
+                "layer's slice_point"
             )
         return None
 

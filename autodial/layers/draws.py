@@ -1,4 +1,4 @@
-"""The random numbers of a layer, the same however many processes share out the batch."""
+"""Random numbers for a layer, which do not depend on how many processes share out the batch."""
 
 from __future__ import annotations
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from autodial.layers.base import Layer, LayerContext, LayerError, Shape, register
 from autodial.layers.shares import Rows
+from autodial.proto import messages as pb
 
 
 class Elementwise(Layer):
@@ -124,7 +124,7 @@ class Threshold(Elementwise):
         return (bottom > self.threshold).to(bottom.dtype)
 
 
-def _base(param: Any) -> float | None:
+def _base(param: pb.ExpParameter | pb.LogParameter) -> float | None:
     """The base of an ExpParameter or LogParameter, whose -1 stands for e."""
     return None if param.base == -1 else param.base
 

@@ -17,8 +17,8 @@ from autodial.proto import messages as pb
 class Eltwise(Layer):
     """Product, weighted sum or maximum of bottoms of one shape (eltwise_layer.cpp).
 
-    Of equal values the maximum takes the second bottom's before the first's, and those before any later one's, and its
-    gradient goes there alone.
+    If the maximum stands in several bottoms, its gradient goes to one of them: the second bottom, else the first, else
+    the earliest of the others.
 
     Args:
         operation: "PROD", "SUM" or "MAX".
@@ -43,7 +43,7 @@ class Eltwise(Layer):
 
     def top_shapes(self, bottom_shapes: Sequence[Shape]) -> list[Shape]:
         if self.coeff and len(self.coeff) != len(bottom_shapes):
-            raise LayerError(f"{len(bottom_shapes)} bottoms need as many coeff, not {len(self.coeff)}")
+            raise LayerError(f"{len(bottom_shapes)} bottoms need a coeff each, not {len(self.coeff)}")
         for shape in bottom_shapes:
             if shape != bottom_shapes[0]:
                 raise LayerError(f"bottoms {bottom_shapes[0]} and {shape} must have the same shape")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,7 +13,7 @@ from autodial.proto import messages as pb
 TYPES = ("bilinear", "constant", "gaussian", "msra", "positive_unitball", "uniform", "unit", "xavier")
 
 
-def fill(tensor: Tensor, filler: Any, generator: torch.Generator) -> None:
+def fill(tensor: Tensor, filler: pb.FillerParameter, generator: torch.Generator) -> None:
     """Fill a blob in place as a FillerParameter says (filler.hpp; `unit`, the identity matrix, is Xlearn's).
 
     Args:
@@ -68,7 +67,7 @@ def _fan(tensor: Tensor, variance_norm: int) -> float:
     return fan_out if variance_norm == pb.FillerParameter.FAN_OUT else fan_in
 
 
-def _gaussian(tensor: Tensor, filler: Any, generator: torch.Generator) -> None:
+def _gaussian(tensor: Tensor, filler: pb.FillerParameter, generator: torch.Generator) -> None:
     """Normal values; `sparse` keeps that many of an input's weights on average, and sets the others to 0."""
     if filler.std <= 0:
         raise LayerError(f"a gaussian filler needs a positive std, not {filler.std:g}")

@@ -16,7 +16,7 @@ class HDF5Output(Layer):
     """Writes its bottoms to an HDF5 file as the float32 datasets `data` and `label` (hdf5_output_layer.cpp).
 
     Both have 4 axes, as in Caffe: axes of length 1 stand behind those of a bottom of fewer. The first pass replaces the
-    file, later ones, at which Caffe stops, append their rows; it is closed in between. Needs h5py.
+    file, later ones, at which Caffe stops, append their rows; it is closed in between. It needs h5py.
 
     Args:
         path: the file, in the working directory if relative.
@@ -51,7 +51,7 @@ class HDF5Output(Layer):
             if not 1 <= len(shape) <= 4:
                 raise LayerError(f"HDF5Output needs bottoms of 1 to 4 axes, not {shape}")
         if data[0] != label[0]:
-            raise LayerError(f"data {data} and label {label} must have as many rows")
+            raise LayerError(f"data {data} and label {label} must have the same number of rows")
         return []
 
     def forward(self, data: Tensor, label: Tensor) -> tuple[()]:

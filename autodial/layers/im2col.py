@@ -49,13 +49,13 @@ class Im2col(Layer):
     def top_shapes(self, bottom_shapes: Sequence[Shape]) -> list[Shape]:
         (shape,) = bottom_shapes
         if len(shape) != self.axis + 1 + len(self.windows.kernel_size):
-            raise LayerError(f"bottom {shape} must have as many axes as when the net was built")
+            raise LayerError(f"bottom {shape} must have the same number of axes as when the net was built")
         channels = shape[self.axis] * prod(self.windows.kernel_size)
-        return [(*shape[: self.axis], channels, *self.windows.counts(shape))]
+        return [(*shape[: self.axis], channels, *self.windows.checked_counts(shape))]
 
     def forward(self, bottom: Tensor) -> Tensor:
         windows, first = self.windows, self.axis + 1
-        counts = windows.counts(tuple(bottom.shape))
+        counts = windows.counts(bottom.shape)
         margins = zip(windows.pad, windows.overhang(bottom.shape), strict=True)
         top = F.pad(bottom, [side for pad, over in reversed([*margins]) for side in (pad, pad + over)])
         # From the last axis to the first, so that the axes still to be cut keep their places. Each becomes two,

@@ -35,7 +35,8 @@ def class_labels(labels: Tensor, scores: Tensor, axis: int, ignore_label: int | 
         int64 class indices (0 where ignored) and a bool mask, both of the scores' shape without the class axis.
 
     Raises:
-        LayerError: on the CPU, for a label outside [0, classes). On other devices looking would mean to wait for them.
+        LayerError: on the CPU, for a label outside [0, classes). On other devices labels are not checked, as that would
+            mean to wait for the device.
     """
     axis %= scores.ndim
     classes = scores.shape[axis]

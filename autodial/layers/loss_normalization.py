@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import Tensor
 
 from autodial.layers.base import Layer, LayerError
 from autodial.proto import messages as pb
 
 
-def normalization_mode(param: Any, default: str = "VALID") -> str:
+def normalization_mode(param: pb.LossParameter, default: str = "VALID") -> str:
     """The normalization that a LossParameter names, in the new or the old form; `default` where it names none.
 
     Returns:
@@ -45,7 +43,7 @@ def normalizer(layer: Layer, mode: str, valid: Tensor, batch_size: int) -> Tenso
     return layer.whole(batch_size) if mode == "BATCH_SIZE" else 1
 
 
-def refuse_loss_param(param: Any) -> None:
+def refuse_loss_param(param: pb.LayerParameter) -> None:
     """LayerError if a LayerParameter sets loss_param for a loss that always divides by the rows of the batch."""
     for field, _ in param.loss_param.ListFields():
         raise LayerError(f"loss_param.{field.name} does nothing in a {param.type} layer: remove it")

@@ -81,7 +81,7 @@ class LRN(Layer):
 
 
 class _Normalize(torch.autograd.Function):
-    """x * s^-beta with s = k + alpha * E(x^2): of what lies between, only s is kept, and nothing is written twice.
+    """x * s^-beta with s = k + alpha * E(x^2). For the backward pass only x and s are kept.
 
     The gradient is grad * s^-beta - 2 * alpha * beta * x * E(grad * x * s^(-beta - 1)), as E is symmetric.
     """

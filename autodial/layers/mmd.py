@@ -236,7 +236,7 @@ class JMMDLoss(_PairLoss):
         super().top_shapes(bottom_shapes)
         for features, predictions in zip(bottom_shapes[:2], bottom_shapes[2:], strict=True):
             if features[0] != predictions[0]:
-                raise LayerError(f"features {features} and predictions {predictions} must have as many rows")
+                raise LayerError(f"features {features} and predictions {predictions} must have the same number of rows")
         return [()] * self.num_tops
 
     def forward(

@@ -33,7 +33,7 @@ class OuterProduct(Layer):
             if len(shape) < 2 or math.prod(shape[2:]) != 1:
                 raise LayerError(f"bottom {shape} must be rows of values (N, C), with further axes of 1 at the most")
         if a[0] != b[0]:
-            raise LayerError(f"bottoms {a} and {b} must have as many rows")
+            raise LayerError(f"bottoms {a} and {b} must have the same number of rows")
         return [(a[0], 1, a[1], b[1])]
 
     def forward(self, a: Tensor, b: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ from autodial.wording import counted
 class EuclideanLoss(Layer):
     """Sum of (a - b)^2 over 2 N (euclidean_loss_layer.cpp), a scalar.
 
-    Bottoms: a and b, (N, ...), of as many elements; both get a gradient.
+    Bottoms: a and b, (N, ...), with the same number of elements; both get a gradient.
     """
 
     bottoms = (2, 2)
@@ -43,8 +43,8 @@ class EuclideanLoss(Layer):
 class SigmoidCrossEntropyLoss(Layer):
     """Cross-entropy of sigmoid scores with target probabilities (sigmoid_cross_entropy_loss_layer.cpp), a scalar.
 
-    Bottoms: scores x and targets t in [0, 1], (N, ...), of as many elements. -t log(s) - (1 - t) log(1 - s) with
-    s = sigmoid(x) is summed, in a form that does not overflow, and divided, by at least 1.
+    Bottoms: scores x and targets t in [0, 1], (N, ...), with the same number of elements. With s = sigmoid(x),
+    -t log(s) - (1 - t) log(1 - s) is summed, in a form that does not overflow, and divided, by at least 1.
 
     Args:
         ignore_label: targets that are this integer, their fraction cut off, add nothing; None if all count.
@@ -118,7 +118,8 @@ class ContrastiveLoss(Layer):
         _check_same_size(a, b)
         if math.prod(similar) != a[0]:
             raise LayerError(
-                f"{counted(a[0], 'pair')} must have as many similarities, the third bottom has shape {similar}"
+                f"the third bottom must say of each of {counted(a[0], 'pair')} whether it is similar, and has the "
+                f"shape {similar}"
             )
         return [()]
 
@@ -137,4 +138,4 @@ class ContrastiveLoss(Layer):
 
 def _check_same_size(a: Shape, b: Shape) -> None:
     if not a or not b or a[0] != b[0] or math.prod(a) != math.prod(b):
-        raise LayerError(f"bottoms {a} and {b} must have as many rows and elements")
+        raise LayerError(f"bottoms {a} and {b} must have the same number of rows and of elements")

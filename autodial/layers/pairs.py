@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 _KEY = "autodial.pair"
-"""What a node's metadata calls its mark."""
+"""The key of the mark in a node's metadata."""
 _running = threading.local()  # no ContextVar, which torch.compile can't set
 _numbers = itertools.count()
 
@@ -34,13 +34,13 @@ class _Mark(NamedTuple):
     """What a pass leaves on the nodes of its graph."""
 
     number: int
-    """Later passes have higher ones."""
+    """Later passes have higher numbers."""
     pair: Pair
 
 
 @contextmanager
 def running(pair: Pair) -> Iterator[None]:
-    """Tell this thread's layers what they are run on. Passes may be nested."""
+    """Tell this thread's layers the pair that they are run on. Passes may be nested."""
     before = getattr(_running, "pair", None), getattr(_running, "node", None)
     _running.pair, _running.node = pair, evaluated()
     try:
@@ -50,7 +50,7 @@ def running(pair: Pair) -> Iterator[None]:
 
 
 def current() -> Pair | None:
-    """What this thread runs a layer on, in a forward pass or in a recomputed part of one; None outside of both."""
+    """The pair that this thread runs a layer on, in a forward pass or in a recomputed part of one; None outside."""
     pair: Pair | None = getattr(_running, "pair", None)
     node = evaluated()
     if node is None or node is getattr(_running, "node", None):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -105,8 +104,8 @@ class Pooling(Layer):
         out = self._out_size(shape[2:])
         if min(out) < 1:
             raise LayerError(
-                f"kernel_size {self.kernel_size} does not fit bottom {shape}: feed larger images, or pool all of "
-                "whatever comes with global_pooling: true in place of kernel_size and stride"
+                f"kernel_size {self.kernel_size} does not fit bottom {shape}: feed larger images, or pool the "
+                "whole image with global_pooling: true instead of kernel_size and stride"
             )
         after = self._margin(shape[2:])
         check_size(
@@ -159,7 +158,7 @@ class Pooling(Layer):
         return windows.gather(4, place).squeeze(4)
 
     def _expected(self, bottom: Tensor, kernel: Pair) -> Tensor:
-        """The mean of what `_drawn` gives."""
+        """The mean of the values that `_drawn` may give."""
         sums, squares = (F.avg_pool2d(values, kernel, self.stride) for values in (bottom, bottom.square()))
         return torch.where(sums > 0, squares / sums.where(sums > 0, 1), 0)
 
@@ -190,7 +189,7 @@ class Pooling(Layer):
 
 
 def _ceil(param: pb.PoolingParameter) -> bool:
-    """Whether sizes are rounded up, which has two names and is the default of both."""
+    """Whether sizes are rounded up: the default, whichever of the option's two names is used."""
     if param.HasField("round_mode") and param.HasField("ceil_mode"):
         raise LayerError("pooling_param sets both round_mode and ceil_mode, two names for the same: keep one")
     if param.HasField("ceil_mode"):
@@ -198,7 +197,7 @@ def _ceil(param: pb.PoolingParameter) -> bool:
     return param.round_mode == pb.PoolingParameter.CEIL
 
 
-def _pair(param: Any, field: str, stem: str, default: int | None) -> Pair | None:
+def _pair(param: pb.PoolingParameter, field: str, stem: str, default: int | None) -> Pair | None:
     """(height, width) from one field for both, or from STEM_h and STEM_w together; None where unset."""
     given = [param.HasField(f"{stem}_h"), param.HasField(f"{stem}_w")]
     if param.HasField(field) and any(given):

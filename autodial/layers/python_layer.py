@@ -18,6 +18,7 @@ from autodial.layers.proposal import PYTHON_LAYER, Proposal
 from autodial.layers.shares import Rows
 from autodial.layers.user_blobs import Blob, LayerBlobs, download, upload
 from autodial.layers.user_layer import Layer as UserLayer
+from autodial.proto import messages as pb
 
 
 @register("Python")
@@ -28,7 +29,7 @@ class PythonLayer(Layer):
 
     Args:
         user: an object of that class, not yet set up.
-        param: LayerParameter.
+        param: the layer's message.
         phase: TRAIN or TEST.
         bottom_shapes: one per bottom.
         num_tops: number of tops.
@@ -43,7 +44,9 @@ class PythonLayer(Layer):
     full_precision = True  # numpy has no bfloat16
     rows = Rows.ALL_IN_ONE_PROCESS
 
-    def __init__(self, user: UserLayer, param: Any, phase: int, bottom_shapes: Sequence[Shape], num_tops: int) -> None:
+    def __init__(
+        self, user: UserLayer, param: pb.LayerParameter, phase: int, bottom_shapes: Sequence[Shape], num_tops: int
+    ) -> None:
         super().__init__()
         self._names: list[str] = []
         self.bottom = [Blob(shape) for shape in bottom_shapes]

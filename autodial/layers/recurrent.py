@@ -1,4 +1,4 @@
-"""Caffe's recurrent layers: RNN and LSTM."""
+"""Caffe's recurrent layers: RNN, LSTM, and LSTMUnit, a step of an LSTM."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class Recurrent(Layer):
     def from_caffe(cls: type[R], context: LayerContext) -> R:
         param = context.param.recurrent_param
         if param.debug_info:
-            _log.warning('Layer "%s": recurrent_param.debug_info is ignored.', context.param.name)
+            _log.warning('Layer "%s": recurrent_param.debug_info is ignored', context.param.name)
         hidden = cls.states if param.expose_hidden else 0
         count = len(context.bottom_shapes)
         exposed = "with expose_hidden" if hidden else "without expose_hidden"
@@ -180,10 +180,41 @@ class LSTM(Recurrent):
 
     def _step(self, inputs: Tensor, state: State) -> State:
         hidden, cell = state
-        values = torch.addmm(inputs, hidden, self.hidden_weight.t())
-        let_in, keep, let_out = values[:, : 3 * self.num_output].sigmoid().chunk(3, 1)
-        cell = keep * cell + let_in * values[:, 3 * self.num_output :].tanh()
-        return let_out * cell.tanh(), cell
+        return _lstm_step(torch.addmm(inputs, hidden, self.hidden_weight.t()), cell)
+
+
+@register("LSTMUnit")
+class LSTMUnit(Layer):
+    """A step of an LSTM behind its linear maps (lstm_unit_layer.cpp), for nets that write out the steps.
+
+    Bottoms: c, (1, N, H); the sums that (i, f, o, g) are made of, (1, N, 4H); cont, (1, N), by which c is multiplied
+    before, and which gets no gradient. Tops: c' and h', (1, N, H) each, as LSTM has them.
+    """
+
+    bottoms = (3, 3)
+    tops = (2, 2)
+    no_gradient = (2,)
+    in_place = False
+    rows = Rows.NONE
+    backward_reads_bottoms = True
+
+    @classmethod
+    def from_caffe(cls, context: LayerContext) -> LSTMUnit:
+        return cls()
+
+    def top_shapes(self, bottom_shapes: Sequence[Shape]) -> list[Shape]:
+        cell, sums, cont = bottom_shapes
+        if len(cell) != 3 or cell[0] != 1:
+            raise LayerError(f"the first bottom must be a state (1, streams, values), not {cell}")
+        if sums != (1, cell[1], 4 * cell[2]):
+            raise LayerError(f"the second bottom must have the shape {(1, cell[1], 4 * cell[2])}, not {sums}")
+        if cont != cell[:2]:
+            raise LayerError(f"the third bottom must have the shape {cell[:2]}, not {cont}")
+        return [cell, cell]
+
+    def forward(self, cell: Tensor, sums: Tensor, cont: Tensor) -> tuple[Tensor, Tensor]:
+        hidden, cell = _lstm_step(sums, cont.unsqueeze(2) * cell)
+        return cell, hidden
 
 
 @register("RNN")
@@ -213,6 +244,13 @@ class RNN(Recurrent):
 
     def _output(self, hidden: Tensor) -> Tensor:
         return F.linear(hidden, self.output_weight, self.output_bias).tanh()
+
+
+def _lstm_step(sums: Tensor, cell: Tensor) -> tuple[Tensor, Tensor]:
+    """h' and c', (..., H) each, from the sums (..., 4H) and c; the gates' order is i, f, o, g."""
+    let_in, keep, let_out, candidate = sums.chunk(4, -1)
+    cell = keep.sigmoid() * cell + let_in.sigmoid() * candidate.tanh()
+    return let_out.sigmoid() * cell.tanh(), cell
 
 
 def _zeros(what: str, *shape: int) -> nn.Parameter:

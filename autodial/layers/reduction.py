@@ -59,8 +59,8 @@ class ArgMax(Layer):
     Without an axis a row is searched as a whole: (N, ...) -> (N, 1, top_k) with the indices, or (N, 2, top_k) with the
     indices and the values, and axes of length 1 behind them if the bottom has more than 3. With an axis, that axis gets
     the length top_k and holds either. Caffe sorts pairs (value, index): of equal values the higher index comes first.
-    NaN comes before every number, so that it is seen; Caffe does the same where all values are NaN, and else puts it
-    where its sort happens to.
+    NaN comes before every number, so that it is seen. Caffe does the same where all values are NaN; otherwise the place
+    depends on how its sort proceeds.
 
     Args:
         top_k: from 1 to the number of values.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +10,7 @@ from torch import Tensor, nn
 from autodial.layers.base import Layer, LayerContext, LayerError, Shape, canonical_axis, register
 from autodial.layers.fillers import fill
 from autodial.layers.shares import Rows
+from autodial.proto import messages as pb
 
 
 @register("Scale")
@@ -116,7 +116,7 @@ class Bias(Layer):
         return bottom + _laid(bias, bottom, self.axis)
 
 
-def _place(param: Any, what: str, bottom_shapes: Sequence[Shape]) -> tuple[int, Shape]:
+def _place(param: pb.ScaleParameter | pb.BiasParameter, what: str, bottom_shapes: Sequence[Shape]) -> tuple[int, Shape]:
     """Axis and shape of the scale or bias that a ScaleParameter or BiasParameter describes."""
     bottom = bottom_shapes[0]
     # a single number has no axis to lie at
@@ -143,7 +143,7 @@ def _check_fit(what: str, shape: Shape, bottom: Shape, axis: int) -> None:
 
 
 def _laid(operand: Tensor, bottom: Tensor, axis: int) -> Tensor:
-    """The operand with axes behind it, so that its first axis lies at the bottom's `axis` when it is broadcast."""
+    """The operand with trailing axes of length 1, so that broadcasting lays its first axis at the bottom's `axis`."""
     if not operand.ndim:
         return operand
     trailing = (1,) * (bottom.ndim - axis % bottom.ndim - operand.ndim)

@@ -6,19 +6,19 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from autodial.layers.base import Layer, LayerContext, LayerError, Shape, canonical_axis, register
 from autodial.layers.shares import Rows
+from autodial.proto import messages as pb
 from autodial.wording import counted
 
 
 @register("Concat")
 class Concat(Layer):
-    """Bottoms one after the other along `axis` (concat_layer.cpp); their other axes agree."""
+    """The bottoms joined along `axis` (concat_layer.cpp); their other axes agree."""
 
     bottoms = (1, None)
     rows = Rows.INDEPENDENT
@@ -121,7 +121,7 @@ class Crop(Layer):
     def top_shapes(self, bottom_shapes: Sequence[Shape]) -> list[Shape]:
         shape, reference = bottom_shapes
         if len(shape) != len(reference):
-            raise LayerError(f"bottom {shape} and reference {reference} must have as many axes")
+            raise LayerError(f"bottom {shape} and reference {reference} must have the same number of axes")
         axis = canonical_axis(self.axis, len(shape))
         if len(self.offset) not in (1, len(shape) - axis):
             axes = counted(len(shape) - axis, "axis", "axes")
@@ -334,7 +334,7 @@ class Tile(Layer):
 
 @register("Split")
 class Split(Layer):
-    """The bottom given to every top; its gradient is the sum of theirs (split_layer.cpp)."""
+    """The bottom given to every top; its gradient is the sum of the tops' gradients (split_layer.cpp)."""
 
     tops = (1, None)
     rows = Rows.PASSED_ON
@@ -373,8 +373,8 @@ class Silence(Layer):
         return ()
 
 
-def _axis(param: Any, old_name: str) -> int:
-    """`axis`, which may go by its old name."""
+def _axis(param: pb.ConcatParameter | pb.SliceParameter, old_name: str) -> int:
+    """The option `axis`, which may have its old name."""
     if param.HasField("axis") and param.HasField(old_name):
         raise LayerError(f"axis and {old_name} are two names for the same: keep axis")
     axis: int = getattr(param, old_name) if param.HasField(old_name) else param.axis

@@ -63,12 +63,12 @@ class Shares:
 
     @cached_property
     def rows(self) -> int:
-        """Of the whole batch."""
+        """Rows of the whole batch."""
         return sum(self.parts)
 
     @cached_property
     def here(self) -> int:
-        """How many of them this process has."""
+        """How many of the rows this process has."""
         return self.before(self.rows)
 
     def before(self, row: int, rank: int | None = None) -> int:
@@ -88,11 +88,11 @@ class Shares:
         return count
 
     def whole(self, count: N) -> N:
-        """What a count is for the whole batch.
+        """A count for the whole batch, from this process's count.
 
         Args:
-            count: of this process's rows. A number must be as large for every row; a tensor may be anything that adds
-                up over the processes, all of which then take part.
+            count: for this process's rows. A number must be a multiple of the rows; a tensor may be anything that adds
+                up over the processes, which then all take part.
         """
         if isinstance(count, Tensor):
             return self.group.sum(count)

@@ -72,7 +72,7 @@ class SmoothL1Loss(Layer):
         if param.sigma != 1:
             _log.warning(
                 'Layer "%s" (%s): sigma does nothing in R-FCN\'s version of this loss, which it is by its bottoms and '
-                "options; it is 1.",
+                "options; it is 1",
                 context.param.name,
                 context.param.type,
             )

@@ -99,7 +99,7 @@ def _segnet(param: pb.UpsampleParameter) -> Upsample:
         size = param.upsample_h, param.upsample_w
         if min(size) < 2:
             raise LayerError(f"upsample_h and upsample_w must be at least 2, not {size[0]} and {size[1]}")
-        # What says the size otherwise stands beside them in SegNet's own nets.
+        # SegNet's own nets state a scale in addition, which these replace.
         return Upsample(size=size, places=True)
     if param.HasField("upsample_h") or param.HasField("upsample_w"):
         raise LayerError("upsample_param needs upsample_h and upsample_w together")

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from autodial.layers.user_blobs import Blob, LayerBlobs
+from autodial.proto import messages as pb
 
 
 class Layer:
@@ -16,7 +16,7 @@ class Layer:
     methods raise comes out of the net as it is.
 
     Args:
-        param: the LayerParameter message.
+        param: the layer's message.
 
     Attributes:
         param_str: python_param.param_str of the prototxt.
@@ -28,7 +28,7 @@ class Layer:
     phase: int
     blobs: LayerBlobs
 
-    def __init__(self, param: Any) -> None:
+    def __init__(self, param: pb.LayerParameter) -> None:
         self.param = param
 
     @property

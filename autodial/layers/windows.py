@@ -52,25 +52,30 @@ class Windows:
         """How many values of the bottom a window reaches over, along each axis."""
         return tuple(d * (k - 1) + 1 for k, d in zip(self.kernel_size, self.dilation, strict=True))
 
-    def counts(self, bottom: Shape) -> Lengths:
+    def counts(self, bottom: Sequence[int]) -> Lengths:
         """How many windows fit along each of the last axes of a bottom.
 
         Caffe divides as C++ does, towards zero, so that one window remains where it is larger than the padded bottom
         by less than a stride (conv_layer.cpp).
 
         Raises:
-            LayerError: no window fits, or the bottom with its margins is too large.
+            LayerError: no window fits.
         """
         out = []
         for length, extent, stride, pad in self._along(bottom):
             room = length + 2 * pad - extent
             if room <= -stride:
-                raise LayerError(f"a kernel over {extent} pixels does not fit bottom {bottom} with pad {pad}")
+                raise LayerError(f"a kernel over {extent} pixels does not fit bottom {tuple(bottom)} with pad {pad}")
             out.append(max(room, 0) // stride + 1)
+        return tuple(out)
+
+    def checked_counts(self, bottom: Shape) -> Lengths:
+        """`counts`; also LayerError if the bottom with its margins is too large for this machine."""
         margins = zip(self._along(bottom), self.overhang(bottom), strict=True)
         padded = tuple(length + 2 * pad + over for (length, _, _, pad), over in margins)
+        out = self.counts(bottom)
         check_size("the bottom with its margins", (*bottom[: len(bottom) - len(padded)], *padded))
-        return tuple(out)
+        return out
 
     def overhang(self, bottom: Sequence[int]) -> Lengths:
         """How far a window reaches beyond the padded bottom along each axis: 0, but for what `counts` says."""

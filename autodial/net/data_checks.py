@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple, Protocol, cast
 
 from autodial.errors import InputError
 from autodial.layers import DomainAlignment
@@ -13,6 +13,13 @@ from autodial.net.feed import sources
 from autodial.net.net import Net
 
 _log = logging.getLogger(__name__)
+
+
+class _ReadsLabels(Protocol):
+    """What a layer with `reads_labels` has."""
+
+    axis: int
+    ignore_label: int | None
 
 
 class LabelReader(NamedTuple):
@@ -51,7 +58,7 @@ def check_data(net: Net) -> None:
 
 
 def check_slices(net: Net) -> None:
-    """Warn where a train net parts source and target in several places of the batch: one of them is a mistake."""
+    """Warn where a train net splits the batch into source and target at several rows: one of them is a mistake."""
     points: dict[int, str] = {}
     for message in net.param.layer:
         layer = net.layer(message.name)
@@ -62,8 +69,8 @@ def check_slices(net: Net) -> None:
         elif message.type == "Concat" and message.concat_param.axis == 0 and len(message.bottom) == 2:
             points.setdefault(net.blob_shapes[message.bottom[0]][0], message.name)
     if len(points) > 1:
-        places = ", ".join(f'{point} in layer "{name}"' for point, name in points.items())
-        _log.warning("Source and target are parted in several places of the batch: after %s.", places)
+        places = ", ".join(f'{point} by layer "{name}"' for point, name in points.items())
+        _log.warning("The batch is split into source and target at several rows: %s", places)
 
 
 def label_readers(net: Net) -> Iterator[LabelReader]:
@@ -71,11 +78,12 @@ def label_readers(net: Net) -> Iterator[LabelReader]:
     read = sources(net)
     labels: dict[str, tuple[str, int]] = {}
     for message in net.param.layer:
-        layer: Any = net.layer(message.name)
+        layer = net.layer(message.name)
         if layer.reads_labels and message.bottom[1] in labels:
+            reader = cast(_ReadsLabels, layer)
             shape = net.blob_shapes[message.bottom[0]]
-            classes = shape[canonical_axis(layer.axis, len(shape))]
-            yield LabelReader(message.name, *labels[message.bottom[1]], classes, layer.ignore_label)
+            classes = shape[canonical_axis(reader.axis, len(shape))]
+            yield LabelReader(message.name, *labels[message.bottom[1]], classes, reader.ignore_label)
         passed_on = labels.get(message.bottom[0]) if message.type == "Split" else None
         for j, top in enumerate(message.top):
             labels.pop(top, None)

@@ -65,7 +65,7 @@ class Feed(Iterator[dict[str, Tensor]]):
         indexes: the batches to read, in order; it may be endless.
         device: where the tensors go.
         workers: processes to read with; 0 reads in this one, when a batch is asked for.
-        ranks: read this rank's share of each data layer's rows; None for all of them.
+        ranks: read this rank's share of each data layer's rows; None for all rows.
 
     Raises:
         InputError: the net has Input or MemoryData layers, which only Python can fill. Iterating: a batch can't be
@@ -155,7 +155,7 @@ class _Batches:
             return _Batch([tensor.share_memory_() for tensor in batch], damage)  # type: ignore[no-untyped-call]
         except RuntimeError as error:
             reason = str(error).partition("\n")[0]
-            return _Failure(WorkError, f"a batch can't be put into shared memory ({reason}): try --workers 0")
+            return _Failure(WorkError, f"a batch can't be put into shared memory ({reason}): set `workers` to 0")
 
 
 def _pin(batch: _Batch | _Failure) -> _Batch | _Failure:
@@ -181,7 +181,7 @@ def workers_that_fit(workers: int, readers: Iterable[Source], shared_memory: Pat
     if fit < workers:
         needed = batch_bytes * (1 + _PREFETCH * workers)
         _log.warning(
-            "Reading with %d instead of %d workers: %s has %d MiB free and they need %d MiB (docker: --shm-size).",
+            "Reading with %d instead of %d workers: %s has %d MiB free and they need %d MiB (docker: --shm-size)",
             *(fit, workers, shared_memory, free >> 20, (needed >> 20) + 1),
         )
     return min(workers, fit)

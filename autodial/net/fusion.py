@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from torch import Tensor
 
 from autodial.layers import DomainAlignment, Layer, ReLU, Scale
+from autodial.proto import messages as pb
 
 
-def fusible(messages: Sequence[Any], layers: Sequence[Layer], first: int) -> int:
+def fusible(messages: Sequence[pb.LayerParameter], layers: Sequence[Layer], first: int) -> int:
     """How many layers from number `first` on `run_fused` can run: 1 where there is nothing to fuse, else 2 or 3.
 
     These are a Dial, a Scale with a learned factor and perhaps a bias per channel, and a ReLU without a negative slope,

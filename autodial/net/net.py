@@ -9,10 +9,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
+from google.protobuf.message import Message
 from torch import Tensor, nn
 
 from autodial.errors import InputError
@@ -34,7 +34,7 @@ _MULTIPLIERS = ("lr_mult", "decay_mult")
 
 @dataclass(eq=False)
 class Param:
-    """A blob that the solver may change, once however many layers share it.
+    """A blob that the solver may change; a blob that layers share is listed once.
 
     Attributes:
         layer: name of the layer that owns it.
@@ -91,7 +91,7 @@ class Net(nn.Module):
 
     def __init__(
         self,
-        param: Any,
+        param: pb.NetParameter,
         phase: pb.Phase,
         *,
         level: int | None = None,
@@ -104,7 +104,7 @@ class Net(nn.Module):
         self.seed = seed
         self.base_dir = base_dir
         if param.debug_info:
-            _log.warning("The net's debug_info is ignored: there is no trace of every blob.")
+            _log.warning("The net's debug_info is ignored: there is no trace of every blob")
         for path in fork_fields(param):
             if "." not in path:  # a layer's come later, with its name
                 raise InputError(f"the net's {path}, which only other versions of Caffe have, is not supported")
@@ -113,7 +113,7 @@ class Net(nn.Module):
         for name in settle_entropies(filtered):
             _log.warning(
                 'Layer "%s" (EntropyLoss) reads what a Softmax makes and is taken for Xlearn\'s, of probabilities: '
-                "state entropy_param { } to say so, or loss_param { } for AutoDIAL's, of scores.",
+                "state entropy_param { } to say so, or loss_param { } for AutoDIAL's, of scores",
                 name,
             )
         self.param = insert_splits(_with_automatic_tops(filtered))
@@ -148,10 +148,10 @@ class Net(nn.Module):
 
     # --- construction
 
-    def _add(self, message: Any) -> None:
+    def _add(self, message: pb.LayerParameter) -> None:
         cls = layer_class(message.type)
         for option in cls.unread_options(message):
-            _log.warning("%s: %s does nothing in a layer of this type.", _describe(message), option)
+            _log.warning("%s: %s does nothing in a layer of this type", _describe(message), option)
         for path in fork_fields(message):
             if path not in cls.fork_fields:
                 raise LayerError(f"{path}, which only other versions of Caffe have, is not supported here")
@@ -201,7 +201,7 @@ class Net(nn.Module):
         self._add_loss_weights(message, layer)
         self._add_params(message, layer)
 
-    def _add_loss_weights(self, message: Any, layer: Layer) -> None:
+    def _add_loss_weights(self, message: pb.LayerParameter, layer: Layer) -> None:
         if layer.is_loss and not message.loss_weight:
             message.loss_weight.extend([1.0] + [0.0] * (len(message.top) - 1))
         if message.loss_weight and len(message.loss_weight) != len(message.top):
@@ -212,7 +212,7 @@ class Net(nn.Module):
         weights = message.loss_weight or [0.0] * len(message.top)
         self.loss_weights.update((top, weight) for top, weight in zip(message.top, weights, strict=True) if weight)
 
-    def _add_params(self, message: Any, layer: Layer) -> None:
+    def _add_params(self, message: pb.LayerParameter, layer: Layer) -> None:
         blobs = layer.blobs
         if (blobs or layer.is_data) and self._namesakes[message.name] > 1:
             raise LayerError(
@@ -244,7 +244,7 @@ class Net(nn.Module):
             if isinstance(blob, nn.Parameter):
                 blob.requires_grad_(param.lr_mult != 0 or self.param.force_backward)
 
-    def _share(self, layer: Layer, index: int, spec: Any, owner: Param) -> None:
+    def _share(self, layer: Layer, index: int, spec: pb.ParamSpec, owner: Param) -> None:
         blob, owned = layer.blobs[index], owner.tensor
         if blob.shape != owned.shape and (spec.share_mode != pb.ParamSpec.PERMISSIVE or blob.numel() != owned.numel()):
             raise LayerError(
@@ -274,7 +274,7 @@ class Net(nn.Module):
             setattr(layer, name, owned.view(blob.shape))
 
     def _find_overwritten(self) -> set[str]:
-        """Loss blobs that get no gradient of their own, as one from a layer that reads them takes its place.
+        """Loss blobs without a gradient of their own, because a layer that reads them gives them another.
 
         Where the loss_weight is stated, a Split adds the two (Caffe: InsertSplits).
         """
@@ -291,14 +291,14 @@ class Net(nn.Module):
                     if self.phase == pb.TRAIN:
                         _log.warning(
                             '%s: reads the loss "%s", whose loss_weight is not stated, and its gradient takes the '
-                            "place of the loss's own, as in Caffe: state loss_weight to have both added.",
+                            "place of the loss's own, as in Caffe: state loss_weight to have both added",
                             _describe(message),
                             blob,
                         )
         return found
 
     def _find_fusible(self) -> dict[int, range]:
-        """The layers that can be run as one, by the number of the last of them."""
+        """Ranges of layers that can be run as one, by the number of the last layer."""
         found = {}
         for i in range(len(self._order)):
             layers = range(i, i + fusible(self.param.layer, self._order, i))
@@ -360,7 +360,7 @@ class Net(nn.Module):
             values[top] = inputs[top]
 
     def _plan(self, wanted: tuple[str, ...], everything: bool) -> list[tuple[range, list[str]]]:
-        """The layers to run, in order, each with the blobs that can be let go after it.
+        """The layers to run, in order, each with the blobs that can be freed after it.
 
         Either every layer, or those that the wanted blobs depend on; no tensor outlives its last use. In a TRAIN net,
         layers that can be run as one are together, unless a blob between them is wanted.
@@ -519,7 +519,7 @@ class Net(nn.Module):
 
 
 @contextmanager
-def _impossible_size_errors(message: Any, bottom_shapes: Sequence[Shape]) -> Iterator[None]:
+def _impossible_size_errors(message: pb.LayerParameter, bottom_shapes: Sequence[Shape]) -> Iterator[None]:
     """Turn what Python and torch raise for sizes that no layer can have into a LayerError."""
     try:
         yield
@@ -531,7 +531,7 @@ def _impossible_size_errors(message: Any, bottom_shapes: Sequence[Shape]) -> Ite
 
 
 @contextmanager
-def _layer_errors(message: Any) -> Iterator[None]:
+def _layer_errors(message: pb.LayerParameter) -> Iterator[None]:
     """Turn a LayerError into an InputError that names the layer."""
     try:
         yield
@@ -539,8 +539,8 @@ def _layer_errors(message: Any) -> Iterator[None]:
         raise InputError(f"{_describe(message)}: {error}") from error
 
 
-def _numbers(message: Any) -> Iterator[tuple[str, float]]:
-    """The decimal numbers that a message states, in messages inside of it, too, each with the path of its field."""
+def _numbers(message: Message) -> Iterator[tuple[str, float]]:
+    """The decimal numbers in a message and in the messages inside it, each with the path of its field."""
     for field, value in message.ListFields():
         for item in [value] if field.has_presence else value:
             if field.message_type is not None:
@@ -553,7 +553,7 @@ def _is_half(blob: Tensor) -> bool:
     return blob.dtype in (torch.bfloat16, torch.float16)
 
 
-def _describe(message: Any) -> str:
+def _describe(message: pb.LayerParameter) -> str:
     return f'layer "{message.name}" ({message.type})'
 
 
@@ -565,7 +565,7 @@ def _check_count(what: str, count: int, limits: tuple[int, int | None]) -> None:
         raise LayerError(f"takes {wanted} and the prototxt names {count}")
 
 
-def _shapes(blobs: Iterable[Any]) -> list[Shape]:
+def _shapes(blobs: Iterable[Tensor]) -> list[Shape]:
     return [tuple(blob.shape) for blob in blobs]
 
 
@@ -580,14 +580,14 @@ def _check_shapes(name: str, given: Sequence[Shape], wanted: Sequence[Shape], so
 def _wrong_count(name: str, wanted: int, given: int, source: str) -> InputError:
     return InputError(
         f'layer "{name}" has {counted(wanted, "blob")} and {source} has {given} for it; '
-        "rename the layer to train it anew"
+        "rename the layer to train it from its fillers"
     )
 
 
 def _wrong_shape(name: str, index: int, wanted: Shape, given: Shape, source: str) -> InputError:
     return InputError(
         f'layer "{name}", blob {index}: the net\'s shape is {wanted} and that of {source} is {given}; '
-        "rename the layer to train it anew"
+        "rename the layer to train it from its fillers"
     )
 
 
@@ -608,7 +608,7 @@ def _module_name(name: str, modules: nn.ModuleDict) -> str:
     return name
 
 
-def _check_types(param: Any) -> None:
+def _check_types(param: pb.NetParameter) -> None:
     for message in param.layer:
         try:
             layer_class(message.type)
@@ -616,7 +616,7 @@ def _check_types(param: Any) -> None:
             raise InputError(f'layer "{message.name}": {error}') from None
 
 
-def _with_automatic_tops(param: Any) -> Any:
+def _with_automatic_tops(param: pb.NetParameter) -> pb.NetParameter:
     """Give loss layers without a top one, as Caffe does (Layer::AutoTopBlobs); changes and returns `param`."""
     for message in param.layer:
         if not message.top and layer_class(message.type).is_loss:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
+from multiprocessing.process import BaseProcess
 from typing import Any, TypeVar
 
 import torch
@@ -106,14 +107,14 @@ class Workers(Iterator[T]):
 
     @contextmanager
     def _starting(self) -> Iterator[None]:
-        """Around what starts the processes: signals that come meanwhile are this process's alone."""
+        """While processes are started: signals reach this process alone."""
         others = set(multiprocessing.active_children())
         try:
             with _holding_signals():
                 yield
         except OSError as error:
             raise WorkError(
-                f"processes that read images can't be started ({error.strerror}): try fewer --workers, or --workers 0"
+                f"processes that read images can't be started ({error.strerror}): set `workers` lower, or to 0"
             ) from error
         self._processes = set(multiprocessing.active_children()) - others
 
@@ -141,12 +142,12 @@ class Workers(Iterator[T]):
         if len(self._deaths) == DEATHS and self._given - self._deaths[0] < WITHIN:
             raise WorkError(
                 f"a process that reads images died ({cause}), and so did {DEATHS - 1} before it within "
-                f"{WITHIN} batches; too little memory, or shared memory in /dev/shm, is the usual cause: try fewer "
-                "--workers, or --workers 0"
+                f"{WITHIN} batches; too little memory, or shared memory in /dev/shm, is the usual cause: set `workers` "
+                "lower, or to 0"
             )
         _log.warning(
-            "A process that reads images died (%s). Another one reads the same images again; too little memory is the "
-            "usual cause, and fewer --workers take less.",
+            "A process that reads images died (%s), and another one reads the same images again: too little memory is "
+            "the usual cause, and fewer workers take less",
             cause,
         )
         self._pool = self._new_pool()
@@ -160,8 +161,8 @@ def _finish(finish: Callable[[T], T], made: Future[T]) -> T:
     return finish(made.result())
 
 
-def _cause(processes: Iterable[Any]) -> str:
-    """What ended one of them, but for the SIGTERM that the others got when it was gone."""
+def _cause(processes: Iterable[BaseProcess]) -> str:
+    """What ended the process that died first; the others got a SIGTERM then."""
     for process in processes:
         code = process.exitcode
         if code is not None and code < 0 and code != -signal.SIGTERM:
@@ -173,7 +174,7 @@ def _cause(processes: Iterable[Any]) -> str:
 
 @contextmanager
 def _holding_signals() -> Iterator[None]:
-    """Let signals that ask to stop wait, for this process and, until it is ready for them, each that it starts."""
+    """Hold back signals that ask to stop, in this process and, until it is ready for them, in each that it starts."""
     if sys.platform == "win32":
         yield
         return

@@ -112,9 +112,9 @@ class Graph:
         param.input_param.shape.add().dim.extend(shape)
         self.nodes[self.nodes.index(producer)] = Node(param, [], [value])
 
-    def ancestors(self, value: int) -> list[Node]:
-        """The nodes that a value depends on, in the net's order; the last one makes it."""
-        needed = {value}
+    def ancestors(self, *values: int) -> list[Node]:
+        """The nodes that values depend on, in the net's order; of one value, the last node makes it."""
+        needed = set(values)
         found = []
         for node in reversed(self.nodes):
             if needed.intersection(node.tops):
@@ -134,10 +134,10 @@ class Graph:
         self.nodes.remove(follower)
         node.tops = follower.tops
 
-    def net(self, name: str, value: int) -> pb.NetParameter:
-        """A NetParameter of the nodes that a value depends on: one phase, without what only training reads."""
+    def net(self, name: str, *values: int) -> pb.NetParameter:
+        """A NetParameter of the nodes that values depend on: one phase, without what only training reads."""
         net = pb.NetParameter(name=name)
-        for node in self.ancestors(value):
+        for node in self.ancestors(*values):
             layer = net.layer.add()
             layer.CopyFrom(node.param)
             for field in ("bottom", "top", "include", "exclude", "loss_weight", "propagate_down", "blobs"):

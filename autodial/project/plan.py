@@ -137,7 +137,7 @@ def _common_size(data: Data) -> tuple[int, int]:
 def _notes_on_color(template: NetTemplate, data: Data) -> list[str]:
     colored = sum(not inspection.grey for inspection in data.inspections.values())
     if template.color is False and colored:
-        return [f"The net takes grey images, so that {colored} colour images of {len(data.inspections)} become grey"]
+        return [f"The net takes grey images: {colored} of {len(data.inspections)} images are coloured and become grey"]
     return []
 
 

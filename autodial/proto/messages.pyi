@@ -120,7 +120,7 @@ class FillerParameter(_message.Message):
     def __init__(self, type: _Optional[str] = ..., value: _Optional[float] = ..., min: _Optional[float] = ..., max: _Optional[float] = ..., mean: _Optional[float] = ..., std: _Optional[float] = ..., sparse: _Optional[int] = ..., variance_norm: _Optional[_Union[FillerParameter.VarianceNorm, str]] = ..., scale: _Optional[float] = ...) -> None: ...
 
 class NetParameter(_message.Message):
-    __slots__ = ("name", "input", "input_shape", "input_dim", "force_backward", "state", "debug_info", "layer", "layers", "default_forward_type", "default_backward_type", "default_forward_math", "default_backward_math", "global_grad_scale", "default_conv_algos_override", "reduce_buckets", "default_cudnn_math_override", "engine", "compile_net_state", "bn_stats_batch_size")
+    __slots__ = ("name", "input", "input_shape", "input_dim", "force_backward", "state", "debug_info", "layer", "layers", "default_forward_type", "default_backward_type", "default_forward_math", "default_backward_math", "global_grad_scale", "default_conv_algos_override", "reduce_buckets", "default_cudnn_math_override", "engine", "compile_net_state", "bn_stats_batch_size", "multinode")
     NAME_FIELD_NUMBER: _ClassVar[int]
     INPUT_FIELD_NUMBER: _ClassVar[int]
     INPUT_SHAPE_FIELD_NUMBER: _ClassVar[int]
@@ -141,6 +141,7 @@ class NetParameter(_message.Message):
     ENGINE_FIELD_NUMBER: _ClassVar[int]
     COMPILE_NET_STATE_FIELD_NUMBER: _ClassVar[int]
     BN_STATS_BATCH_SIZE_FIELD_NUMBER: _ClassVar[int]
+    MULTINODE_FIELD_NUMBER: _ClassVar[int]
     name: str
     input: _containers.RepeatedScalarFieldContainer[str]
     input_shape: _containers.RepeatedCompositeFieldContainer[BlobShape]
@@ -161,7 +162,8 @@ class NetParameter(_message.Message):
     engine: str
     compile_net_state: CompileNetState
     bn_stats_batch_size: int
-    def __init__(self, name: _Optional[str] = ..., input: _Optional[_Iterable[str]] = ..., input_shape: _Optional[_Iterable[_Union[BlobShape, _Mapping]]] = ..., input_dim: _Optional[_Iterable[int]] = ..., force_backward: _Optional[bool] = ..., state: _Optional[_Union[NetState, _Mapping]] = ..., debug_info: _Optional[bool] = ..., layer: _Optional[_Iterable[_Union[LayerParameter, _Mapping]]] = ..., layers: _Optional[_Iterable[_Union[V1LayerParameter, _Mapping]]] = ..., default_forward_type: _Optional[_Union[Type, str]] = ..., default_backward_type: _Optional[_Union[Type, str]] = ..., default_forward_math: _Optional[_Union[Type, str]] = ..., default_backward_math: _Optional[_Union[Type, str]] = ..., global_grad_scale: _Optional[float] = ..., default_conv_algos_override: _Optional[str] = ..., reduce_buckets: _Optional[int] = ..., default_cudnn_math_override: _Optional[int] = ..., engine: _Optional[str] = ..., compile_net_state: _Optional[_Union[CompileNetState, _Mapping]] = ..., bn_stats_batch_size: _Optional[int] = ...) -> None: ...
+    multinode: MultinodeParameter
+    def __init__(self, name: _Optional[str] = ..., input: _Optional[_Iterable[str]] = ..., input_shape: _Optional[_Iterable[_Union[BlobShape, _Mapping]]] = ..., input_dim: _Optional[_Iterable[int]] = ..., force_backward: _Optional[bool] = ..., state: _Optional[_Union[NetState, _Mapping]] = ..., debug_info: _Optional[bool] = ..., layer: _Optional[_Iterable[_Union[LayerParameter, _Mapping]]] = ..., layers: _Optional[_Iterable[_Union[V1LayerParameter, _Mapping]]] = ..., default_forward_type: _Optional[_Union[Type, str]] = ..., default_backward_type: _Optional[_Union[Type, str]] = ..., default_forward_math: _Optional[_Union[Type, str]] = ..., default_backward_math: _Optional[_Union[Type, str]] = ..., global_grad_scale: _Optional[float] = ..., default_conv_algos_override: _Optional[str] = ..., reduce_buckets: _Optional[int] = ..., default_cudnn_math_override: _Optional[int] = ..., engine: _Optional[str] = ..., compile_net_state: _Optional[_Union[CompileNetState, _Mapping]] = ..., bn_stats_batch_size: _Optional[int] = ..., multinode: _Optional[_Union[MultinodeParameter, _Mapping]] = ...) -> None: ...
 
 class SolverParameter(_message.Message):
     __slots__ = ("net", "net_param", "train_net", "test_net", "train_net_param", "test_net_param", "train_state", "test_state", "test_iter", "test_interval", "test_compute_loss", "test_initialization", "base_lr", "display", "average_loss", "max_iter", "iter_size", "lr_policy", "gamma", "power", "momentum", "weight_decay", "regularization_type", "stepsize", "stepvalue", "clip_gradients", "snapshot", "snapshot_prefix", "snapshot_diff", "snapshot_format", "solver_mode", "device_id", "random_seed", "type", "delta", "momentum2", "rms_decay", "debug_info", "snapshot_after_train", "solver_type", "layer_wise_reduce", "weights", "eval_type", "ap_version", "show_per_class_result", "plateau_winsize", "richness", "rampup_interval", "rampup_lr", "min_lr", "solver_data_type", "store_blobs_in_old_format", "momentum_policy", "max_momentum", "momentum_power", "local_lr_auto", "local_gw_ratio", "disabled_update", "engine", "warmup_iter", "warmup_start_lr")
@@ -370,7 +372,7 @@ class ParamSpec(_message.Message):
     def __init__(self, name: _Optional[str] = ..., share_mode: _Optional[_Union[ParamSpec.DimCheckMode, str]] = ..., lr_mult: _Optional[float] = ..., decay_mult: _Optional[float] = ...) -> None: ...
 
 class LayerParameter(_message.Message):
-    __slots__ = ("name", "type", "bottom", "top", "phase", "loss_weight", "param", "blobs", "propagate_down", "include", "exclude", "transform_param", "loss_param", "accuracy_param", "argmax_param", "batch_norm_param", "bias_param", "concat_param", "contrastive_loss_param", "convolution_param", "crop_param", "data_param", "dial_param", "dropout_param", "dummy_data_param", "eltwise_param", "elu_param", "embed_param", "exp_param", "flatten_param", "hdf5_data_param", "hdf5_output_param", "hinge_loss_param", "image_data_param", "infogain_loss_param", "inner_product_param", "input_param", "log_param", "lrn_param", "memory_data_param", "mvn_param", "parameter_param", "pooling_param", "power_param", "prelu_param", "python_param", "recurrent_param", "reduction_param", "relu_param", "reshape_param", "scale_param", "sigmoid_param", "softmax_param", "spp_param", "slice_param", "tanh_param", "threshold_param", "tile_param", "window_data_param", "swish_param", "clip_param", "annotated_data_param", "multibox_loss_param", "permute_param", "prior_box_param", "detection_output_param", "detection_evaluate_param", "norm_param", "video_data_param", "roi_pooling_param", "smooth_l1_loss_param", "box_annotator_ohem_param", "psroi_pooling_param", "adaptive_bias_channel_param", "bias_channel_param", "bn_param", "dense_crf_param", "domain_transform_param", "interp_param", "mat_read_param", "mat_write_param", "seg_accuracy_param", "unique_label_param", "dense_image_data_param", "upsample_param", "reorg_param", "relu6_param", "region_loss_param", "yolo_detection_output_param", "yolov3_detection_output_param", "yolov3_param", "yolo_seg_param", "shuffle_channel_param", "proposal_param", "mmd_param", "entropy_param", "gradient_scaler_param", "jmmd_param", "multimodal_batch_norm_param", "cpm_transform_param", "op_transform_param", "seg_data_param", "batch_reduction_param", "center_loss_param", "margin_inner_product_param", "forward_type", "backward_type", "forward_math", "backward_math", "debug", "cudnn_math_override", "detectnet_groundtruth_param", "detectnet_augmentation_param", "engine", "split_param")
+    __slots__ = ("name", "type", "bottom", "top", "phase", "loss_weight", "param", "blobs", "propagate_down", "include", "exclude", "transform_param", "loss_param", "accuracy_param", "argmax_param", "batch_norm_param", "bias_param", "concat_param", "contrastive_loss_param", "convolution_param", "crop_param", "data_param", "dial_param", "dropout_param", "dummy_data_param", "eltwise_param", "elu_param", "embed_param", "exp_param", "flatten_param", "hdf5_data_param", "hdf5_output_param", "hinge_loss_param", "image_data_param", "infogain_loss_param", "inner_product_param", "input_param", "log_param", "lrn_param", "memory_data_param", "mvn_param", "parameter_param", "pooling_param", "power_param", "prelu_param", "python_param", "recurrent_param", "reduction_param", "relu_param", "reshape_param", "scale_param", "sigmoid_param", "softmax_param", "spp_param", "slice_param", "tanh_param", "threshold_param", "tile_param", "window_data_param", "swish_param", "clip_param", "annotated_data_param", "multibox_loss_param", "permute_param", "prior_box_param", "detection_output_param", "detection_evaluate_param", "norm_param", "video_data_param", "roi_pooling_param", "smooth_l1_loss_param", "box_annotator_ohem_param", "psroi_pooling_param", "adaptive_bias_channel_param", "bias_channel_param", "bn_param", "dense_crf_param", "domain_transform_param", "interp_param", "mat_read_param", "mat_write_param", "seg_accuracy_param", "unique_label_param", "dense_image_data_param", "upsample_param", "reorg_param", "relu6_param", "eval_detection_param", "region_loss_param", "yolo_detection_output_param", "yolov3_detection_output_param", "yolov3_param", "yolo_seg_param", "shuffle_channel_param", "proposal_param", "mmd_param", "entropy_param", "gradient_scaler_param", "jmmd_param", "multimodal_batch_norm_param", "cpm_transform_param", "op_transform_param", "seg_data_param", "batch_reduction_param", "center_loss_param", "margin_inner_product_param", "forward_type", "backward_type", "forward_math", "backward_math", "debug", "cudnn_math_override", "detectnet_groundtruth_param", "detectnet_augmentation_param", "engine", "split_param", "coeff_schedule_param", "augmentation_param", "correlation_param", "l1_loss_param", "writer_param", "reader_param", "mean_param", "resample_param", "downsample_param", "lpq_loss_param", "flow_warp_param", "reshape_every_iter", "quantization_param", "deformable_convolution_param", "focal_loss_param")
     NAME_FIELD_NUMBER: _ClassVar[int]
     TYPE_FIELD_NUMBER: _ClassVar[int]
     BOTTOM_FIELD_NUMBER: _ClassVar[int]
@@ -458,6 +460,7 @@ class LayerParameter(_message.Message):
     UPSAMPLE_PARAM_FIELD_NUMBER: _ClassVar[int]
     REORG_PARAM_FIELD_NUMBER: _ClassVar[int]
     RELU6_PARAM_FIELD_NUMBER: _ClassVar[int]
+    EVAL_DETECTION_PARAM_FIELD_NUMBER: _ClassVar[int]
     REGION_LOSS_PARAM_FIELD_NUMBER: _ClassVar[int]
     YOLO_DETECTION_OUTPUT_PARAM_FIELD_NUMBER: _ClassVar[int]
     YOLOV3_DETECTION_OUTPUT_PARAM_FIELD_NUMBER: _ClassVar[int]
@@ -486,6 +489,21 @@ class LayerParameter(_message.Message):
     DETECTNET_AUGMENTATION_PARAM_FIELD_NUMBER: _ClassVar[int]
     ENGINE_FIELD_NUMBER: _ClassVar[int]
     SPLIT_PARAM_FIELD_NUMBER: _ClassVar[int]
+    COEFF_SCHEDULE_PARAM_FIELD_NUMBER: _ClassVar[int]
+    AUGMENTATION_PARAM_FIELD_NUMBER: _ClassVar[int]
+    CORRELATION_PARAM_FIELD_NUMBER: _ClassVar[int]
+    L1_LOSS_PARAM_FIELD_NUMBER: _ClassVar[int]
+    WRITER_PARAM_FIELD_NUMBER: _ClassVar[int]
+    READER_PARAM_FIELD_NUMBER: _ClassVar[int]
+    MEAN_PARAM_FIELD_NUMBER: _ClassVar[int]
+    RESAMPLE_PARAM_FIELD_NUMBER: _ClassVar[int]
+    DOWNSAMPLE_PARAM_FIELD_NUMBER: _ClassVar[int]
+    LPQ_LOSS_PARAM_FIELD_NUMBER: _ClassVar[int]
+    FLOW_WARP_PARAM_FIELD_NUMBER: _ClassVar[int]
+    RESHAPE_EVERY_ITER_FIELD_NUMBER: _ClassVar[int]
+    QUANTIZATION_PARAM_FIELD_NUMBER: _ClassVar[int]
+    DEFORMABLE_CONVOLUTION_PARAM_FIELD_NUMBER: _ClassVar[int]
+    FOCAL_LOSS_PARAM_FIELD_NUMBER: _ClassVar[int]
     name: str
     type: str
     bottom: _containers.RepeatedScalarFieldContainer[str]
@@ -573,6 +591,7 @@ class LayerParameter(_message.Message):
     upsample_param: UpsampleParameter
     reorg_param: ReorgParameter
     relu6_param: ReLU6Parameter
+    eval_detection_param: EvalDetectionParameter
     region_loss_param: RegionLossParameter
     yolo_detection_output_param: YoloDetectionOutputParameter
     yolov3_detection_output_param: Yolov3DetectionOutputParameter
@@ -601,7 +620,22 @@ class LayerParameter(_message.Message):
     detectnet_augmentation_param: DetectNetAugmentationParameter
     engine: str
     split_param: SplitParameter
-    def __init__(self, name: _Optional[str] = ..., type: _Optional[str] = ..., bottom: _Optional[_Iterable[str]] = ..., top: _Optional[_Iterable[str]] = ..., phase: _Optional[_Union[Phase, str]] = ..., loss_weight: _Optional[_Iterable[float]] = ..., param: _Optional[_Iterable[_Union[ParamSpec, _Mapping]]] = ..., blobs: _Optional[_Iterable[_Union[BlobProto, _Mapping]]] = ..., propagate_down: _Optional[_Iterable[bool]] = ..., include: _Optional[_Iterable[_Union[NetStateRule, _Mapping]]] = ..., exclude: _Optional[_Iterable[_Union[NetStateRule, _Mapping]]] = ..., transform_param: _Optional[_Union[TransformationParameter, _Mapping]] = ..., loss_param: _Optional[_Union[LossParameter, _Mapping]] = ..., accuracy_param: _Optional[_Union[AccuracyParameter, _Mapping]] = ..., argmax_param: _Optional[_Union[ArgMaxParameter, _Mapping]] = ..., batch_norm_param: _Optional[_Union[BatchNormParameter, _Mapping]] = ..., bias_param: _Optional[_Union[BiasParameter, _Mapping]] = ..., concat_param: _Optional[_Union[ConcatParameter, _Mapping]] = ..., contrastive_loss_param: _Optional[_Union[ContrastiveLossParameter, _Mapping]] = ..., convolution_param: _Optional[_Union[ConvolutionParameter, _Mapping]] = ..., crop_param: _Optional[_Union[CropParameter, _Mapping]] = ..., data_param: _Optional[_Union[DataParameter, _Mapping]] = ..., dial_param: _Optional[_Union[DialParameter, _Mapping]] = ..., dropout_param: _Optional[_Union[DropoutParameter, _Mapping]] = ..., dummy_data_param: _Optional[_Union[DummyDataParameter, _Mapping]] = ..., eltwise_param: _Optional[_Union[EltwiseParameter, _Mapping]] = ..., elu_param: _Optional[_Union[ELUParameter, _Mapping]] = ..., embed_param: _Optional[_Union[EmbedParameter, _Mapping]] = ..., exp_param: _Optional[_Union[ExpParameter, _Mapping]] = ..., flatten_param: _Optional[_Union[FlattenParameter, _Mapping]] = ..., hdf5_data_param: _Optional[_Union[HDF5DataParameter, _Mapping]] = ..., hdf5_output_param: _Optional[_Union[HDF5OutputParameter, _Mapping]] = ..., hinge_loss_param: _Optional[_Union[HingeLossParameter, _Mapping]] = ..., image_data_param: _Optional[_Union[ImageDataParameter, _Mapping]] = ..., infogain_loss_param: _Optional[_Union[InfogainLossParameter, _Mapping]] = ..., inner_product_param: _Optional[_Union[InnerProductParameter, _Mapping]] = ..., input_param: _Optional[_Union[InputParameter, _Mapping]] = ..., log_param: _Optional[_Union[LogParameter, _Mapping]] = ..., lrn_param: _Optional[_Union[LRNParameter, _Mapping]] = ..., memory_data_param: _Optional[_Union[MemoryDataParameter, _Mapping]] = ..., mvn_param: _Optional[_Union[MVNParameter, _Mapping]] = ..., parameter_param: _Optional[_Union[ParameterParameter, _Mapping]] = ..., pooling_param: _Optional[_Union[PoolingParameter, _Mapping]] = ..., power_param: _Optional[_Union[PowerParameter, _Mapping]] = ..., prelu_param: _Optional[_Union[PReLUParameter, _Mapping]] = ..., python_param: _Optional[_Union[PythonParameter, _Mapping]] = ..., recurrent_param: _Optional[_Union[RecurrentParameter, _Mapping]] = ..., reduction_param: _Optional[_Union[ReductionParameter, _Mapping]] = ..., relu_param: _Optional[_Union[ReLUParameter, _Mapping]] = ..., reshape_param: _Optional[_Union[ReshapeParameter, _Mapping]] = ..., scale_param: _Optional[_Union[ScaleParameter, _Mapping]] = ..., sigmoid_param: _Optional[_Union[SigmoidParameter, _Mapping]] = ..., softmax_param: _Optional[_Union[SoftmaxParameter, _Mapping]] = ..., spp_param: _Optional[_Union[SPPParameter, _Mapping]] = ..., slice_param: _Optional[_Union[SliceParameter, _Mapping]] = ..., tanh_param: _Optional[_Union[TanHParameter, _Mapping]] = ..., threshold_param: _Optional[_Union[ThresholdParameter, _Mapping]] = ..., tile_param: _Optional[_Union[TileParameter, _Mapping]] = ..., window_data_param: _Optional[_Union[WindowDataParameter, _Mapping]] = ..., swish_param: _Optional[_Union[SwishParameter, _Mapping]] = ..., clip_param: _Optional[_Union[ClipParameter, _Mapping]] = ..., annotated_data_param: _Optional[_Union[AnnotatedDataParameter, _Mapping]] = ..., multibox_loss_param: _Optional[_Union[MultiBoxLossParameter, _Mapping]] = ..., permute_param: _Optional[_Union[PermuteParameter, _Mapping]] = ..., prior_box_param: _Optional[_Union[PriorBoxParameter, _Mapping]] = ..., detection_output_param: _Optional[_Union[DetectionOutputParameter, _Mapping]] = ..., detection_evaluate_param: _Optional[_Union[DetectionEvaluateParameter, _Mapping]] = ..., norm_param: _Optional[_Union[NormalizeParameter, _Mapping]] = ..., video_data_param: _Optional[_Union[VideoDataParameter, _Mapping]] = ..., roi_pooling_param: _Optional[_Union[ROIPoolingParameter, _Mapping]] = ..., smooth_l1_loss_param: _Optional[_Union[SmoothL1LossParameter, _Mapping]] = ..., box_annotator_ohem_param: _Optional[_Union[BoxAnnotatorOHEMParameter, _Mapping]] = ..., psroi_pooling_param: _Optional[_Union[PSROIPoolingParameter, _Mapping]] = ..., adaptive_bias_channel_param: _Optional[_Union[AdaptiveBiasChannelParameter, _Mapping]] = ..., bias_channel_param: _Optional[_Union[BiasChannelParameter, _Mapping]] = ..., bn_param: _Optional[_Union[BNParameter, _Mapping]] = ..., dense_crf_param: _Optional[_Union[DenseCRFParameter, _Mapping]] = ..., domain_transform_param: _Optional[_Union[DomainTransformParameter, _Mapping]] = ..., interp_param: _Optional[_Union[InterpParameter, _Mapping]] = ..., mat_read_param: _Optional[_Union[MatReadParameter, _Mapping]] = ..., mat_write_param: _Optional[_Union[MatWriteParameter, _Mapping]] = ..., seg_accuracy_param: _Optional[_Union[SegAccuracyParameter, _Mapping]] = ..., unique_label_param: _Optional[_Union[UniqueLabelParameter, _Mapping]] = ..., dense_image_data_param: _Optional[_Union[DenseImageDataParameter, _Mapping]] = ..., upsample_param: _Optional[_Union[UpsampleParameter, _Mapping]] = ..., reorg_param: _Optional[_Union[ReorgParameter, _Mapping]] = ..., relu6_param: _Optional[_Union[ReLU6Parameter, _Mapping]] = ..., region_loss_param: _Optional[_Union[RegionLossParameter, _Mapping]] = ..., yolo_detection_output_param: _Optional[_Union[YoloDetectionOutputParameter, _Mapping]] = ..., yolov3_detection_output_param: _Optional[_Union[Yolov3DetectionOutputParameter, _Mapping]] = ..., yolov3_param: _Optional[_Union[Yolov3Parameter, _Mapping]] = ..., yolo_seg_param: _Optional[_Union[YoloSegParameter, _Mapping]] = ..., shuffle_channel_param: _Optional[_Union[ShuffleChannelParameter, _Mapping]] = ..., proposal_param: _Optional[_Union[ProposalParameter, _Mapping]] = ..., mmd_param: _Optional[_Union[MMDParameter, _Mapping]] = ..., entropy_param: _Optional[_Union[EntropyParameter, _Mapping]] = ..., gradient_scaler_param: _Optional[_Union[GradientScalerParameter, _Mapping]] = ..., jmmd_param: _Optional[_Union[JMMDParameter, _Mapping]] = ..., multimodal_batch_norm_param: _Optional[_Union[MultiModalBatchNormParameter, _Mapping]] = ..., cpm_transform_param: _Optional[_Union[CPMTransformationParameter, _Mapping]] = ..., op_transform_param: _Optional[_Union[OPTransformationParameter, _Mapping]] = ..., seg_data_param: _Optional[_Union[SegDataParameter, _Mapping]] = ..., batch_reduction_param: _Optional[_Union[BatchReductionParameter, _Mapping]] = ..., center_loss_param: _Optional[_Union[CenterLossParameter, _Mapping]] = ..., margin_inner_product_param: _Optional[_Union[MarginInnerProductParameter, _Mapping]] = ..., forward_type: _Optional[_Union[Type, str]] = ..., backward_type: _Optional[_Union[Type, str]] = ..., forward_math: _Optional[_Union[Type, str]] = ..., backward_math: _Optional[_Union[Type, str]] = ..., debug: _Optional[bool] = ..., cudnn_math_override: _Optional[int] = ..., detectnet_groundtruth_param: _Optional[_Union[DetectNetGroundTruthParameter, _Mapping]] = ..., detectnet_augmentation_param: _Optional[_Union[DetectNetAugmentationParameter, _Mapping]] = ..., engine: _Optional[str] = ..., split_param: _Optional[_Union[SplitParameter, _Mapping]] = ...) -> None: ...
+    coeff_schedule_param: CoeffScheduleParameter
+    augmentation_param: AugmentationParameter
+    correlation_param: CorrelationParameter
+    l1_loss_param: L1LossParameter
+    writer_param: WriterParameter
+    reader_param: ReaderParameter
+    mean_param: MeanParameter
+    resample_param: ResampleParameter
+    downsample_param: DownsampleParameter
+    lpq_loss_param: LpqLossParameter
+    flow_warp_param: FlowWarpParameter
+    reshape_every_iter: bool
+    quantization_param: QuantizationParameter
+    deformable_convolution_param: DeformableConvolutionParameter
+    focal_loss_param: FocalLossParameter
+    def __init__(self, name: _Optional[str] = ..., type: _Optional[str] = ..., bottom: _Optional[_Iterable[str]] = ..., top: _Optional[_Iterable[str]] = ..., phase: _Optional[_Union[Phase, str]] = ..., loss_weight: _Optional[_Iterable[float]] = ..., param: _Optional[_Iterable[_Union[ParamSpec, _Mapping]]] = ..., blobs: _Optional[_Iterable[_Union[BlobProto, _Mapping]]] = ..., propagate_down: _Optional[_Iterable[bool]] = ..., include: _Optional[_Iterable[_Union[NetStateRule, _Mapping]]] = ..., exclude: _Optional[_Iterable[_Union[NetStateRule, _Mapping]]] = ..., transform_param: _Optional[_Union[TransformationParameter, _Mapping]] = ..., loss_param: _Optional[_Union[LossParameter, _Mapping]] = ..., accuracy_param: _Optional[_Union[AccuracyParameter, _Mapping]] = ..., argmax_param: _Optional[_Union[ArgMaxParameter, _Mapping]] = ..., batch_norm_param: _Optional[_Union[BatchNormParameter, _Mapping]] = ..., bias_param: _Optional[_Union[BiasParameter, _Mapping]] = ..., concat_param: _Optional[_Union[ConcatParameter, _Mapping]] = ..., contrastive_loss_param: _Optional[_Union[ContrastiveLossParameter, _Mapping]] = ..., convolution_param: _Optional[_Union[ConvolutionParameter, _Mapping]] = ..., crop_param: _Optional[_Union[CropParameter, _Mapping]] = ..., data_param: _Optional[_Union[DataParameter, _Mapping]] = ..., dial_param: _Optional[_Union[DialParameter, _Mapping]] = ..., dropout_param: _Optional[_Union[DropoutParameter, _Mapping]] = ..., dummy_data_param: _Optional[_Union[DummyDataParameter, _Mapping]] = ..., eltwise_param: _Optional[_Union[EltwiseParameter, _Mapping]] = ..., elu_param: _Optional[_Union[ELUParameter, _Mapping]] = ..., embed_param: _Optional[_Union[EmbedParameter, _Mapping]] = ..., exp_param: _Optional[_Union[ExpParameter, _Mapping]] = ..., flatten_param: _Optional[_Union[FlattenParameter, _Mapping]] = ..., hdf5_data_param: _Optional[_Union[HDF5DataParameter, _Mapping]] = ..., hdf5_output_param: _Optional[_Union[HDF5OutputParameter, _Mapping]] = ..., hinge_loss_param: _Optional[_Union[HingeLossParameter, _Mapping]] = ..., image_data_param: _Optional[_Union[ImageDataParameter, _Mapping]] = ..., infogain_loss_param: _Optional[_Union[InfogainLossParameter, _Mapping]] = ..., inner_product_param: _Optional[_Union[InnerProductParameter, _Mapping]] = ..., input_param: _Optional[_Union[InputParameter, _Mapping]] = ..., log_param: _Optional[_Union[LogParameter, _Mapping]] = ..., lrn_param: _Optional[_Union[LRNParameter, _Mapping]] = ..., memory_data_param: _Optional[_Union[MemoryDataParameter, _Mapping]] = ..., mvn_param: _Optional[_Union[MVNParameter, _Mapping]] = ..., parameter_param: _Optional[_Union[ParameterParameter, _Mapping]] = ..., pooling_param: _Optional[_Union[PoolingParameter, _Mapping]] = ..., power_param: _Optional[_Union[PowerParameter, _Mapping]] = ..., prelu_param: _Optional[_Union[PReLUParameter, _Mapping]] = ..., python_param: _Optional[_Union[PythonParameter, _Mapping]] = ..., recurrent_param: _Optional[_Union[RecurrentParameter, _Mapping]] = ..., reduction_param: _Optional[_Union[ReductionParameter, _Mapping]] = ..., relu_param: _Optional[_Union[ReLUParameter, _Mapping]] = ..., reshape_param: _Optional[_Union[ReshapeParameter, _Mapping]] = ..., scale_param: _Optional[_Union[ScaleParameter, _Mapping]] = ..., sigmoid_param: _Optional[_Union[SigmoidParameter, _Mapping]] = ..., softmax_param: _Optional[_Union[SoftmaxParameter, _Mapping]] = ..., spp_param: _Optional[_Union[SPPParameter, _Mapping]] = ..., slice_param: _Optional[_Union[SliceParameter, _Mapping]] = ..., tanh_param: _Optional[_Union[TanHParameter, _Mapping]] = ..., threshold_param: _Optional[_Union[ThresholdParameter, _Mapping]] = ..., tile_param: _Optional[_Union[TileParameter, _Mapping]] = ..., window_data_param: _Optional[_Union[WindowDataParameter, _Mapping]] = ..., swish_param: _Optional[_Union[SwishParameter, _Mapping]] = ..., clip_param: _Optional[_Union[ClipParameter, _Mapping]] = ..., annotated_data_param: _Optional[_Union[AnnotatedDataParameter, _Mapping]] = ..., multibox_loss_param: _Optional[_Union[MultiBoxLossParameter, _Mapping]] = ..., permute_param: _Optional[_Union[PermuteParameter, _Mapping]] = ..., prior_box_param: _Optional[_Union[PriorBoxParameter, _Mapping]] = ..., detection_output_param: _Optional[_Union[DetectionOutputParameter, _Mapping]] = ..., detection_evaluate_param: _Optional[_Union[DetectionEvaluateParameter, _Mapping]] = ..., norm_param: _Optional[_Union[NormalizeParameter, _Mapping]] = ..., video_data_param: _Optional[_Union[VideoDataParameter, _Mapping]] = ..., roi_pooling_param: _Optional[_Union[ROIPoolingParameter, _Mapping]] = ..., smooth_l1_loss_param: _Optional[_Union[SmoothL1LossParameter, _Mapping]] = ..., box_annotator_ohem_param: _Optional[_Union[BoxAnnotatorOHEMParameter, _Mapping]] = ..., psroi_pooling_param: _Optional[_Union[PSROIPoolingParameter, _Mapping]] = ..., adaptive_bias_channel_param: _Optional[_Union[AdaptiveBiasChannelParameter, _Mapping]] = ..., bias_channel_param: _Optional[_Union[BiasChannelParameter, _Mapping]] = ..., bn_param: _Optional[_Union[BNParameter, _Mapping]] = ..., dense_crf_param: _Optional[_Union[DenseCRFParameter, _Mapping]] = ..., domain_transform_param: _Optional[_Union[DomainTransformParameter, _Mapping]] = ..., interp_param: _Optional[_Union[InterpParameter, _Mapping]] = ..., mat_read_param: _Optional[_Union[MatReadParameter, _Mapping]] = ..., mat_write_param: _Optional[_Union[MatWriteParameter, _Mapping]] = ..., seg_accuracy_param: _Optional[_Union[SegAccuracyParameter, _Mapping]] = ..., unique_label_param: _Optional[_Union[UniqueLabelParameter, _Mapping]] = ..., dense_image_data_param: _Optional[_Union[DenseImageDataParameter, _Mapping]] = ..., upsample_param: _Optional[_Union[UpsampleParameter, _Mapping]] = ..., reorg_param: _Optional[_Union[ReorgParameter, _Mapping]] = ..., relu6_param: _Optional[_Union[ReLU6Parameter, _Mapping]] = ..., eval_detection_param: _Optional[_Union[EvalDetectionParameter, _Mapping]] = ..., region_loss_param: _Optional[_Union[RegionLossParameter, _Mapping]] = ..., yolo_detection_output_param: _Optional[_Union[YoloDetectionOutputParameter, _Mapping]] = ..., yolov3_detection_output_param: _Optional[_Union[Yolov3DetectionOutputParameter, _Mapping]] = ..., yolov3_param: _Optional[_Union[Yolov3Parameter, _Mapping]] = ..., yolo_seg_param: _Optional[_Union[YoloSegParameter, _Mapping]] = ..., shuffle_channel_param: _Optional[_Union[ShuffleChannelParameter, _Mapping]] = ..., proposal_param: _Optional[_Union[ProposalParameter, _Mapping]] = ..., mmd_param: _Optional[_Union[MMDParameter, _Mapping]] = ..., entropy_param: _Optional[_Union[EntropyParameter, _Mapping]] = ..., gradient_scaler_param: _Optional[_Union[GradientScalerParameter, _Mapping]] = ..., jmmd_param: _Optional[_Union[JMMDParameter, _Mapping]] = ..., multimodal_batch_norm_param: _Optional[_Union[MultiModalBatchNormParameter, _Mapping]] = ..., cpm_transform_param: _Optional[_Union[CPMTransformationParameter, _Mapping]] = ..., op_transform_param: _Optional[_Union[OPTransformationParameter, _Mapping]] = ..., seg_data_param: _Optional[_Union[SegDataParameter, _Mapping]] = ..., batch_reduction_param: _Optional[_Union[BatchReductionParameter, _Mapping]] = ..., center_loss_param: _Optional[_Union[CenterLossParameter, _Mapping]] = ..., margin_inner_product_param: _Optional[_Union[MarginInnerProductParameter, _Mapping]] = ..., forward_type: _Optional[_Union[Type, str]] = ..., backward_type: _Optional[_Union[Type, str]] = ..., forward_math: _Optional[_Union[Type, str]] = ..., backward_math: _Optional[_Union[Type, str]] = ..., debug: _Optional[bool] = ..., cudnn_math_override: _Optional[int] = ..., detectnet_groundtruth_param: _Optional[_Union[DetectNetGroundTruthParameter, _Mapping]] = ..., detectnet_augmentation_param: _Optional[_Union[DetectNetAugmentationParameter, _Mapping]] = ..., engine: _Optional[str] = ..., split_param: _Optional[_Union[SplitParameter, _Mapping]] = ..., coeff_schedule_param: _Optional[_Union[CoeffScheduleParameter, _Mapping]] = ..., augmentation_param: _Optional[_Union[AugmentationParameter, _Mapping]] = ..., correlation_param: _Optional[_Union[CorrelationParameter, _Mapping]] = ..., l1_loss_param: _Optional[_Union[L1LossParameter, _Mapping]] = ..., writer_param: _Optional[_Union[WriterParameter, _Mapping]] = ..., reader_param: _Optional[_Union[ReaderParameter, _Mapping]] = ..., mean_param: _Optional[_Union[MeanParameter, _Mapping]] = ..., resample_param: _Optional[_Union[ResampleParameter, _Mapping]] = ..., downsample_param: _Optional[_Union[DownsampleParameter, _Mapping]] = ..., lpq_loss_param: _Optional[_Union[LpqLossParameter, _Mapping]] = ..., flow_warp_param: _Optional[_Union[FlowWarpParameter, _Mapping]] = ..., reshape_every_iter: _Optional[bool] = ..., quantization_param: _Optional[_Union[QuantizationParameter, _Mapping]] = ..., deformable_convolution_param: _Optional[_Union[DeformableConvolutionParameter, _Mapping]] = ..., focal_loss_param: _Optional[_Union[FocalLossParameter, _Mapping]] = ...) -> None: ...
 
 class TransformationParameter(_message.Message):
     __slots__ = ("scale", "mirror", "crop_size", "mean_file", "mean_value", "force_color", "force_gray", "crop_h", "crop_w", "resize_param", "noise_param", "distort_param", "expand_param", "emit_constraint", "scale_factors", "crop_width", "crop_height", "fix_crop", "more_fix_crop", "multi_scale", "scale_ratios", "max_distort", "is_flow", "original_image", "stride", "upper_size", "upper_height", "upper_width", "img_rand_resize_lower", "img_rand_resize_upper", "var_sz_img_enabled", "use_gpu_transform", "random_seed", "display", "num_labels")
@@ -910,7 +944,7 @@ class CropParameter(_message.Message):
     def __init__(self, axis: _Optional[int] = ..., offset: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class DataParameter(_message.Message):
-    __slots__ = ("source", "batch_size", "rand_skip", "backend", "scale", "mean_file", "crop_size", "mirror", "force_encoded_color", "prefetch", "cursor", "shuffle", "threads", "parser_threads", "cache")
+    __slots__ = ("source", "batch_size", "rand_skip", "backend", "scale", "mean_file", "crop_size", "mirror", "force_encoded_color", "prefetch", "side", "cursor", "shuffle", "threads", "parser_threads", "cache")
     class DB(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         LEVELDB: _ClassVar[DataParameter.DB]
@@ -933,6 +967,7 @@ class DataParameter(_message.Message):
     MIRROR_FIELD_NUMBER: _ClassVar[int]
     FORCE_ENCODED_COLOR_FIELD_NUMBER: _ClassVar[int]
     PREFETCH_FIELD_NUMBER: _ClassVar[int]
+    SIDE_FIELD_NUMBER: _ClassVar[int]
     CURSOR_FIELD_NUMBER: _ClassVar[int]
     SHUFFLE_FIELD_NUMBER: _ClassVar[int]
     THREADS_FIELD_NUMBER: _ClassVar[int]
@@ -948,12 +983,13 @@ class DataParameter(_message.Message):
     mirror: bool
     force_encoded_color: bool
     prefetch: int
+    side: _containers.RepeatedScalarFieldContainer[int]
     cursor: DataParameter.CURSOR_TYPE
     shuffle: bool
     threads: int
     parser_threads: int
     cache: bool
-    def __init__(self, source: _Optional[str] = ..., batch_size: _Optional[int] = ..., rand_skip: _Optional[int] = ..., backend: _Optional[_Union[DataParameter.DB, str]] = ..., scale: _Optional[float] = ..., mean_file: _Optional[str] = ..., crop_size: _Optional[int] = ..., mirror: _Optional[bool] = ..., force_encoded_color: _Optional[bool] = ..., prefetch: _Optional[int] = ..., cursor: _Optional[_Union[DataParameter.CURSOR_TYPE, str]] = ..., shuffle: _Optional[bool] = ..., threads: _Optional[int] = ..., parser_threads: _Optional[int] = ..., cache: _Optional[bool] = ...) -> None: ...
+    def __init__(self, source: _Optional[str] = ..., batch_size: _Optional[int] = ..., rand_skip: _Optional[int] = ..., backend: _Optional[_Union[DataParameter.DB, str]] = ..., scale: _Optional[float] = ..., mean_file: _Optional[str] = ..., crop_size: _Optional[int] = ..., mirror: _Optional[bool] = ..., force_encoded_color: _Optional[bool] = ..., prefetch: _Optional[int] = ..., side: _Optional[_Iterable[int]] = ..., cursor: _Optional[_Union[DataParameter.CURSOR_TYPE, str]] = ..., shuffle: _Optional[bool] = ..., threads: _Optional[int] = ..., parser_threads: _Optional[int] = ..., cache: _Optional[bool] = ...) -> None: ...
 
 class DropoutParameter(_message.Message):
     __slots__ = ("dropout_ratio", "scale_train", "sample_weights_test")
@@ -1954,7 +1990,7 @@ class LabelMapItem(_message.Message):
     def __init__(self, name: _Optional[str] = ..., label: _Optional[int] = ..., display_name: _Optional[str] = ...) -> None: ...
 
 class MultiBoxLossParameter(_message.Message):
-    __slots__ = ("loc_loss_type", "conf_loss_type", "loc_weight", "num_classes", "share_location", "match_type", "overlap_threshold", "use_prior_for_matching", "background_label_id", "use_difficult_gt", "do_neg_mining", "neg_pos_ratio", "neg_overlap", "code_type", "encode_variance_in_target", "map_object_to_agnostic", "ignore_cross_boundary_bbox", "bp_inside", "mining_type", "nms_param", "sample_size", "use_prior_for_nms")
+    __slots__ = ("loc_loss_type", "conf_loss_type", "loc_weight", "num_classes", "share_location", "match_type", "overlap_threshold", "use_prior_for_matching", "background_label_id", "use_difficult_gt", "do_neg_mining", "neg_pos_ratio", "neg_overlap", "code_type", "encode_variance_in_target", "map_object_to_agnostic", "ignore_cross_boundary_bbox", "bp_inside", "mining_type", "nms_param", "sample_size", "use_prior_for_nms", "objectness_score")
     class LocLossType(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         L2: _ClassVar[MultiBoxLossParameter.LocLossType]
@@ -2003,6 +2039,7 @@ class MultiBoxLossParameter(_message.Message):
     NMS_PARAM_FIELD_NUMBER: _ClassVar[int]
     SAMPLE_SIZE_FIELD_NUMBER: _ClassVar[int]
     USE_PRIOR_FOR_NMS_FIELD_NUMBER: _ClassVar[int]
+    OBJECTNESS_SCORE_FIELD_NUMBER: _ClassVar[int]
     loc_loss_type: MultiBoxLossParameter.LocLossType
     conf_loss_type: MultiBoxLossParameter.ConfLossType
     loc_weight: float
@@ -2025,7 +2062,8 @@ class MultiBoxLossParameter(_message.Message):
     nms_param: NonMaximumSuppressionParameter
     sample_size: int
     use_prior_for_nms: bool
-    def __init__(self, loc_loss_type: _Optional[_Union[MultiBoxLossParameter.LocLossType, str]] = ..., conf_loss_type: _Optional[_Union[MultiBoxLossParameter.ConfLossType, str]] = ..., loc_weight: _Optional[float] = ..., num_classes: _Optional[int] = ..., share_location: _Optional[bool] = ..., match_type: _Optional[_Union[MultiBoxLossParameter.MatchType, str]] = ..., overlap_threshold: _Optional[float] = ..., use_prior_for_matching: _Optional[bool] = ..., background_label_id: _Optional[int] = ..., use_difficult_gt: _Optional[bool] = ..., do_neg_mining: _Optional[bool] = ..., neg_pos_ratio: _Optional[float] = ..., neg_overlap: _Optional[float] = ..., code_type: _Optional[_Union[PriorBoxParameter.CodeType, str]] = ..., encode_variance_in_target: _Optional[bool] = ..., map_object_to_agnostic: _Optional[bool] = ..., ignore_cross_boundary_bbox: _Optional[bool] = ..., bp_inside: _Optional[bool] = ..., mining_type: _Optional[_Union[MultiBoxLossParameter.MiningType, str]] = ..., nms_param: _Optional[_Union[NonMaximumSuppressionParameter, _Mapping]] = ..., sample_size: _Optional[int] = ..., use_prior_for_nms: _Optional[bool] = ...) -> None: ...
+    objectness_score: float
+    def __init__(self, loc_loss_type: _Optional[_Union[MultiBoxLossParameter.LocLossType, str]] = ..., conf_loss_type: _Optional[_Union[MultiBoxLossParameter.ConfLossType, str]] = ..., loc_weight: _Optional[float] = ..., num_classes: _Optional[int] = ..., share_location: _Optional[bool] = ..., match_type: _Optional[_Union[MultiBoxLossParameter.MatchType, str]] = ..., overlap_threshold: _Optional[float] = ..., use_prior_for_matching: _Optional[bool] = ..., background_label_id: _Optional[int] = ..., use_difficult_gt: _Optional[bool] = ..., do_neg_mining: _Optional[bool] = ..., neg_pos_ratio: _Optional[float] = ..., neg_overlap: _Optional[float] = ..., code_type: _Optional[_Union[PriorBoxParameter.CodeType, str]] = ..., encode_variance_in_target: _Optional[bool] = ..., map_object_to_agnostic: _Optional[bool] = ..., ignore_cross_boundary_bbox: _Optional[bool] = ..., bp_inside: _Optional[bool] = ..., mining_type: _Optional[_Union[MultiBoxLossParameter.MiningType, str]] = ..., nms_param: _Optional[_Union[NonMaximumSuppressionParameter, _Mapping]] = ..., sample_size: _Optional[int] = ..., use_prior_for_nms: _Optional[bool] = ..., objectness_score: _Optional[float] = ...) -> None: ...
 
 class DetectionEvaluateParameter(_message.Message):
     __slots__ = ("num_classes", "background_label_id", "overlap_threshold", "evaluate_difficult_gt", "name_size_file", "resize_param")
@@ -2230,7 +2268,7 @@ class PriorBoxParameter(_message.Message):
     def __init__(self, min_size: _Optional[_Iterable[float]] = ..., max_size: _Optional[_Iterable[float]] = ..., aspect_ratio: _Optional[_Iterable[float]] = ..., flip: _Optional[bool] = ..., clip: _Optional[bool] = ..., variance: _Optional[_Iterable[float]] = ..., img_size: _Optional[int] = ..., img_h: _Optional[int] = ..., img_w: _Optional[int] = ..., step: _Optional[float] = ..., step_h: _Optional[float] = ..., step_w: _Optional[float] = ..., offset: _Optional[float] = ...) -> None: ...
 
 class DetectionOutputParameter(_message.Message):
-    __slots__ = ("num_classes", "share_location", "background_label_id", "nms_param", "save_output_param", "code_type", "variance_encoded_in_target", "keep_top_k", "confidence_threshold", "visualize", "visualize_threshold", "save_file")
+    __slots__ = ("num_classes", "share_location", "background_label_id", "nms_param", "save_output_param", "code_type", "variance_encoded_in_target", "keep_top_k", "confidence_threshold", "visualize", "visualize_threshold", "save_file", "objectness_score")
     NUM_CLASSES_FIELD_NUMBER: _ClassVar[int]
     SHARE_LOCATION_FIELD_NUMBER: _ClassVar[int]
     BACKGROUND_LABEL_ID_FIELD_NUMBER: _ClassVar[int]
@@ -2243,6 +2281,7 @@ class DetectionOutputParameter(_message.Message):
     VISUALIZE_FIELD_NUMBER: _ClassVar[int]
     VISUALIZE_THRESHOLD_FIELD_NUMBER: _ClassVar[int]
     SAVE_FILE_FIELD_NUMBER: _ClassVar[int]
+    OBJECTNESS_SCORE_FIELD_NUMBER: _ClassVar[int]
     num_classes: int
     share_location: bool
     background_label_id: int
@@ -2255,7 +2294,8 @@ class DetectionOutputParameter(_message.Message):
     visualize: bool
     visualize_threshold: float
     save_file: str
-    def __init__(self, num_classes: _Optional[int] = ..., share_location: _Optional[bool] = ..., background_label_id: _Optional[int] = ..., nms_param: _Optional[_Union[NonMaximumSuppressionParameter, _Mapping]] = ..., save_output_param: _Optional[_Union[SaveOutputParameter, _Mapping]] = ..., code_type: _Optional[_Union[PriorBoxParameter.CodeType, str]] = ..., variance_encoded_in_target: _Optional[bool] = ..., keep_top_k: _Optional[int] = ..., confidence_threshold: _Optional[float] = ..., visualize: _Optional[bool] = ..., visualize_threshold: _Optional[float] = ..., save_file: _Optional[str] = ...) -> None: ...
+    objectness_score: float
+    def __init__(self, num_classes: _Optional[int] = ..., share_location: _Optional[bool] = ..., background_label_id: _Optional[int] = ..., nms_param: _Optional[_Union[NonMaximumSuppressionParameter, _Mapping]] = ..., save_output_param: _Optional[_Union[SaveOutputParameter, _Mapping]] = ..., code_type: _Optional[_Union[PriorBoxParameter.CodeType, str]] = ..., variance_encoded_in_target: _Optional[bool] = ..., keep_top_k: _Optional[int] = ..., confidence_threshold: _Optional[float] = ..., visualize: _Optional[bool] = ..., visualize_threshold: _Optional[float] = ..., save_file: _Optional[str] = ..., objectness_score: _Optional[float] = ...) -> None: ...
 
 class NonMaximumSuppressionParameter(_message.Message):
     __slots__ = ("nms_threshold", "top_k", "eta")
@@ -2404,7 +2444,7 @@ class BiasChannelParameter(_message.Message):
     def __init__(self, bg_bias: _Optional[float] = ..., fg_bias: _Optional[float] = ..., ignore_label: _Optional[_Iterable[int]] = ..., label_type: _Optional[_Union[BiasChannelParameter.LabelType, str]] = ..., background_label: _Optional[int] = ...) -> None: ...
 
 class BNParameter(_message.Message):
-    __slots__ = ("slope_filler", "bias_filler", "momentum", "eps", "frozen", "engine", "bn_mode", "scale_filler", "shift_filler")
+    __slots__ = ("slope_filler", "bias_filler", "momentum", "eps", "frozen", "engine", "bn_mode", "scale_filler", "shift_filler", "var_eps", "moving_average", "decay")
     class Engine(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         DEFAULT: _ClassVar[BNParameter.Engine]
@@ -2428,6 +2468,9 @@ class BNParameter(_message.Message):
     BN_MODE_FIELD_NUMBER: _ClassVar[int]
     SCALE_FILLER_FIELD_NUMBER: _ClassVar[int]
     SHIFT_FILLER_FIELD_NUMBER: _ClassVar[int]
+    VAR_EPS_FIELD_NUMBER: _ClassVar[int]
+    MOVING_AVERAGE_FIELD_NUMBER: _ClassVar[int]
+    DECAY_FIELD_NUMBER: _ClassVar[int]
     slope_filler: FillerParameter
     bias_filler: FillerParameter
     momentum: float
@@ -2437,7 +2480,10 @@ class BNParameter(_message.Message):
     bn_mode: BNParameter.BNMode
     scale_filler: FillerParameter
     shift_filler: FillerParameter
-    def __init__(self, slope_filler: _Optional[_Union[FillerParameter, _Mapping]] = ..., bias_filler: _Optional[_Union[FillerParameter, _Mapping]] = ..., momentum: _Optional[float] = ..., eps: _Optional[float] = ..., frozen: _Optional[bool] = ..., engine: _Optional[_Union[BNParameter.Engine, str]] = ..., bn_mode: _Optional[_Union[BNParameter.BNMode, str]] = ..., scale_filler: _Optional[_Union[FillerParameter, _Mapping]] = ..., shift_filler: _Optional[_Union[FillerParameter, _Mapping]] = ...) -> None: ...
+    var_eps: float
+    moving_average: bool
+    decay: float
+    def __init__(self, slope_filler: _Optional[_Union[FillerParameter, _Mapping]] = ..., bias_filler: _Optional[_Union[FillerParameter, _Mapping]] = ..., momentum: _Optional[float] = ..., eps: _Optional[float] = ..., frozen: _Optional[bool] = ..., engine: _Optional[_Union[BNParameter.Engine, str]] = ..., bn_mode: _Optional[_Union[BNParameter.BNMode, str]] = ..., scale_filler: _Optional[_Union[FillerParameter, _Mapping]] = ..., shift_filler: _Optional[_Union[FillerParameter, _Mapping]] = ..., var_eps: _Optional[float] = ..., moving_average: _Optional[bool] = ..., decay: _Optional[float] = ...) -> None: ...
 
 class DenseCRFParameter(_message.Message):
     __slots__ = ("max_iter", "pos_xy_std", "pos_w", "bi_xy_std", "bi_rgb_std", "bi_w", "output_probability")
@@ -2716,6 +2762,36 @@ class YoloSegParameter(_message.Message):
     use_logic_gradient: bool
     use_hardsigmoid: bool
     def __init__(self, num_class: _Optional[int] = ..., object_scale: _Optional[float] = ..., class_scale: _Optional[float] = ..., use_logic_gradient: _Optional[bool] = ..., use_hardsigmoid: _Optional[bool] = ...) -> None: ...
+
+class EvalDetectionParameter(_message.Message):
+    __slots__ = ("side", "num_class", "num_object", "threshold", "sqrt", "constriant", "score_type", "nms", "biases")
+    class ScoreType(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        OBJ: _ClassVar[EvalDetectionParameter.ScoreType]
+        PROB: _ClassVar[EvalDetectionParameter.ScoreType]
+        MULTIPLY: _ClassVar[EvalDetectionParameter.ScoreType]
+    OBJ: EvalDetectionParameter.ScoreType
+    PROB: EvalDetectionParameter.ScoreType
+    MULTIPLY: EvalDetectionParameter.ScoreType
+    SIDE_FIELD_NUMBER: _ClassVar[int]
+    NUM_CLASS_FIELD_NUMBER: _ClassVar[int]
+    NUM_OBJECT_FIELD_NUMBER: _ClassVar[int]
+    THRESHOLD_FIELD_NUMBER: _ClassVar[int]
+    SQRT_FIELD_NUMBER: _ClassVar[int]
+    CONSTRIANT_FIELD_NUMBER: _ClassVar[int]
+    SCORE_TYPE_FIELD_NUMBER: _ClassVar[int]
+    NMS_FIELD_NUMBER: _ClassVar[int]
+    BIASES_FIELD_NUMBER: _ClassVar[int]
+    side: int
+    num_class: int
+    num_object: int
+    threshold: float
+    sqrt: bool
+    constriant: bool
+    score_type: EvalDetectionParameter.ScoreType
+    nms: float
+    biases: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, side: _Optional[int] = ..., num_class: _Optional[int] = ..., num_object: _Optional[int] = ..., threshold: _Optional[float] = ..., sqrt: _Optional[bool] = ..., constriant: _Optional[bool] = ..., score_type: _Optional[_Union[EvalDetectionParameter.ScoreType, str]] = ..., nms: _Optional[float] = ..., biases: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class ShuffleChannelParameter(_message.Message):
     __slots__ = ("group",)
@@ -3071,6 +3147,32 @@ class DetectNetAugmentationParameter(_message.Message):
     desaturation_max: float
     def __init__(self, crop_prob: _Optional[float] = ..., shift_x: _Optional[int] = ..., shift_y: _Optional[int] = ..., scale_prob: _Optional[float] = ..., scale_min: _Optional[float] = ..., scale_max: _Optional[float] = ..., flip_prob: _Optional[float] = ..., rotation_prob: _Optional[float] = ..., max_rotate_degree: _Optional[float] = ..., hue_rotation_prob: _Optional[float] = ..., hue_rotation: _Optional[float] = ..., desaturation_prob: _Optional[float] = ..., desaturation_max: _Optional[float] = ...) -> None: ...
 
+class MultinodeParameter(_message.Message):
+    __slots__ = ("model_parallel", "compress_layer_type_list")
+    MODEL_PARALLEL_FIELD_NUMBER: _ClassVar[int]
+    COMPRESS_LAYER_TYPE_LIST_FIELD_NUMBER: _ClassVar[int]
+    model_parallel: _containers.RepeatedCompositeFieldContainer[MnModelParallelParameter]
+    compress_layer_type_list: MnParamGradCompressLayerTypeList
+    def __init__(self, model_parallel: _Optional[_Iterable[_Union[MnModelParallelParameter, _Mapping]]] = ..., compress_layer_type_list: _Optional[_Union[MnParamGradCompressLayerTypeList, _Mapping]] = ...) -> None: ...
+
+class MnModelParallelParameter(_message.Message):
+    __slots__ = ("layer_from", "layer_to", "num_nodes", "model_parts")
+    LAYER_FROM_FIELD_NUMBER: _ClassVar[int]
+    LAYER_TO_FIELD_NUMBER: _ClassVar[int]
+    NUM_NODES_FIELD_NUMBER: _ClassVar[int]
+    MODEL_PARTS_FIELD_NUMBER: _ClassVar[int]
+    layer_from: str
+    layer_to: str
+    num_nodes: int
+    model_parts: int
+    def __init__(self, layer_from: _Optional[str] = ..., layer_to: _Optional[str] = ..., num_nodes: _Optional[int] = ..., model_parts: _Optional[int] = ...) -> None: ...
+
+class MnParamGradCompressLayerTypeList(_message.Message):
+    __slots__ = ("layer_type",)
+    LAYER_TYPE_FIELD_NUMBER: _ClassVar[int]
+    layer_type: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, layer_type: _Optional[_Iterable[str]] = ...) -> None: ...
+
 class CompileNetState(_message.Message):
     __slots__ = ("is_init", "bn_scale_remove", "bn_scale_merge", "kept_bn_layers")
     IS_INIT_FIELD_NUMBER: _ClassVar[int]
@@ -3098,3 +3200,361 @@ class SplitParameter(_message.Message):
     ENGINE_FIELD_NUMBER: _ClassVar[int]
     engine: SplitParameter.Engine
     def __init__(self, engine: _Optional[_Union[SplitParameter.Engine, str]] = ...) -> None: ...
+
+class AugmentationParameter(_message.Message):
+    __slots__ = ("crop_width", "crop_height", "write_augmented", "max_multiplier", "augment_during_test", "recompute_mean", "write_mean", "mean_per_pixel", "mean", "mode", "bottomwidth", "bottomheight", "num", "chromatic_eigvec", "mirror", "translate", "rotate", "zoom", "squeeze", "translate_x", "translate_y", "gamma", "brightness", "contrast", "color", "lmult_pow", "lmult_mult", "lmult_add", "sat_pow", "sat_mult", "sat_add", "col_pow", "col_mult", "col_add", "ladd_pow", "ladd_mult", "ladd_add", "col_rotate", "fog_amount", "fog_size", "motion_blur_angle", "motion_blur_size", "shadow_angle", "shadow_distance", "shadow_strength", "noise")
+    CROP_WIDTH_FIELD_NUMBER: _ClassVar[int]
+    CROP_HEIGHT_FIELD_NUMBER: _ClassVar[int]
+    WRITE_AUGMENTED_FIELD_NUMBER: _ClassVar[int]
+    MAX_MULTIPLIER_FIELD_NUMBER: _ClassVar[int]
+    AUGMENT_DURING_TEST_FIELD_NUMBER: _ClassVar[int]
+    RECOMPUTE_MEAN_FIELD_NUMBER: _ClassVar[int]
+    WRITE_MEAN_FIELD_NUMBER: _ClassVar[int]
+    MEAN_PER_PIXEL_FIELD_NUMBER: _ClassVar[int]
+    MEAN_FIELD_NUMBER: _ClassVar[int]
+    MODE_FIELD_NUMBER: _ClassVar[int]
+    BOTTOMWIDTH_FIELD_NUMBER: _ClassVar[int]
+    BOTTOMHEIGHT_FIELD_NUMBER: _ClassVar[int]
+    NUM_FIELD_NUMBER: _ClassVar[int]
+    CHROMATIC_EIGVEC_FIELD_NUMBER: _ClassVar[int]
+    MIRROR_FIELD_NUMBER: _ClassVar[int]
+    TRANSLATE_FIELD_NUMBER: _ClassVar[int]
+    ROTATE_FIELD_NUMBER: _ClassVar[int]
+    ZOOM_FIELD_NUMBER: _ClassVar[int]
+    SQUEEZE_FIELD_NUMBER: _ClassVar[int]
+    TRANSLATE_X_FIELD_NUMBER: _ClassVar[int]
+    TRANSLATE_Y_FIELD_NUMBER: _ClassVar[int]
+    GAMMA_FIELD_NUMBER: _ClassVar[int]
+    BRIGHTNESS_FIELD_NUMBER: _ClassVar[int]
+    CONTRAST_FIELD_NUMBER: _ClassVar[int]
+    COLOR_FIELD_NUMBER: _ClassVar[int]
+    LMULT_POW_FIELD_NUMBER: _ClassVar[int]
+    LMULT_MULT_FIELD_NUMBER: _ClassVar[int]
+    LMULT_ADD_FIELD_NUMBER: _ClassVar[int]
+    SAT_POW_FIELD_NUMBER: _ClassVar[int]
+    SAT_MULT_FIELD_NUMBER: _ClassVar[int]
+    SAT_ADD_FIELD_NUMBER: _ClassVar[int]
+    COL_POW_FIELD_NUMBER: _ClassVar[int]
+    COL_MULT_FIELD_NUMBER: _ClassVar[int]
+    COL_ADD_FIELD_NUMBER: _ClassVar[int]
+    LADD_POW_FIELD_NUMBER: _ClassVar[int]
+    LADD_MULT_FIELD_NUMBER: _ClassVar[int]
+    LADD_ADD_FIELD_NUMBER: _ClassVar[int]
+    COL_ROTATE_FIELD_NUMBER: _ClassVar[int]
+    FOG_AMOUNT_FIELD_NUMBER: _ClassVar[int]
+    FOG_SIZE_FIELD_NUMBER: _ClassVar[int]
+    MOTION_BLUR_ANGLE_FIELD_NUMBER: _ClassVar[int]
+    MOTION_BLUR_SIZE_FIELD_NUMBER: _ClassVar[int]
+    SHADOW_ANGLE_FIELD_NUMBER: _ClassVar[int]
+    SHADOW_DISTANCE_FIELD_NUMBER: _ClassVar[int]
+    SHADOW_STRENGTH_FIELD_NUMBER: _ClassVar[int]
+    NOISE_FIELD_NUMBER: _ClassVar[int]
+    crop_width: int
+    crop_height: int
+    write_augmented: str
+    max_multiplier: float
+    augment_during_test: bool
+    recompute_mean: int
+    write_mean: str
+    mean_per_pixel: bool
+    mean: _containers.RepeatedScalarFieldContainer[float]
+    mode: str
+    bottomwidth: int
+    bottomheight: int
+    num: int
+    chromatic_eigvec: _containers.RepeatedScalarFieldContainer[float]
+    mirror: RandomGeneratorParameter
+    translate: RandomGeneratorParameter
+    rotate: RandomGeneratorParameter
+    zoom: RandomGeneratorParameter
+    squeeze: RandomGeneratorParameter
+    translate_x: RandomGeneratorParameter
+    translate_y: RandomGeneratorParameter
+    gamma: RandomGeneratorParameter
+    brightness: RandomGeneratorParameter
+    contrast: RandomGeneratorParameter
+    color: RandomGeneratorParameter
+    lmult_pow: RandomGeneratorParameter
+    lmult_mult: RandomGeneratorParameter
+    lmult_add: RandomGeneratorParameter
+    sat_pow: RandomGeneratorParameter
+    sat_mult: RandomGeneratorParameter
+    sat_add: RandomGeneratorParameter
+    col_pow: RandomGeneratorParameter
+    col_mult: RandomGeneratorParameter
+    col_add: RandomGeneratorParameter
+    ladd_pow: RandomGeneratorParameter
+    ladd_mult: RandomGeneratorParameter
+    ladd_add: RandomGeneratorParameter
+    col_rotate: RandomGeneratorParameter
+    fog_amount: RandomGeneratorParameter
+    fog_size: RandomGeneratorParameter
+    motion_blur_angle: RandomGeneratorParameter
+    motion_blur_size: RandomGeneratorParameter
+    shadow_angle: RandomGeneratorParameter
+    shadow_distance: RandomGeneratorParameter
+    shadow_strength: RandomGeneratorParameter
+    noise: RandomGeneratorParameter
+    def __init__(self, crop_width: _Optional[int] = ..., crop_height: _Optional[int] = ..., write_augmented: _Optional[str] = ..., max_multiplier: _Optional[float] = ..., augment_during_test: _Optional[bool] = ..., recompute_mean: _Optional[int] = ..., write_mean: _Optional[str] = ..., mean_per_pixel: _Optional[bool] = ..., mean: _Optional[_Iterable[float]] = ..., mode: _Optional[str] = ..., bottomwidth: _Optional[int] = ..., bottomheight: _Optional[int] = ..., num: _Optional[int] = ..., chromatic_eigvec: _Optional[_Iterable[float]] = ..., mirror: _Optional[_Union[RandomGeneratorParameter, _Mapping]] = ..., translate: _Optional[_Union[RandomGeneratorParameter, _Mapping]] = ..., rotate: _Optional[_Union[RandomGeneratorParameter, _Mapping]] = ..., zoom: _Optional[_Union[RandomGeneratorParameter, _Mapping]] = ..., squeeze: _Optional[_Union[RandomGeneratorParameter, _Mapping]] = ..., translate_x: _Optional[_Union[RandomGeneratorParameter, _Mapping]] = ..., translate_y: _Optional[_Union[RandomGeneratorParameter, _Mapping]] = ..., gamma: _Optional[_Union[RandomGeneratorParameter, _Mapping]] = ..., brightness: _Optional[_Union[RandomGeneratorParameter, _Mapping]] = ..., contrast: _Optional[_Union[RandomGeneratorParameter, _Mapping]] = ..., color: _Optional[_Union[RandomGeneratorParameter, _Mapping]] = ..., lmult_pow: _Optional[_Union[RandomGeneratorParameter, _Mapping]] = ..., lmult_mult: _Optional[_Union[RandomGeneratorParameter, _Mapping]] = ..., lmult_add: _Optional[_Union[RandomGeneratorParameter, _Mapping]] = ..., sat_pow: _Optional[_Union[RandomGeneratorParameter, _Mapping]] = ..., sat_mult: _Optional[_Union[RandomGeneratorParameter, _Mapping]] = ..., sat_add: _Optional[_Union[RandomGeneratorParameter, _Mapping]] = ..., col_pow: _Optional[_Union[RandomGeneratorParameter, _Mapping]] = ..., col_mult: _Optional[_Union[RandomGeneratorParameter, _Mapping]] = ..., col_add: _Optional[_Union[RandomGeneratorParameter, _Mapping]] = ..., ladd_pow: _Optional[_Union[RandomGeneratorParameter, _Mapping]] = ..., ladd_mult: _Optional[_Union[RandomGeneratorParameter, _Mapping]] = ..., ladd_add: _Optional[_Union[RandomGeneratorParameter, _Mapping]] = ..., col_rotate: _Optional[_Union[RandomGeneratorParameter, _Mapping]] = ..., fog_amount: _Optional[_Union[RandomGeneratorParameter, _Mapping]] = ..., fog_size: _Optional[_Union[RandomGeneratorParameter, _Mapping]] = ..., motion_blur_angle: _Optional[_Union[RandomGeneratorParameter, _Mapping]] = ..., motion_blur_size: _Optional[_Union[RandomGeneratorParameter, _Mapping]] = ..., shadow_angle: _Optional[_Union[RandomGeneratorParameter, _Mapping]] = ..., shadow_distance: _Optional[_Union[RandomGeneratorParameter, _Mapping]] = ..., shadow_strength: _Optional[_Union[RandomGeneratorParameter, _Mapping]] = ..., noise: _Optional[_Union[RandomGeneratorParameter, _Mapping]] = ...) -> None: ...
+
+class RandomGeneratorParameter(_message.Message):
+    __slots__ = ("rand_type", "exp", "mean", "spread", "prob", "apply_schedule", "discretize", "multiplier")
+    RAND_TYPE_FIELD_NUMBER: _ClassVar[int]
+    EXP_FIELD_NUMBER: _ClassVar[int]
+    MEAN_FIELD_NUMBER: _ClassVar[int]
+    SPREAD_FIELD_NUMBER: _ClassVar[int]
+    PROB_FIELD_NUMBER: _ClassVar[int]
+    APPLY_SCHEDULE_FIELD_NUMBER: _ClassVar[int]
+    DISCRETIZE_FIELD_NUMBER: _ClassVar[int]
+    MULTIPLIER_FIELD_NUMBER: _ClassVar[int]
+    rand_type: str
+    exp: bool
+    mean: float
+    spread: float
+    prob: float
+    apply_schedule: bool
+    discretize: bool
+    multiplier: float
+    def __init__(self, rand_type: _Optional[str] = ..., exp: _Optional[bool] = ..., mean: _Optional[float] = ..., spread: _Optional[float] = ..., prob: _Optional[float] = ..., apply_schedule: _Optional[bool] = ..., discretize: _Optional[bool] = ..., multiplier: _Optional[float] = ...) -> None: ...
+
+class FlowWarpParameter(_message.Message):
+    __slots__ = ("fill_value",)
+    class FillParameter(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        ZERO: _ClassVar[FlowWarpParameter.FillParameter]
+        NOT_A_NUMBER: _ClassVar[FlowWarpParameter.FillParameter]
+    ZERO: FlowWarpParameter.FillParameter
+    NOT_A_NUMBER: FlowWarpParameter.FillParameter
+    FILL_VALUE_FIELD_NUMBER: _ClassVar[int]
+    fill_value: FlowWarpParameter.FillParameter
+    def __init__(self, fill_value: _Optional[_Union[FlowWarpParameter.FillParameter, str]] = ...) -> None: ...
+
+class LpqLossParameter(_message.Message):
+    __slots__ = ("l2_prescale_by_channels", "normalize_by_num_entries", "p_epsilon", "q_epsilon", "pq_episode_starts_at_iter", "p", "q")
+    L2_PRESCALE_BY_CHANNELS_FIELD_NUMBER: _ClassVar[int]
+    NORMALIZE_BY_NUM_ENTRIES_FIELD_NUMBER: _ClassVar[int]
+    P_EPSILON_FIELD_NUMBER: _ClassVar[int]
+    Q_EPSILON_FIELD_NUMBER: _ClassVar[int]
+    PQ_EPISODE_STARTS_AT_ITER_FIELD_NUMBER: _ClassVar[int]
+    P_FIELD_NUMBER: _ClassVar[int]
+    Q_FIELD_NUMBER: _ClassVar[int]
+    l2_prescale_by_channels: bool
+    normalize_by_num_entries: bool
+    p_epsilon: float
+    q_epsilon: float
+    pq_episode_starts_at_iter: _containers.RepeatedScalarFieldContainer[int]
+    p: _containers.RepeatedScalarFieldContainer[float]
+    q: _containers.RepeatedScalarFieldContainer[float]
+    def __init__(self, l2_prescale_by_channels: _Optional[bool] = ..., normalize_by_num_entries: _Optional[bool] = ..., p_epsilon: _Optional[float] = ..., q_epsilon: _Optional[float] = ..., pq_episode_starts_at_iter: _Optional[_Iterable[int]] = ..., p: _Optional[_Iterable[float]] = ..., q: _Optional[_Iterable[float]] = ...) -> None: ...
+
+class L1LossParameter(_message.Message):
+    __slots__ = ("l2_per_location", "l2_prescale_by_channels", "normalize_by_num_entries", "epsilon", "plateau")
+    L2_PER_LOCATION_FIELD_NUMBER: _ClassVar[int]
+    L2_PRESCALE_BY_CHANNELS_FIELD_NUMBER: _ClassVar[int]
+    NORMALIZE_BY_NUM_ENTRIES_FIELD_NUMBER: _ClassVar[int]
+    EPSILON_FIELD_NUMBER: _ClassVar[int]
+    PLATEAU_FIELD_NUMBER: _ClassVar[int]
+    l2_per_location: bool
+    l2_prescale_by_channels: bool
+    normalize_by_num_entries: bool
+    epsilon: float
+    plateau: float
+    def __init__(self, l2_per_location: _Optional[bool] = ..., l2_prescale_by_channels: _Optional[bool] = ..., normalize_by_num_entries: _Optional[bool] = ..., epsilon: _Optional[float] = ..., plateau: _Optional[float] = ...) -> None: ...
+
+class CorrelationParameter(_message.Message):
+    __slots__ = ("pad", "kernel_size", "max_displacement", "stride_1", "stride_2", "single_direction", "do_abs", "correlation_type")
+    class CorrelationType(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        MULTIPLY: _ClassVar[CorrelationParameter.CorrelationType]
+        SUBTRACT: _ClassVar[CorrelationParameter.CorrelationType]
+    MULTIPLY: CorrelationParameter.CorrelationType
+    SUBTRACT: CorrelationParameter.CorrelationType
+    PAD_FIELD_NUMBER: _ClassVar[int]
+    KERNEL_SIZE_FIELD_NUMBER: _ClassVar[int]
+    MAX_DISPLACEMENT_FIELD_NUMBER: _ClassVar[int]
+    STRIDE_1_FIELD_NUMBER: _ClassVar[int]
+    STRIDE_2_FIELD_NUMBER: _ClassVar[int]
+    SINGLE_DIRECTION_FIELD_NUMBER: _ClassVar[int]
+    DO_ABS_FIELD_NUMBER: _ClassVar[int]
+    CORRELATION_TYPE_FIELD_NUMBER: _ClassVar[int]
+    pad: int
+    kernel_size: int
+    max_displacement: int
+    stride_1: int
+    stride_2: int
+    single_direction: int
+    do_abs: bool
+    correlation_type: CorrelationParameter.CorrelationType
+    def __init__(self, pad: _Optional[int] = ..., kernel_size: _Optional[int] = ..., max_displacement: _Optional[int] = ..., stride_1: _Optional[int] = ..., stride_2: _Optional[int] = ..., single_direction: _Optional[int] = ..., do_abs: _Optional[bool] = ..., correlation_type: _Optional[_Union[CorrelationParameter.CorrelationType, str]] = ...) -> None: ...
+
+class DownsampleParameter(_message.Message):
+    __slots__ = ("top_height", "top_width")
+    TOP_HEIGHT_FIELD_NUMBER: _ClassVar[int]
+    TOP_WIDTH_FIELD_NUMBER: _ClassVar[int]
+    top_height: int
+    top_width: int
+    def __init__(self, top_height: _Optional[int] = ..., top_width: _Optional[int] = ...) -> None: ...
+
+class ReaderParameter(_message.Message):
+    __slots__ = ("file", "num")
+    FILE_FIELD_NUMBER: _ClassVar[int]
+    NUM_FIELD_NUMBER: _ClassVar[int]
+    file: str
+    num: int
+    def __init__(self, file: _Optional[str] = ..., num: _Optional[int] = ...) -> None: ...
+
+class WriterParameter(_message.Message):
+    __slots__ = ("file", "folder", "prefix", "suffix", "normalize", "scale")
+    FILE_FIELD_NUMBER: _ClassVar[int]
+    FOLDER_FIELD_NUMBER: _ClassVar[int]
+    PREFIX_FIELD_NUMBER: _ClassVar[int]
+    SUFFIX_FIELD_NUMBER: _ClassVar[int]
+    NORMALIZE_FIELD_NUMBER: _ClassVar[int]
+    SCALE_FIELD_NUMBER: _ClassVar[int]
+    file: str
+    folder: str
+    prefix: str
+    suffix: str
+    normalize: bool
+    scale: float
+    def __init__(self, file: _Optional[str] = ..., folder: _Optional[str] = ..., prefix: _Optional[str] = ..., suffix: _Optional[str] = ..., normalize: _Optional[bool] = ..., scale: _Optional[float] = ...) -> None: ...
+
+class ResampleParameter(_message.Message):
+    __slots__ = ("antialias", "width", "height", "type")
+    class ResampleType(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        NEAREST: _ClassVar[ResampleParameter.ResampleType]
+        LINEAR: _ClassVar[ResampleParameter.ResampleType]
+        CUBIC: _ClassVar[ResampleParameter.ResampleType]
+        AREA: _ClassVar[ResampleParameter.ResampleType]
+    NEAREST: ResampleParameter.ResampleType
+    LINEAR: ResampleParameter.ResampleType
+    CUBIC: ResampleParameter.ResampleType
+    AREA: ResampleParameter.ResampleType
+    ANTIALIAS_FIELD_NUMBER: _ClassVar[int]
+    WIDTH_FIELD_NUMBER: _ClassVar[int]
+    HEIGHT_FIELD_NUMBER: _ClassVar[int]
+    TYPE_FIELD_NUMBER: _ClassVar[int]
+    antialias: bool
+    width: int
+    height: int
+    type: ResampleParameter.ResampleType
+    def __init__(self, antialias: _Optional[bool] = ..., width: _Optional[int] = ..., height: _Optional[int] = ..., type: _Optional[_Union[ResampleParameter.ResampleType, str]] = ...) -> None: ...
+
+class MeanParameter(_message.Message):
+    __slots__ = ("operation", "file", "value", "mean_scale", "input_scale", "output_scale")
+    class MeanOperation(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        ADD: _ClassVar[MeanParameter.MeanOperation]
+        SUBTRACT: _ClassVar[MeanParameter.MeanOperation]
+    ADD: MeanParameter.MeanOperation
+    SUBTRACT: MeanParameter.MeanOperation
+    OPERATION_FIELD_NUMBER: _ClassVar[int]
+    FILE_FIELD_NUMBER: _ClassVar[int]
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    MEAN_SCALE_FIELD_NUMBER: _ClassVar[int]
+    INPUT_SCALE_FIELD_NUMBER: _ClassVar[int]
+    OUTPUT_SCALE_FIELD_NUMBER: _ClassVar[int]
+    operation: MeanParameter.MeanOperation
+    file: str
+    value: _containers.RepeatedScalarFieldContainer[float]
+    mean_scale: float
+    input_scale: float
+    output_scale: float
+    def __init__(self, operation: _Optional[_Union[MeanParameter.MeanOperation, str]] = ..., file: _Optional[str] = ..., value: _Optional[_Iterable[float]] = ..., mean_scale: _Optional[float] = ..., input_scale: _Optional[float] = ..., output_scale: _Optional[float] = ...) -> None: ...
+
+class CoeffScheduleParameter(_message.Message):
+    __slots__ = ("half_life", "initial_coeff", "final_coeff")
+    HALF_LIFE_FIELD_NUMBER: _ClassVar[int]
+    INITIAL_COEFF_FIELD_NUMBER: _ClassVar[int]
+    FINAL_COEFF_FIELD_NUMBER: _ClassVar[int]
+    half_life: float
+    initial_coeff: float
+    final_coeff: float
+    def __init__(self, half_life: _Optional[float] = ..., initial_coeff: _Optional[float] = ..., final_coeff: _Optional[float] = ...) -> None: ...
+
+class QuantizationParameter(_message.Message):
+    __slots__ = ("precision", "rounding_scheme", "bw_layer_in", "bw_layer_out", "bw_params", "fl_layer_in", "fl_layer_out", "fl_params")
+    class Precision(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        DYNAMIC_FIXED_POINT: _ClassVar[QuantizationParameter.Precision]
+    DYNAMIC_FIXED_POINT: QuantizationParameter.Precision
+    class Rounding(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        NEAREST: _ClassVar[QuantizationParameter.Rounding]
+    NEAREST: QuantizationParameter.Rounding
+    PRECISION_FIELD_NUMBER: _ClassVar[int]
+    ROUNDING_SCHEME_FIELD_NUMBER: _ClassVar[int]
+    BW_LAYER_IN_FIELD_NUMBER: _ClassVar[int]
+    BW_LAYER_OUT_FIELD_NUMBER: _ClassVar[int]
+    BW_PARAMS_FIELD_NUMBER: _ClassVar[int]
+    FL_LAYER_IN_FIELD_NUMBER: _ClassVar[int]
+    FL_LAYER_OUT_FIELD_NUMBER: _ClassVar[int]
+    FL_PARAMS_FIELD_NUMBER: _ClassVar[int]
+    precision: QuantizationParameter.Precision
+    rounding_scheme: QuantizationParameter.Rounding
+    bw_layer_in: int
+    bw_layer_out: int
+    bw_params: int
+    fl_layer_in: _containers.RepeatedScalarFieldContainer[int]
+    fl_layer_out: _containers.RepeatedScalarFieldContainer[int]
+    fl_params: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, precision: _Optional[_Union[QuantizationParameter.Precision, str]] = ..., rounding_scheme: _Optional[_Union[QuantizationParameter.Rounding, str]] = ..., bw_layer_in: _Optional[int] = ..., bw_layer_out: _Optional[int] = ..., bw_params: _Optional[int] = ..., fl_layer_in: _Optional[_Iterable[int]] = ..., fl_layer_out: _Optional[_Iterable[int]] = ..., fl_params: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class DeformableConvolutionParameter(_message.Message):
+    __slots__ = ("num_output", "bias_term", "pad", "kernel_size", "stride", "dilation", "pad_h", "pad_w", "kernel_h", "kernel_w", "stride_h", "stride_w", "group", "deformable_group", "weight_filler", "bias_filler", "engine", "axis", "force_nd_im2col")
+    class Engine(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        DEFAULT: _ClassVar[DeformableConvolutionParameter.Engine]
+        CAFFE: _ClassVar[DeformableConvolutionParameter.Engine]
+        CUDNN: _ClassVar[DeformableConvolutionParameter.Engine]
+    DEFAULT: DeformableConvolutionParameter.Engine
+    CAFFE: DeformableConvolutionParameter.Engine
+    CUDNN: DeformableConvolutionParameter.Engine
+    NUM_OUTPUT_FIELD_NUMBER: _ClassVar[int]
+    BIAS_TERM_FIELD_NUMBER: _ClassVar[int]
+    PAD_FIELD_NUMBER: _ClassVar[int]
+    KERNEL_SIZE_FIELD_NUMBER: _ClassVar[int]
+    STRIDE_FIELD_NUMBER: _ClassVar[int]
+    DILATION_FIELD_NUMBER: _ClassVar[int]
+    PAD_H_FIELD_NUMBER: _ClassVar[int]
+    PAD_W_FIELD_NUMBER: _ClassVar[int]
+    KERNEL_H_FIELD_NUMBER: _ClassVar[int]
+    KERNEL_W_FIELD_NUMBER: _ClassVar[int]
+    STRIDE_H_FIELD_NUMBER: _ClassVar[int]
+    STRIDE_W_FIELD_NUMBER: _ClassVar[int]
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    DEFORMABLE_GROUP_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_FILLER_FIELD_NUMBER: _ClassVar[int]
+    BIAS_FILLER_FIELD_NUMBER: _ClassVar[int]
+    ENGINE_FIELD_NUMBER: _ClassVar[int]
+    AXIS_FIELD_NUMBER: _ClassVar[int]
+    FORCE_ND_IM2COL_FIELD_NUMBER: _ClassVar[int]
+    num_output: int
+    bias_term: bool
+    pad: _containers.RepeatedScalarFieldContainer[int]
+    kernel_size: _containers.RepeatedScalarFieldContainer[int]
+    stride: _containers.RepeatedScalarFieldContainer[int]
+    dilation: _containers.RepeatedScalarFieldContainer[int]
+    pad_h: int
+    pad_w: int
+    kernel_h: int
+    kernel_w: int
+    stride_h: int
+    stride_w: int
+    group: int
+    deformable_group: int
+    weight_filler: FillerParameter
+    bias_filler: FillerParameter
+    engine: DeformableConvolutionParameter.Engine
+    axis: int
+    force_nd_im2col: bool
+    def __init__(self, num_output: _Optional[int] = ..., bias_term: _Optional[bool] = ..., pad: _Optional[_Iterable[int]] = ..., kernel_size: _Optional[_Iterable[int]] = ..., stride: _Optional[_Iterable[int]] = ..., dilation: _Optional[_Iterable[int]] = ..., pad_h: _Optional[int] = ..., pad_w: _Optional[int] = ..., kernel_h: _Optional[int] = ..., kernel_w: _Optional[int] = ..., stride_h: _Optional[int] = ..., stride_w: _Optional[int] = ..., group: _Optional[int] = ..., deformable_group: _Optional[int] = ..., weight_filler: _Optional[_Union[FillerParameter, _Mapping]] = ..., bias_filler: _Optional[_Union[FillerParameter, _Mapping]] = ..., engine: _Optional[_Union[DeformableConvolutionParameter.Engine, str]] = ..., axis: _Optional[int] = ..., force_nd_im2col: _Optional[bool] = ...) -> None: ...
+
+class FocalLossParameter(_message.Message):
+    __slots__ = ("alpha", "gamma")
+    ALPHA_FIELD_NUMBER: _ClassVar[int]
+    GAMMA_FIELD_NUMBER: _ClassVar[int]
+    alpha: float
+    gamma: float
+    def __init__(self, alpha: _Optional[float] = ..., gamma: _Optional[float] = ...) -> None: ...

@@ -174,13 +174,15 @@ class Parser:
         self._read_fields(child, opener)
         self._blocks.pop()
 
-    def _read_string(self, field: Any) -> str:
+    def _read_string(self, field: Any) -> str | bytes:
         start = self._peek()
         if start.kind != "string":
             self._fail_value(field, "a string in quotes")
         pieces = []
         while self._peek().kind == "string":
             pieces.append(self._unescape(self._take(), field))
+        if field.type == FieldDescriptor.TYPE_BYTES:
+            return b"".join(pieces)
         try:
             text = b"".join(pieces).decode()
         except UnicodeDecodeError:

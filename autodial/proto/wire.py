@@ -2,7 +2,8 @@
 
 The layer's type decides whose number a parameter's is. In messages that Caffe and its forks share, a number is Caffe's,
 unless the net's other layers, or other fields of the message, tell the fork. What no dialect explains, or what is not
-the message that it should be, is kept as an unknown field and written as it was read.
+the message that it should be, is kept as an unknown field and written as it was read. protobuf offers nothing to
+renumber fields with, so the wire format is taken apart here.
 """
 
 from __future__ import annotations
@@ -74,8 +75,12 @@ def layers_to_file(layers: Sequence[pb.LayerParameter]) -> list[bytes]:
     Where no dialect has all of them, each layer is written in a dialect of its own.
     """
     parts = [(layer.type, layer.SerializeToString()) for layer in layers]
-    order = sorted(range(len(DIALECTS)), key=lambda i: not all(_covers_layer(i, *part) for part in parts))
-    return [_layer_to_file(*part, next((i for i in order if _covers_layer(i, *part)), 0)) for part in parts]
+    for dialect in range(len(DIALECTS)):
+        if all(_covers_layer(dialect, *part) for part in parts):
+            return [_layer_to_file(*part, dialect) for part in parts]
+    return [
+        _layer_to_file(*part, next((i for i in range(len(DIALECTS)) if _covers_layer(i, *part)), 0)) for part in parts
+    ]
 
 
 @cache

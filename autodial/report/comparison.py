@@ -257,7 +257,7 @@ class _ComparisonWriter(Writer):
             loss = run.loss()
             if loss.values:
                 found.setdefault("loss: the weighted sum", []).append(Series(*look, loss))
-            accuracies = run.accuracies()
+            accuracies = [*run.accuracies(), *run.balanced_accuracies()]
             shares.update(_title(curve) for curve in accuracies)
             for curve in (*accuracies, *run.losses()):
                 found.setdefault(_title(curve), []).append(Series(*look, curve))

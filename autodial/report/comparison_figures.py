@@ -48,7 +48,7 @@ def draw_overlaid(
     series: Sequence[Series], *, ylabel: str, percent: bool = False, log: bool = False, width: float = WIDE
 ) -> Figure:
     """Curves by iteration, one per run; those of one look share their label."""
-    figure = new_figure(width, 3.4)
+    figure = new_figure(width, _height([name for _, name, _ in series], width))
     axes = figure.subplots()
     lines: dict[str, Line2D] = {}
     for look, name, curve in series:
@@ -83,7 +83,7 @@ def draw_overlaid_alphas(
         series: of each run, the curves of its Dial layers, from the net's input to its output; one layer or more.
         looks: number and name of what each run's colour and dashes stand for.
     """
-    figure = new_figure(width, 3.6)
+    figure = new_figure(width, _height([name for _, name in looks], width))
     axes = figure.subplots()
     lines: dict[str, Line2D] = {}
     ends: dict[str, list[float]] = {}
@@ -136,6 +136,11 @@ def draw_scores(scores: Mapping[str, Sequence[float]], *, xlabel: str, width: fl
     axes.grid(axis="y", visible=False)
     axes.margins(x=0.08)
     return figure
+
+
+def _height(names: Sequence[str], width: float) -> float:
+    """Inches that leave room for the labels of a wide figure; a narrow one grows with its legend."""
+    return 3.4 if width < WIDE else max(3.4, 1 + 0.2 * len(set(names)))
 
 
 def _look(number: int) -> dict[str, Any]:

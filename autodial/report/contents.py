@@ -26,7 +26,7 @@ from autodial.report.figures import (
 from autodial.report.images import ImagePair, PredictedImage, Thumbnail
 from autodial.report.page import Look, ShownImage, ShownPair, data_uri, short_path
 from autodial.report.predictions import Floats, Predictions
-from autodial.report.run import Curve, Run
+from autodial.report.run import Curve, Recalls, Run
 from autodial.report.style import figure_style
 from autodial.report.words import curve_label, date, number, percent, scope
 from autodial.report.writer import Report, Writer
@@ -37,6 +37,8 @@ _ROWS = 40
 """Rows of a table of logged numbers."""
 _OPEN_ROWS = 12
 """Rows of the longest table that is not folded."""
+_TESTS = 8
+"""Columns of a table of recalls: tests, evenly spaced from the first to the last."""
 _CONFUSIONS = 10
 """Rows of the table of confusions."""
 _RESUMED = 20
@@ -251,7 +253,7 @@ class _RunWriter(Writer):
         run = self.run
         self.page.section("Losses, accuracies and learning rate")
         loss, rate = run.loss(), run.learning_rate()
-        losses, accuracies = run.losses(), run.accuracies()
+        losses, accuracies = run.losses(), [*run.accuracies(), *run.balanced_accuracies()]
         if not loss.values and not losses and not accuracies:
             self.absent("No curves", Absent("nothing was logged yet"))
             return
@@ -283,6 +285,8 @@ class _RunWriter(Writer):
             )
         self._log_table("Training", "train", [rate, *total, *(curve for curve in losses + accuracies)])
         self._log_table("Tests", "test", losses + accuracies)
+        for recalls in run.recalls():
+            self._recall_table(recalls)
 
     def _curves(self, name: str, curves: Sequence[Curve], ylabel: str, caption: str, **options: Any) -> None:
         thinned = " Long curves are drawn as means of neighbours." if max(len(c.values) for c in curves) > 300 else ""
@@ -313,6 +317,22 @@ class _RunWriter(Writer):
             [
                 [f"{iteration:,}", *(number(values[iteration]) if iteration in values else "" for values in columns)]
                 for iteration in shown
+            ],
+            folded=True,
+        )
+
+    def _recall_table(self, recalls: Recalls) -> None:
+        """A row per class, a column for each of some tests."""
+        count = len(recalls.iterations)
+        shown = sorted({i * (count - 1) // max(1, min(count, _TESTS) - 1) for i in range(min(count, _TESTS))})
+        classes = min(len(recalls.values[i]) for i in shown)
+        names = self.evaluation.classes if len(self.evaluation.classes) == classes else [str(k) for k in range(classes)]
+        self.page.table(
+            f"Tests: recall of each class by {recalls.name}",
+            ["class", *(f"iteration {recalls.iterations[i]:,}" for i in shown)],
+            [
+                [name, *("" if (value := recalls.values[i][k]) is None else f"{value:.1%}" for i in shown)]
+                for k, name in enumerate(names)
             ],
             folded=True,
         )

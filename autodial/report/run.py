@@ -50,6 +50,25 @@ class Curve:
         return self.values[-1]
 
 
+@dataclass
+class Recalls:
+    """Recalls by iteration.
+
+    Attributes:
+        name: the blob of scores.
+        iterations: ascending.
+        values: by iteration, each class's recall in [0, 1]; None for a class without labels.
+    """
+
+    name: str
+    iterations: list[int]
+    values: list[list[float | None]]
+
+    def add(self, iteration: int, values: list[float | None]) -> None:
+        self.iterations.append(iteration)
+        self.values.append(values)
+
+
 @dataclass(frozen=True)
 class LoggedSnapshot:
     """What the log says of a snapshot: its iteration, its file of weights, and the SHA-256 of that file."""
@@ -239,6 +258,28 @@ class Run:
     def accuracies(self) -> list[Curve]:
         """The outputs of Accuracy layers."""
         return [curve for curve in self.outputs() if self._is_accuracy(curve)]
+
+    def balanced_accuracies(self) -> list[Curve]:
+        """Balanced accuracy (the classes' mean recall) in tests, by blob of scores; tests without labels have none."""
+        curves: dict[str, Curve] = {}
+        for name, iteration, value in self._by_scores("balanced_accuracy"):
+            if value is not None:
+                curves.setdefault(name, Curve(f"balanced accuracy of {name}", "test")).add(iteration, value)
+        return list(curves.values())
+
+    def recalls(self) -> list[Recalls]:
+        """Each class's recall in tests, by blob of scores."""
+        found: dict[str, Recalls] = {}
+        for name, iteration, values in self._by_scores("recalls"):
+            found.setdefault(name, Recalls(name, [], [])).add(iteration, values)
+        return list(found.values())
+
+    def _by_scores(self, key: str) -> Iterator[tuple[str, int, Any]]:
+        """Name, iteration and value of what each test logged under a key for its blobs of scores."""
+        for row in self._rows("test"):
+            net = row.get("net", 0)
+            for blob, value in row.get(key, {}).items():
+                yield f"{blob} (test net {net})" if net else blob, row["iteration"], value
 
     def losses(self) -> list[Curve]:
         """The other outputs."""

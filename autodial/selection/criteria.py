@@ -104,6 +104,20 @@ def information(candidates: Sequence[Outputs]) -> Ranking:
     return _mean(np.stack(divergences))
 
 
+def consensus(candidates: Sequence[Outputs]) -> Ranking:
+    """Minus a candidate's mean rank by agreement and by information, 1 for the best.
+
+    Agreement finds restarts in which classes have changed places, but where a whole setting is poor, its restarts agree
+    with each other. Information tells settings apart, but not which classes changed places. Ranks are averaged as in a
+    Borda count (Goswami et al., "Unsupervised Model Selection for Time-series Anomaly Detection", ICLR 2023, combine
+    criteria this way). Equal values share the mean of their ranks.
+    """
+    from scipy.stats import rankdata  # type: ignore[import-untyped]
+
+    ranks = [rankdata(-rank(candidates).values) for rank in (agreement, information)]
+    return Ranking(-np.mean(ranks, axis=0))
+
+
 def nuclear_norm(candidates: Sequence[Outputs]) -> Ranking:
     """The nuclear norm of the matrix of N target predictions by C classes, as a share of its upper bound.
 
@@ -186,6 +200,7 @@ CRITERIA: Mapping[str, Criterion] = {
     "agreement": Criterion("agreement with the average of all candidates' target predictions", agreement),
     "entropy": Criterion("entropy of the target's predictions", entropy, larger_is_better=False),
     "information": Criterion("mutual information of the target's images and predictions", information),
+    "consensus": Criterion("mean rank by agreement and by information", consensus, larger_is_better=False),
     "nuclear-norm": Criterion("nuclear norm of the target's predictions", nuclear_norm),
     "density": Criterion("soft-neighbourhood density of the target's predictions", density),
     "clusters": Criterion("predicted classes as clusters of the target's features", clusters),
@@ -205,7 +220,7 @@ image or two. Entropy and density go on improving with lambda also when whole cl
 the number of classes can see. How the criteria compare on real pairs of domains is in docs/benchmarks.md.
 """
 
-DEFAULT = "agreement"
+DEFAULT = "consensus"
 """The criterion with the least mean regret over the development tasks of benchmarks/choosing.py."""
 
 

@@ -695,6 +695,9 @@ _LEAST = {
 
 def _check(param: pb.SolverParameter) -> None:
     """Refuse a SolverParameter that can't be honoured, and warn of fields that change nothing."""
+    for path in proto.fork_fields(param):
+        if "." not in path:
+            raise InputError(f"{path}, which only other versions of Caffe have, is not supported")
     update_class(param.type).check(param)
     check_policy(param)
     if param.regularization_type not in ("L1", "L2"):

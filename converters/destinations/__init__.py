@@ -38,6 +38,8 @@ class ExportOptions:
         min_agreement: share of these images that must keep their most probable class, in [0, 1]; None: 0.99.
         base_dir: the prototxt's folder.
         ensemble: whether there are several nets, whose probabilities are averaged.
+        transform, size: how an image becomes a deploy net's input blob, see `ImageInput.for_blob`; None for both: the
+            net has a data layer that says it, or `raw_input` is asked for.
     """
 
     logits: str | None = None
@@ -50,6 +52,8 @@ class ExportOptions:
     min_agreement: float | None = None
     base_dir: Path | None = None
     ensemble: bool = False
+    transform: pb.TransformationParameter | None = None
+    size: tuple[int, int] | None = None
 
 
 class Destination(ABC):

@@ -120,7 +120,7 @@ class CaffeFolder(Destination):
                 with replacing(aside / MEAN) as file:
                     file.write(proto.blob_from_array(mean[np.newaxis]).SerializeToString())
             runner = _runner(aside / DEPLOY, aside / _weights_name(domain), net.folded.logits, probabilities)
-            difference, spread = verify(runner, prepared.comparison, "the written net")
+            verified = verify(runner, prepared.comparison, "the written net")
             files = {path.name: path.stat().st_size for path in sorted(aside.iterdir())}
         preparation = _preparation(net)
         sha = prepared.metadata["weights_sha256"]
@@ -129,11 +129,14 @@ class CaffeFolder(Destination):
             self.path,
             files,
             runtime=f"autodial's Net, of the files as they were read again, on torch {torch.__version__} on the CPU",
-            max_difference=difference,
-            logits_range=spread,
+            max_difference=verified.difference,
+            logits_range=verified.spread,
             logits=net.folded.logits,
             metadata={**metadata, "raw_input": True},
-            notes=[f'"{prepared.input}" is an image {", ".join(preparation)}'] if preparation else (),
+            notes=[
+                *verified.notes,
+                *([f'"{prepared.input}" is an image {", ".join(preparation)}'] if preparation else ()),
+            ],
         )
 
 

@@ -88,7 +88,7 @@ def test_dial_and_scale_merge_into_convolution(group: int, bias: bool) -> None:
     weight, dial, scale = normal(0, 6, 4 // group, 3, 3), statistics(2, 6), [normal(4, 6), normal(5, 6)]
     blobs = {"conv": [weight, normal(1, 6)][: 1 + bias], "dial": dial, "sc": scale}
 
-    folded = fold(net, blobs, logits="y")
+    folded = fold(net, blobs, outputs=["y"])
 
     assert types(folded) == ["Input", "Convolution"]
     assert folded.merged == {"dial": "conv", "sc": "conv"}
@@ -110,7 +110,7 @@ def test_dial_merges_into_inner_product(transpose: bool, bias: bool) -> None:
     weight, dial = normal(0, 7, 100), statistics(2, 7)
     shift = [normal(1, 7)] if bias else []
 
-    folded = fold(net, {"ip": [weight.T if transpose else weight, *shift], "dial": dial}, logits="y")
+    folded = fold(net, {"ip": [weight.T if transpose else weight, *shift], "dial": dial}, outputs=["y"])
 
     assert types(folded) == ["Input", "InnerProduct"]
     x = normal(6, 2, 4, 5, 5)
@@ -131,7 +131,7 @@ def test_hand_worked_channel() -> None:
         "dial": [[0.8], [[100.0], [12.0]], [[100.0], [16.0]], [4.0]],
         "sc": [[8.0], [5.0]],
     }
-    folded = fold(net, blobs, logits="y")  # type: ignore[arg-type]
+    folded = fold(net, blobs, outputs=["y"])  # type: ignore[arg-type]
     # 8 * (2 x + 1 - 3) / 4 + 5 = 4 x + 1
     assert [blob.tolist() for blob in folded.blobs["ip"]] == [[[4.0]], [1.0]]
     assert {blob.dtype for blob in folded.blobs["ip"]} == {np.dtype(np.float32)}
@@ -143,7 +143,7 @@ def test_test_stats_chooses_the_row() -> None:
     x = normal(3, 2, 4, 5, 5)
     conv = F.conv2d(torch.tensor(x).double(), *(torch.tensor(blob).double() for blob in blobs["conv"]))
     for dial, row, domain in ((DIAL, 1, "target"), (source, 0, "source")):
-        folded = fold(parse_net(INPUT + CONV + dial), blobs, logits="y")
+        folded = fold(parse_net(INPUT + CONV + dial), blobs, outputs=["y"])
         assert folded.statistics == domain
         np.testing.assert_allclose(run(folded, x), align(conv, blobs["dial"], row).numpy(), rtol=1e-5, atol=1e-5)
 
@@ -151,7 +151,7 @@ def test_test_stats_chooses_the_row() -> None:
 def test_statistics_of_several_domains_are_reported() -> None:
     other = 'layer { name: "dial2" type: "Dial" bottom: "y" top: "z" dial_param { test_stats: SOURCE } }'
     blobs = {"conv": [normal(0, 6, 4, 3, 3), normal(1, 6)], "dial": statistics(2, 6), "dial2": statistics(4, 6)}
-    assert fold(parse_net(INPUT + CONV + DIAL + other), blobs, logits="z").statistics == "mixed"
+    assert fold(parse_net(INPUT + CONV + DIAL + other), blobs, outputs=["z"]).statistics == "mixed"
 
 
 def test_batch_norm_merges_and_has_no_domain() -> None:
@@ -159,7 +159,7 @@ def test_batch_norm_merges_and_has_no_domain() -> None:
     mean, variance = normal(2, 6), np.abs(normal(3, 6))
     blobs = {"conv": [normal(0, 6, 4, 3, 3), normal(1, 6)], "bn": [mean, variance, np.array([0.5], np.float32)]}
 
-    folded = fold(parse_net(INPUT + CONV + norm), blobs, logits="z")
+    folded = fold(parse_net(INPUT + CONV + norm), blobs, outputs=["z"])
 
     assert types(folded) == ["Input", "Convolution"]
     assert folded.logits == "z"
@@ -177,7 +177,7 @@ def test_keep_affine_composes_and_stays() -> None:
         "sc": [normal(4, 6), normal(5, 6)],
     }
     net = parse_net(INPUT + CONV + DIAL + SCALE)
-    merged, kept = fold(net, blobs, logits="y"), fold(net, blobs, logits="y", keep_affine=True)
+    merged, kept = fold(net, blobs, outputs=["y"]), fold(net, blobs, outputs=["y"], keep_affine=True)
     assert types(kept) == ["Input", "Convolution", "Scale"]
     assert kept.merged == {"sc": "dial"}
     assert kept.kept == ("dial",)
@@ -189,7 +189,7 @@ def test_keep_affine_composes_and_stays() -> None:
 def test_plain_scale_without_bias_merges() -> None:
     scale = 'layer { name: "sc" type: "Scale" bottom: "y" top: "y" }'
     blobs = {"conv": [normal(0, 6, 4, 3, 3), normal(1, 6)], "sc": [normal(4, 6)]}
-    folded = fold(parse_net(INPUT + CONV + scale), blobs, logits="y")
+    folded = fold(parse_net(INPUT + CONV + scale), blobs, outputs=["y"])
     assert types(folded) == ["Input", "Convolution"]
     np.testing.assert_array_equal(folded.blobs["conv"][1], blobs["conv"][1] * blobs["sc"][0])
 
@@ -198,7 +198,7 @@ def test_does_not_change_its_arguments() -> None:
     net = parse_net(INPUT + CONV + DIAL)
     blobs = {"conv": [np.ones((6, 4, 3, 3)), np.ones(6)], "dial": [b.astype(np.float64) for b in statistics(0, 6)]}
     before = net.SerializeToString(), {name: [blob.copy() for blob in arrays] for name, arrays in blobs.items()}
-    fold(net, blobs, logits="y")
+    fold(net, blobs, outputs=["y"])
     assert net.SerializeToString() == before[0]
     for name, arrays in blobs.items():
         for blob, old in zip(arrays, before[1][name], strict=True):
@@ -225,7 +225,7 @@ SEQUENCE = (
 )
 def test_inexact_merges_are_left_alone(text: str, logits: str) -> None:
     blobs = {"conv": [normal(0, 6, 4, 3, 3), normal(1, 6)], "dial": statistics(2, 6)}
-    folded = fold(parse_net(text), blobs, logits=logits)
+    folded = fold(parse_net(text), blobs, outputs=[logits])
     assert folded.kept == ("dial",)
     np.testing.assert_array_equal(folded.blobs["conv"][0], blobs["conv"][0])
     x = normal(6, 2, 4, 5, 5)
@@ -237,7 +237,7 @@ def test_inexact_merges_are_left_alone(text: str, logits: str) -> None:
 def test_inner_product_along_another_axis_is_left_alone() -> None:
     """The Dial's channels are axis 1 and the InnerProduct's outputs axis 2, both 6 long."""
     blobs = {"conv": [normal(0, 6, 9), normal(1, 6)], "dial": statistics(2, 6)}
-    folded = fold(parse_net(SEQUENCE + DIAL), blobs, logits="y")
+    folded = fold(parse_net(SEQUENCE + DIAL), blobs, outputs=["y"])
     assert folded.kept == ("dial",)
     np.testing.assert_array_equal(folded.blobs["conv"][0], blobs["conv"][0])
 
@@ -246,7 +246,7 @@ def test_scale_along_another_axis_is_left_alone() -> None:
     scale = 'layer { name: "sc" type: "Scale" bottom: "y" top: "y" scale_param { axis: 2 } }'
     conv = CONV.replace("num_output: 6", "num_output: 3")
     blobs = {"conv": [normal(0, 3, 4, 3, 3), normal(1, 3)], "dial": statistics(2, 3), "sc": [normal(4, 3)]}
-    folded = fold(parse_net(INPUT + conv + DIAL + scale), blobs, logits="y")
+    folded = fold(parse_net(INPUT + conv + DIAL + scale), blobs, outputs=["y"])
     assert folded.merged == {"dial": "conv"}
     assert folded.kept == ("sc",)
     np.testing.assert_array_equal(folded.blobs["sc"][0], blobs["sc"][0])
@@ -263,7 +263,7 @@ def test_shared_parameters_stay_shared() -> None:
     add = 'layer { name: "sum" type: "Eltwise" bottom: "y1" bottom: "y2" top: "s" }'
     shared = [normal(0, 6, 4, 3, 3), normal(1, 6)]
     blobs = {"conv1": shared, "conv2": shared, "dial1": statistics(2, 6), "dial2": statistics(4, 6)}
-    folded = fold(parse_net(INPUT + convs + add), blobs, logits="s")
+    folded = fold(parse_net(INPUT + convs + add), blobs, outputs=["s"])
     assert folded.kept == ("dial1", "dial2")
     for layer in folded.net.layer:
         assert [spec.name for spec in layer.param] == (["w", "b"] if layer.type == "Convolution" else [])
@@ -274,7 +274,7 @@ def test_a_shared_alpha_does_not_hinder() -> None:
     dial = DIAL.replace('top: "y"', 'top: "y" param { name: "alpha" }')
     dials = dial.replace('"dial"', '"dial1"') + dial.replace('"dial"', '"dial2"')
     blobs = {"conv": [normal(0, 6, 4, 3, 3), normal(1, 6)], "dial1": statistics(2, 6), "dial2": statistics(4, 6)}
-    folded = fold(parse_net(INPUT + CONV + dials), blobs, logits="y")
+    folded = fold(parse_net(INPUT + CONV + dials), blobs, outputs=["y"])
     assert types(folded) == ["Input", "Convolution"]
 
 
@@ -286,7 +286,7 @@ def test_dropout_goes_and_the_layers_behind_it_read_what_it_read() -> None:
         + 'layer { name: "last" type: "Dropout" bottom: "z" top: "end" }'
     )
     blobs = {"conv": [normal(0, 6, 4, 3, 3), normal(1, 6)], "dial": statistics(2, 6)}
-    folded = fold(parse_net(INPUT + text), blobs, logits="end")
+    folded = fold(parse_net(INPUT + text), blobs, outputs=["end"])
     assert types(folded) == ["Input", "Convolution"]
     assert folded.logits == "z"
 
@@ -295,7 +295,7 @@ def test_nothing_of_training_is_left() -> None:
     rules = "include { phase: TEST } param { lr_mult: 0 } convolution_param"
     net = parse_net(INPUT + CONV.replace("convolution_param", rules))
     net.layer[1].blobs.add().data.append(1)
-    folded = fold(net, {"conv": [normal(0, 6, 4, 3, 3), normal(1, 6)]}, logits="y")
+    folded = fold(net, {"conv": [normal(0, 6, 4, 3, 3), normal(1, 6)]}, outputs=["y"])
     (conv,) = (layer for layer in folded.net.layer if layer.type == "Convolution")
     assert not conv.param and not conv.include and not conv.blobs
 
@@ -321,7 +321,7 @@ def test_refused_by_layer_name(options: str, dial: list[Any], message: str) -> N
     text = INPUT + CONV + DIAL.replace('top: "y" }', f'top: "y" dial_param {{ {options} }} }}')
     blobs = {"conv": [normal(0, 6, 4, 3, 3), normal(1, 6)], "dial": dial}
     with pytest.raises(InputError, match=rf'layer "dial" \(Dial\).*{message}'):
-        fold(parse_net(text), blobs, logits="y")
+        fold(parse_net(text), blobs, outputs=["y"])
 
 
 @pytest.mark.parametrize(
@@ -331,7 +331,7 @@ def test_refused_by_layer_name(options: str, dial: list[Any], message: str) -> N
 def test_layer_that_trains_in_test_is_refused(layer: str, what: str) -> None:
     net = parse_net(INPUT + f'layer {{ name: "l" type: "{layer}" bottom: "x" top: "y" phase: TRAIN }}')
     with pytest.raises(InputError, match=rf'layer "l" \({layer}\) has phase: TRAIN, so its output .*{what}'):
-        fold(net, {"l": statistics(2, 4)}, logits="y")
+        fold(net, {"l": statistics(2, 4)}, outputs=["y"])
 
 
 def test_convolution_of_several_bottoms_keeps_the_affines_behind_it() -> None:
@@ -362,7 +362,7 @@ def test_convolution_of_several_bottoms_keeps_the_affines_behind_it() -> None:
         ("sum", align(y, blobs["dial-y"]) + align(z, blobs["dial-z"])),
         ("ip", F.linear(align(z, blobs["dial-z"]).flatten(1), *(torch.tensor(b).double() for b in blobs["ip"]))),
     ):
-        folded = fold(net, blobs, logits=logits)
+        folded = fold(net, blobs, outputs=[logits])
         assert "conv" not in folded.merged.values()
         built = Net(folded.net, pb.TEST)
         built.load_weights(
@@ -377,16 +377,18 @@ def test_batch_norm_never_stored_is_refused() -> None:
     norm = 'layer { name: "bn" type: "BatchNorm" bottom: "y" top: "z" }'
     zeros = [np.zeros(6), np.zeros(6), np.zeros(1)]
     with pytest.raises(InputError, match=r'layer "bn" \(BatchNorm\): no statistics'):
-        fold(parse_net(INPUT + CONV + norm), {"conv": [normal(0, 6, 4, 3, 3), normal(1, 6)], "bn": zeros}, logits="z")
+        fold(
+            parse_net(INPUT + CONV + norm), {"conv": [normal(0, 6, 4, 3, 3), normal(1, 6)], "bn": zeros}, outputs=["z"]
+        )
 
 
 def test_missing_convolution_blobs_are_refused() -> None:
     with pytest.raises(InputError, match=r'layer "conv" \(Convolution\) has no blobs'):
-        fold(parse_net(INPUT + CONV + DIAL), {"dial": statistics(2, 6)}, logits="y")
+        fold(parse_net(INPUT + CONV + DIAL), {"dial": statistics(2, 6)}, outputs=["y"])
 
 
 def test_messages_are_plain_parameters() -> None:
-    folded = fold(parse_net(INPUT + CONV), {"conv": [normal(0, 6, 4, 3, 3), normal(1, 6)]}, logits="y")
+    folded = fold(parse_net(INPUT + CONV), {"conv": [normal(0, 6, 4, 3, 3), normal(1, 6)]}, outputs=["y"])
     assert isinstance(folded.net, pb.NetParameter)
 
 
@@ -400,6 +402,6 @@ def test_a_frozen_layer_agrees_with_the_original(name: str) -> None:
         if key.startswith("param/"):
             blobs.setdefault(key.split("/")[1], []).append(record[key])
     (bottom,), (top,) = net.layer[-1].bottom, net.layer[-1].top
-    folded = fold(net, blobs, logits=top)
+    folded = fold(net, blobs, outputs=[top])
     assert types(folded) == ["Input", "Scale"]
     np.testing.assert_allclose(run(folded, record[f"in/{bottom}"]), record[f"out/{top}"], rtol=2e-4, atol=2e-5)

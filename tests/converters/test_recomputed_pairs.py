@@ -141,7 +141,7 @@ def test_reentrant_checkpoints_inside_of_checkpoints_are_refused() -> None:
         return checkpoint(inner, x, use_reentrant=True)
 
     _, recomputed = nets(Body, run)
-    with pytest.raises(LayerError, match=r"AlignedBatchNorm of 4 channels is run again .* need use_reentrant=False"):
+    with pytest.raises(LayerError, match=r"AlignedBatchNorm of 4 channels is run again .* set use_reentrant=False"):
         all_pairs(recomputed).backward()
 
 
@@ -244,10 +244,10 @@ def test_a_thread_that_the_module_starts_is_refused() -> None:
 
     _, threaded = nets(Body, run)
     with pytest.raises(
-        LayerError, match=r"AlignedBatchNorm of 4 channels is part of an AutoDIAL, .* a thread that the module"
+        LayerError, match=r"AlignedBatchNorm of 4 channels belongs to an AutoDIAL, .* another caller, a thread"
     ):
         threaded(*batches()[0])
-    with pytest.raises(LayerError, match="gets a batch of 8 from elsewhere"):
+    with pytest.raises(LayerError, match="gets a batch of 8 that the AutoDIAL did not make"):
         threaded.module(torch.cat(batches()[0]))
 
 
@@ -308,7 +308,7 @@ def test_a_compiled_block_of_a_net() -> None:
     other.module.block.compile(backend="aot_eager")  # type: ignore[union-attr]
     torch.testing.assert_close(gradients(other, all_pairs), gradients(plain, all_pairs))
     other.module.run = partial(checkpoint, use_reentrant=False)  # type: ignore[assignment]
-    with pytest.raises(LayerError, match=r"part of an AutoDIAL, .* or a checkpoint around compiled layers"):
+    with pytest.raises(LayerError, match=r"belongs to an AutoDIAL, .* or a checkpoint around compiled layers"):
         gradients(other, all_pairs)
 
 

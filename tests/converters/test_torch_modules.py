@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import copy
 import pickle
-import textwrap
 from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
@@ -595,27 +594,6 @@ def test_what_looks_for_batch_normalization_is_not_disturbed() -> None:
         assert list(each.state_dict()) == names == list(net.state_dict())
         assert [type(layer) for layer in each.modules() if isinstance(layer, DomainAlignment)] == [AlignedBatchNorm]
     assert convert_batchnorm(net) is net and all(parameter.requires_grad for parameter in net.parameters())
-
-
-def test_the_statistics_of_averaged_weights_as_the_docstring_has_it() -> None:
-    net = AutoDIAL(convert_batchnorm(small()))
-    net.module[1].alpha.data.fill_(0.5)  # type: ignore[index, union-attr]
-    averaged = AveragedModel(net)
-    for _ in range(3):
-        averaged.update_parameters(net)
-        with torch.no_grad():
-            for parameter in net.module[0].parameters():  # type: ignore[index, union-attr]
-                parameter.add_(torch.randn_like(parameter) * 0.1)
-    given = pairs()
-    lines = textwrap.dedent(str(AutoDIAL.__doc__).split("in training mode::")[1].split("Wrap this")[0])
-    exec(lines, {"averaged": averaged, "pairs": given, "DomainAlignment": DomainAlignment, "torch": torch})
-
-    # with alpha 0.5 and halves of one size, each domain has the statistics of both: what update_bn computes
-    expected = small()
-    expected[0].load_state_dict(averaged.module.module[0].state_dict())  # type: ignore[union-attr, index]
-    update_bn([torch.cat(pair) for pair in given], expected)
-    mean, variance = averaged.module.module[1].stored()  # type: ignore[union-attr, index, operator]
-    torch.testing.assert_close((mean, variance), (expected[1].running_mean, expected[1].running_var))
 
 
 def test_weight_decay_does_not_reach_alpha() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -18,7 +19,7 @@ from sklearn.metrics import accuracy_score
 
 from autodial.data.image_list import ImageList
 from autodial.demo import story
-from autodial.demo.choice import average, information
+from autodial.demo.choice import information
 from autodial.demo.steps import Steps
 from autodial.errors import InputError, WorkError
 from autodial.training.run_record import read_log
@@ -77,15 +78,16 @@ def test_the_demo_trains_chooses_exports_and_predicts(tmp_path: Path, monkeypatc
     assert result.ensemble_accuracy == pytest.approx(accuracy_score(truth, together.argmax(1)))
 
     # the exported file labels the images as the chosen run does
-    labels = {Path(row["path"]).name: int(row["label_1"]) for row in read_table(demo / "predictions.csv")}
     names = [Path(entry.path).name for entry in ImageList.read(demo / "target_test.txt")]
-    assert [labels[name] for name in names] == candidates[result.chosen].argmax(1).tolist()
+    for file, expected in (("target_predictor", candidates[result.chosen]), ("ensemble", together)):
+        labels = {Path(row["path"]).name: int(row["label_1"]) for row in read_table(demo / f"{file}.csv")}
+        assert [labels[name] for name in names] == expected.argmax(1).tolist()
     assert result.chosen_accuracy == result.methods[list(folders).index(result.chosen[0])].accuracies[result.chosen[1]]
 
     assert json.loads((demo / "scores.json").read_text())["chosen"] == list(result.chosen)
     assert (demo / "demo.png").read_bytes().startswith(b"\x89PNG")
-    # 6 trainings, as many tests, an export and a prediction
-    assert out.getvalue().count("$ autodial ") == (demo / "log.txt").read_text().count("$ autodial ") == 14
+    # 6 trainings, as many tests, and two exports and predictions
+    assert out.getvalue().count("$ autodial ") == (demo / "log.txt").read_text().count("$ autodial ") == 16
 
 
 def test_information_of_predictions() -> None:
@@ -96,7 +98,6 @@ def test_information_of_predictions() -> None:
     assert information(np.array([[0.5, 0.5], [0.5, 0.5]])) == 0
     unsure = np.array([[0.9, 0.1], [0.2, 0.8]])
     assert information(unsure) == pytest.approx(entropy([0.55, 0.45]) - (entropy([0.9, 0.1]) + entropy([0.2, 0.8])) / 2)
-    np.testing.assert_allclose(average([certain, unsure]), [[0.95, 0.05], [0.1, 0.9]])
 
 
 def test_a_folder_with_something_in_it_is_refused_and_left_alone(
@@ -123,11 +124,12 @@ def test_a_working_directory_whose_list_would_be_read_instead_is_refused(
 def test_a_command_that_fails_is_named_with_its_last_line() -> None:
     log = io.StringIO()
     steps = Steps(Console(file=io.StringIO()), log)
-    options = {"--net": "missing.prototxt", "--weights": "w.caffemodel"}
-    command = r"autodial test --net missing\.prototxt --weights w\.caffemodel"
-    with pytest.raises(WorkError, match=rf"`{command}` failed with status 2: .*missing\.prototxt does not exist"):
-        steps.run_side_by_side([options], "autodial test", processes=1, threads=1)
-    assert "$ autodial test --net missing.prototxt" in log.getvalue()
+    command = "autodial test --net missing.prototxt --weights w.caffemodel"
+    with pytest.raises(
+        WorkError, match=rf"`{re.escape(command)}` failed with status 2: .*missing\.prototxt does not exist"
+    ):
+        steps.run_side_by_side([command], processes=1, threads=1)
+    assert f"$ {command}" in log.getvalue()
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Ctrl-C is sent as a signal")

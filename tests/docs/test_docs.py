@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from autodial.cli import app
+
 ROOT = Path(__file__).resolve().parents[2]
 FAST = ("docs/caffe.md", "docs/predict.md", "docs/pytorch.md")
 """The pages that take seconds; the others are slow."""
@@ -61,6 +63,15 @@ def blocks(page: str) -> list[Block]:
 def pages() -> list[Any]:
     found = ["README.md", *(f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md")))]
     return [pytest.param(page, marks=() if page in FAST else pytest.mark.slow) for page in found if blocks(page)]
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/quickstart.md"])
+def test_a_table_names_every_command(page: str) -> None:
+    table = (ROOT / page).read_text("utf-8").partition("## Which command when")[2].partition("\n## ")[0]
+    words = set(re.findall(r"`(?:autodial )?([a-z]+)`", table))
+    assert {
+        command.name or command.callback.__name__ for command in app.registered_commands if command.callback
+    } <= words
 
 
 @pytest.mark.parametrize("page", pages())

@@ -10,12 +10,17 @@ import cv2
 import h5py
 import lmdb
 import numpy as np
+import onnxruntime
 import pytest
 import torch
+import typer
 from numpy.typing import NDArray
 from originals import shared
+from typer.testing import CliRunner
 
 from autodial import proto
+from autodial.commands.export import export
+from autodial.errors import InputError
 from autodial.evaluation.domains import data_in_test, data_in_train, without_augmentation
 from autodial.net.net import Net
 from autodial.proto import messages as pb
@@ -282,12 +287,44 @@ def test_source_and_target_for_a_net_that_names_none(autodial: Run, pictures: di
     assert_statistics("out.caffemodel", "dial", mixed(*map(prepared, pictures.values()), ALPHA))
 
 
-def test_statistics_that_were_never_stored(autodial: Run) -> None:
+def test_statistics_that_were_never_stored(autodial: Run, caplog: pytest.LogCaptureFixture) -> None:
     proto.write_weights(Net(proto.read_net("net.prototxt"), pb.TEST).weights(), "w.caffemodel")
-    status, out, err = autodial()
+    status, out, _ = autodial()
     assert status == 0
-    assert "dial, fc/dial had no statistics stored" in err
+    assert "dial, fc/dial had no statistics stored" in caplog.text
     assert "most probable class changed" not in out
+
+
+def test_export_recalibrates_first(autodial: Run, pictures: dict[str, Pictures]) -> None:
+    """To the file of an export after `recalibrate`, while the weights' file stays; the table shows what moved."""
+    before = Path("w.caffemodel").read_bytes()
+    _, shown, _ = autodial()
+    app = typer.Typer()
+    app.command()(export)
+    words = ["--net", "net.prototxt", "--weights"]
+    for weights, more in (("out.caffemodel", ["-o", "a.onnx"]), ("w.caffemodel", ["--recalibrate", "-o", "b.onnx"])):
+        result = CliRunner().invoke(app, [*words, weights, *more], catch_exceptions=False)
+        assert result.exit_code == 0
+    table = [line for line in shown.splitlines() if line.startswith(("layer ", "dial ", "fc/dial "))]
+    assert len(table) == 3 and all(line in result.stdout.splitlines() for line in table)
+    assert Path("w.caffemodel").read_bytes() == before
+    sessions = [onnxruntime.InferenceSession(f"{name}.onnx", providers=["CPUExecutionProvider"]) for name in "ab"]
+    assert len({session.get_modelmeta().custom_metadata_map["autodial"] for session in sessions}) == 1
+    logits = [session.run(["logits"], {"image": pictures["target"]})[0] for session in sessions]
+    np.testing.assert_array_equal(*logits)
+    result = CliRunner().invoke(app, [*words, "w.caffemodel", "--recalibrate", "--json"], catch_exceptions=False)
+    (moved,) = json.loads(result.stdout)["recalibration"]
+    assert [layer["name"] for layer in moved["layers"]] == ["dial", "fc/dial"] and moved["target_samples"] == 6
+
+
+def test_export_says_how_to_name_other_images(autodial: Run, pictures: dict[str, Pictures]) -> None:
+    start, end = NET.index('layer { name: "source"'), NET.index('layer { name: "test"')
+    Path("net.prototxt").write_text(NET[:start] + NET[end : NET.index('layer { name: "slice"')])
+    app = typer.Typer()
+    app.command()(export)
+    words = ["--net", "net.prototxt", "--weights", "w.caffemodel", "--recalibrate"]
+    with pytest.raises(InputError, match="name the target's images with `autodial recalibrate --target`"):
+        CliRunner().invoke(app, words, catch_exceptions=False)
 
 
 RESIZED = ("--set", "target.image_data_param.new_height=10")
@@ -316,7 +353,7 @@ def damage(*_: object) -> None:
         (lambda: None, (*RESIZED, "--set", "target.image_data_param.new_width=9"),
          "source's images as 3 x 8 x 8 (channels x height x width) and the target's as 3 x 10 x 9"),
         (lambda: None, ("--set", "*dial.type=Split"), "net.prototxt: the net has no Dial layer"),
-        (lambda: None, ("--set", "fc.name=fc9"), "w.caffemodel holds nothing for fc9"),
+        (lambda: None, ("--set", "fc.name=fc9"), "w.caffemodel has nothing for fc9"),
         (lambda: None, ("--device", "cuda:9"), "device cuda:9"),
     ],
 )  # fmt: skip

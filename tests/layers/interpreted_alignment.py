@@ -357,13 +357,13 @@ def chosen(caplog: pytest.LogCaptureFixture) -> Iterator[Callable[[torch.dtype],
     """What is chosen for a dtype, twice, as if the CPU were a GPU, and the warnings."""
 
     def chosen(dtype: torch.dtype) -> tuple[ModuleType, list[str]]:
-        first, second = (alignment._on_gpu(torch.device("cpu"), dtype) for _ in range(2))
+        first, second = (alignment.gpu_kernels(torch.device("cpu"), dtype) for _ in range(2))
         assert first is second
         return first, [record.getMessage() for record in caplog.records]
 
-    alignment._on_gpu.cache_clear()
+    alignment.gpu_kernels.cache_clear()
     yield chosen
-    alignment._on_gpu.cache_clear()
+    alignment.gpu_kernels.cache_clear()
 
 
 def test_kernels_that_work_are_taken(chosen: Any) -> None:

@@ -139,11 +139,11 @@ def test_blobs_of_more_than_2_31_elements_compile(shape: tuple[int, ...], compil
 
 
 def choose(dtype: torch.dtype) -> ModuleType:
-    alignment._on_gpu.cache_clear()
+    alignment.gpu_kernels.cache_clear()
     try:
-        return alignment._on_gpu(torch.device("cpu"), dtype)
+        return alignment.gpu_kernels(torch.device("cpu"), dtype)
     finally:
-        alignment._on_gpu.cache_clear()
+        alignment.gpu_kernels.cache_clear()
 
 
 def test_kernels_that_fail_are_warned_of_and_not_taken(caplog: pytest.LogCaptureFixture) -> None:

@@ -163,6 +163,7 @@ CASES: dict[str, list[Case]] = {
         Case("interp_param { shrink_factor: 2 }"),
     ],
     "LSTM": RECURRENT,
+    "LSTMUnit": [Case("", ((1, 3, 2), (1, 3, 8), (1, 3)), 2)],
     "Log": [Case()],
     "MMDLoss": [Case("", (CLASSES, CLASSES))],
     "MVN": [Case()],

@@ -34,7 +34,7 @@ def test_refused(build, tmp_path: Path) -> None:
     with pytest.raises(LayerError, match="needs file_name"):
         build('type: "HDF5Output"', (2, 3), (2,), tops=0)
     text = f'type: "HDF5Output" hdf5_output_param {{ file_name: "{tmp_path}/no/out.h5" }}'
-    with pytest.raises(LayerError, match=r"data \(2, 3\) and label \(3,\) must have as many rows"):
+    with pytest.raises(LayerError, match=r"data \(2, 3\) and label \(3,\) must have the same number of rows"):
         build(text, (2, 3), (3,), tops=0)
     with pytest.raises(LayerError, match="1 to 4 axes"):
         build(text, (2, 3, 1, 1, 1), (2,), tops=0)

@@ -58,6 +58,23 @@ LAYERS = [
     ('type: "ContrastiveLoss"', [(2, 5), (2, 5), (2,)]),
     ('type: "SoftmaxWithLoss"', [(2, 5), (2,)]),
     ('type: "Accuracy" accuracy_param { top_k: 2 }', [(2, 5), (2,)]),
+    ('type: "Convolution" convolution_param { num_output: 4 kernel_size: 2 }', [(2, 3, 4, 5, 4)]),
+    ('type: "Convolution" convolution_param { num_output: 4 kernel_size: 10 stride: 3 pad: 0 }', [IMAGES]),
+    ('type: "Im2col" convolution_param { kernel_size: 3 stride: 2 pad: 1 }', [IMAGES]),
+    ('type: "SPP" spp_param { pyramid_height: 3 }', [IMAGES]),
+    ('type: "Pooling" pooling_param { pool: STOCHASTIC kernel_size: 3 stride: 2 }', [IMAGES]),
+    ('type: "Pooling" pooling_param { kernel_size: 2 stride: 2 round_mode: FLOOR }', [IMAGES]),
+    ('type: "Axpy"', [(2, 6), IMAGES, IMAGES]),
+    ('type: "ConvolutionDepthwise" convolution_param { kernel_size: 3 pad: 1 stride: 1 }', [IMAGES]),
+    ('type: "Permute" permute_param { order: 0 order: 2 order: 3 order: 1 }', [IMAGES]),
+    ('type: "ShuffleChannel" shuffle_channel_param { group: 3 }', [IMAGES]),
+    ('type: "Normalize" norm_param { across_spatial: false channel_shared: false }', [IMAGES]),
+    ('type: "Interp" interp_param { zoom_factor: 2 pad_beg: -1 }', [IMAGES]),
+    ('type: "Upsample" upsample_param { scale: 2 }', [IMAGES]),
+    ('type: "ReLU6"', [IMAGES]),
+    ('type: "Clip" clip_param { min: 0.2 max: 0.7 }', [IMAGES]),
+    ('type: "Swish" swish_param { beta: 2 }', [IMAGES]),
+    ('type: "PriorBox" prior_box_param { min_size: 3 aspect_ratio: 2 }', [IMAGES, (2, 3, 30, 40)]),
 ]
 
 
@@ -101,6 +118,19 @@ def variadic(layer: torch.nn.Module) -> bool:
         'type: "BNLL"',
         'type: "Reshape" reshape_param { shape { dim: 0 dim: -1 dim: 4 } }',
         'type: "Tile" tile_param { tiles: 2 axis: 2 }',
+        'type: "Convolution" convolution_param { num_output: 4 kernel_size: 10 stride: 3 '
+        'weight_filler { type: "msra" } }',
+        'type: "Im2col" convolution_param { kernel_size: 3 stride: 2 pad: 1 }',
+        'type: "SPP" spp_param { pyramid_height: 3 }',
+        'type: "Pooling" pooling_param { kernel_size: 3 stride: 2 pad: 1 ceil_mode: false }',
+        'type: "Permute" permute_param { order: 0 order: 2 order: 3 order: 1 }',
+        'type: "ShuffleChannel" shuffle_channel_param { group: 3 }',
+        'type: "Normalize" norm_param { channel_shared: false }',
+        'type: "Interp" interp_param { height: 5 width: 20 }',
+        'type: "Upsample" upsample_param { scale: 2 }',
+        'type: "ReLU6" relu6_param { negative_slope: 0.1 }',
+        'type: "Clip" clip_param { min: -0.5 max: 0.7 }',
+        'type: "Swish" swish_param { beta: 2 }',
     ],
 )
 def test_onnx_runtime(build, text: str) -> None:

@@ -73,6 +73,7 @@ FACTS = {
     "Interp": Facts(Rows.INDEPENDENT),
     "LRN": Facts(Rows.INDEPENDENT, backward_reads_bottoms=True),
     "LSTM": Facts(Rows.NONE),
+    "LSTMUnit": Facts(Rows.NONE, backward_reads_bottoms=True),
     "Log": Facts(Rows.INDEPENDENT, backward_reads_bottoms=True),
     "MMDLoss": Facts(Rows.NONE, backward_reads_bottoms=True),
     "MVN": Facts(Rows.INDEPENDENT),

@@ -26,7 +26,9 @@ def test_euclidean(build, shape: tuple[int, ...]) -> None:
 @pytest.mark.parametrize("name", ["EuclideanLoss", "SigmoidCrossEntropyLoss"])
 def test_sizes(build, name: str) -> None:
     for other in [(4, 5), (6, 4), ()]:
-        with pytest.raises(LayerError, match=r"bottoms \(4, 6\) and .* must have as many rows and elements"):
+        with pytest.raises(
+            LayerError, match=r"bottoms \(4, 6\) and .* must have the same number of rows and of elements"
+        ):
             build(f'type: "{name}"', (4, 6), other)
 
 
@@ -120,9 +122,9 @@ def test_contrastive_gradcheck() -> None:
 @pytest.mark.parametrize(
     ("shapes", "message"),
     [
-        ([(4, 3), (4, 2), (4,)], "as many rows and elements"),
+        ([(4, 3), (4, 2), (4,)], "the same number of rows and of elements"),
         ([(4, 3, 2), (4, 6), (4,)], "must be rows of features"),
-        ([(4, 3), (4, 3), (4, 3)], r"4 pairs must have as many similarities, the third bottom has shape \(4, 3\)"),
+        ([(4, 3), (4, 3), (4, 3)], r"must say of each of 4 pairs whether it is similar, and has the shape \(4, 3\)"),
     ],
 )
 def test_contrastive_refuses(build, shapes, message: str) -> None:

@@ -169,7 +169,7 @@ def test_crop(build, fields: str, index: tuple[slice, ...]) -> None:
         ("offset: 4", (1, 1, 4, 4), r"reference \(1, 1, 4, 4\) at offset 4 exceeds axis 2 of bottom \(2, 3, 7, 8\)"),
         ("", (1, 1, 4, 9), "exceeds axis 3"),
         ("offset: 1 offset: 1 offset: 1", (1, 1, 4, 4), "3 offsets don't fit the 2 axes"),
-        ("", (4, 4), "as many axes"),
+        ("", (4, 4), "the same number of axes"),
         ("axis: 4", (1, 1, 4, 4), "axis 4 is out of range"),
     ],
 )
@@ -292,7 +292,7 @@ def test_eltwise_product_has_a_gradient_at_zero(build) -> None:
     [
         ("operation: PROD coeff: 1 coeff: 2", (2, 3), "coeff goes with operation SUM, not with PROD"),
         ("operation: MAX coeff: 1 coeff: 2", (2, 3), "not with MAX"),
-        ("coeff: 1", (2, 3), "2 bottoms need as many coeff, not 1"),
+        ("coeff: 1", (2, 3), "2 bottoms need a coeff each, not 1"),
         ("", (2, 1), r"bottoms \(2, 3\) and \(2, 1\) must have the same shape"),
     ],
 )

@@ -148,3 +148,28 @@ def test_exposed_states_come_from_outside(build, kind: str) -> None:
 def test_refused(build, bottoms, fields: str, tops: int, message: str) -> None:
     with pytest.raises(LayerError, match=message):
         build(f'type: "LSTM" recurrent_param {{ {fields} }}', *bottoms, tops=tops)
+
+
+def test_lstm_unit_is_torchs_cell(build) -> None:
+    layer = build('type: "LSTMUnit"', (1, 3, 2), (1, 3, 8), (1, 3), tops=2)
+    cell, sums = inputs(1, 3, 2), inputs(1, 3, 8).requires_grad_()
+    module = nn.LSTMCell(8, 2)
+    order = torch.arange(8).view(4, 2)[[0, 1, 3, 2]].flatten()
+    with torch.no_grad():
+        module.weight_ih.copy_(torch.eye(8)[order])
+        for blob in (module.bias_ih, module.bias_hh, module.weight_hh):
+            blob.zero_()
+    cont = torch.tensor([[1.0, 0, 1]])
+    after, hidden = layer(cell, sums, cont)
+    want = module(sums[0], (torch.zeros(3, 2), cell[0] * cont[0, :, None]))
+    torch.testing.assert_close([hidden[0], after[0]], list(want))
+    (ours,) = torch.autograd.grad(hidden.sum(), sums, retain_graph=True)
+    (theirs,) = torch.autograd.grad(want[0].sum(), sums)
+    torch.testing.assert_close(ours, theirs)
+    for bottoms, message in {
+        ((2, 3, 2), (2, 3, 8), (2, 3)): "first bottom",
+        ((1, 3, 2), (1, 3, 6), (1, 3)): r"second bottom must have the shape \(1, 3, 8\)",
+        ((1, 3, 2), (1, 3, 8), (3,)): "third bottom",
+    }.items():
+        with pytest.raises(LayerError, match=message):
+            layer.top_shapes(bottoms)

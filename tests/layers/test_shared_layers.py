@@ -126,7 +126,8 @@ def check(text: str, size: int, *, offset: float = 0.0, fused: bool = True) -> d
         net = made(text)
         parallel = DataParallel(net, group)
         if not fused:
-            net._fusible_up_to.clear()
+            for layer in net.layers.values():
+                layer.register_forward_hook(lambda *_: None)  # a layer with a hook is run by itself
         here, gradients = run(net, {name: blob[group.share(len(blob))] for name, blob in inputs.items()})
         return net, parallel.outputs(here), gradients
 
@@ -198,11 +199,19 @@ def test_large_offsets_cost_no_more_than_in_one_process() -> None:
 
 @pytest.mark.parametrize("size", [2, 3])
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
-def test_dropout_masks_are_those_of_one_process(size: int, memory_format: torch.memory_format) -> None:
-    x = torch.ones(6, 4, 3, 3).contiguous(memory_format=memory_format)
+@pytest.mark.parametrize(
+    "layer",
+    [
+        'type: "Dropout"',
+        'type: "Pooling" pooling_param { pool: STOCHASTIC kernel_size: 2 }',
+        'type: "SPP" spp_param { pyramid_height: 2 pool: STOCHASTIC }',
+    ],
+)
+def test_random_layers_draw_as_one_process(size: int, memory_format: torch.memory_format, layer: str) -> None:
+    x = torch.rand(6, 4, 4, 4).contiguous(memory_format=memory_format)
     text = (
-        'layer { name: "x" type: "Input" top: "x" input_param { shape { dim: 6 dim: 4 dim: 3 dim: 3 } } }'
-        'layer { name: "drop" type: "Dropout" bottom: "x" top: "y" }'
+        'layer { name: "x" type: "Input" top: "x" input_param { shape { dim: 6 dim: 4 dim: 4 dim: 4 } } }'
+        f'layer {{ name: "random" bottom: "x" top: "y" {layer} }}'
     )
     whole = made(text)
     whole.seed_pass(5)
@@ -269,6 +278,9 @@ def test_other_ends_of_a_net(loss: str) -> None:
         'type: "HingeLoss" bottom: "fc" bottom: "label" hinge_loss_param { norm: L2 }',
         'type: "MultinomialLogisticLoss" bottom: "p" bottom: "label"',
         'type: "ContrastiveLoss" bottom: "fc" bottom: "p" bottom: "label"',
+        'type: "SmoothL1Loss" bottom: "fc" bottom: "p" smooth_l1_loss_param { sigma: 2 }',
+        'type: "SmoothL1LossOHEM" bottom: "fc" bottom: "p" bottom: "p"',
+        'type: "SmoothL1LossOHEM" bottom: "fc" bottom: "p" loss_param { normalization: PRE_FIXED }',
     ],
 )
 def test_losses_of_rows(loss: str) -> None:

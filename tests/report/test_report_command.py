@@ -90,7 +90,7 @@ def test_the_page_stands_alone(autodial: Autodial, read_page: ReadPage, project:
     ]
 
 
-def test_logged_numbers_are_the_logs(report: Report, project: Path) -> None:
+def test_logged_numbers_are_the_logs(report: Report, project: Path, class_names: list[str]) -> None:
     page = report(project)
     trains = [row for row in log(project) if row["event"] == "train"]
     tests = [row for row in log(project) if row["event"] == "test"]
@@ -103,8 +103,15 @@ def test_logged_numbers_are_the_logs(report: Report, project: Path) -> None:
         ),
     ]
     assert page.tables["Tests: logged numbers"] == [
-        ["iteration", "test: accuracy"],
-        *([str(row["iteration"]), f"{row['outputs']['accuracy']:.6g}"] for row in tests),
+        ["iteration", "test: accuracy", "test: balanced accuracy of fc"],
+        *(
+            [str(row["iteration"]), f"{row['outputs']['accuracy']:.6g}", f"{row['balanced_accuracy']['fc']:.6g}"]
+            for row in tests
+        ),
+    ]
+    assert page.tables["Tests: recall of each class by fc"] == [
+        ["class", *(f"iteration {row['iteration']}" for row in tests)],
+        *([name, *(f"{row['recalls']['fc'][k]:.1%}" for row in tests)] for k, name in enumerate(class_names)),
     ]
     alphas = {name: [row["alphas"][name] for row in trains] for name in ("conv/dial", "fc/dial")}
     assert page.tables["Alpha of each Dial layer"][1:] == [
@@ -223,7 +230,8 @@ def test_another_folder_another_name_chosen_layers_and_fewer_images(
 def test_a_run_that_has_hardly_begun(report: Report, project: Path) -> None:
     """A first test that has accuracies alone is logged before any loss; before that nothing is."""
     edit_log(project, lambda rows: [next(row for row in rows if row["event"] == "test")])
-    edit_log(project, lambda rows: [{**rows[0], "outputs": {"accuracy": 0.25}}])
+    only = {"outputs": {"accuracy": 0.25}, "recalls": {}, "balanced_accuracy": {}}
+    edit_log(project, lambda rows: [{**rows[0], **only}])
     page = report(project)
     assert [row[1:] for row in page.tables["Tests: logged numbers"]] == [["test: accuracy"], ["0.25"]]
     (project / "run/log.jsonl").write_text("")

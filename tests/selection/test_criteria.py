@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from dataclasses import replace
 from typing import Any
@@ -14,6 +15,7 @@ from scipy.special import softmax as scipy_softmax
 from scipy.stats import entropy as scipy_entropy
 from sklearn.metrics import mutual_info_score
 
+from autodial.commands.select import select
 from autodial.selection import criteria
 from autodial.selection.outputs import Outputs
 
@@ -192,6 +194,17 @@ def test_information_is_the_difference_of_entropies() -> None:
     assert criteria.information([outputs(p)]).values[0] == pytest.approx(expected, rel=1e-5)
 
 
+def test_consensus_is_the_mean_of_two_ranks() -> None:
+    """By agreement, the nets rank 1.5, 1.5 and 3; by information, 2, 1 and 3."""
+    classes = [0, 1, 0, 1]
+    decided, more_decided, other = (
+        outputs(0.5 + (np.eye(2)[predicted] - 0.5) * sure)
+        for predicted, sure in ((classes, 0.6), (classes, 0.8), ([0, 1, 0, 0], 0.1))
+    )
+    assert criteria.agreement([decided, more_decided, other]).values.tolist() == [1, 1, 0.75]
+    np.testing.assert_array_equal(criteria.consensus([decided, more_decided, other]).values, [-1.75, -1.25, -3])
+
+
 def test_nuclear_norm_by_hand() -> None:
     """Certain and even: 1. All in one class: one singular value, sqrt(N). Undecided: sqrt(N / C)."""
     even, collapsed, undecided = np.eye(2)[[0, 1, 0, 1]], np.eye(2)[[0, 0, 0, 0]], np.full((4, 2), 0.5)
@@ -289,5 +302,7 @@ def test_criteria_do_not_look_at_the_targets_labels(name: str) -> None:
     np.testing.assert_array_equal(rank(labelled).values, rank(nets).values)
 
 
-def test_the_default_is_one_of_them() -> None:
-    assert not criteria.CRITERIA[criteria.DEFAULT].needs_held_out
+def test_the_default_is_that_of_the_command() -> None:
+    default = inspect.signature(select).parameters["criterion"].default
+    assert default == criteria.DEFAULT
+    assert not criteria.CRITERIA[default].needs_held_out

@@ -266,6 +266,10 @@ BASE = 'base_lr: 1 lr_policy: "fixed" '
         (BASE + 'net: "net.prototxt" test_state {}', "test_state is given for 1 test net, and there are 0"),
         (BASE + 'net: "a" snapshot: 5', "snapshot is given, and snapshot_prefix, where snapshots go, is missing"),
         (BASE + 'net: "a" regularization_type: "L3"', 'regularization_type "L3" does not exist; it is L1 or L2'),
+        (
+            BASE + 'net: "a" eval_type: "detection"',
+            "eval_type, which only other versions of Caffe have, is not supported",
+        ),
         (BASE + 'net: "a" type: "Lion"', 'type "Lion" is not supported; supported solver types: SGD'),
         ('net: "a" lr_policy: "fixed"', "base_lr is missing"),
     ],

@@ -73,7 +73,9 @@ def test_a_killed_worker_changes_no_number(
     assert solver_that(At(at, kill_a_worker), **options).solve()
     assert snapshots() == undisturbed
     (message,) = caplog.messages
-    assert message.startswith("A process that reads images died (killed by SIGKILL). Another one reads the same images")
+    assert message.startswith(
+        "A process that reads images died (killed by SIGKILL), and another one reads the same images"
+    )
 
 
 @signals
@@ -104,7 +106,7 @@ def test_workers_that_die_again_and_again_end_the_run_with_a_snapshot(
         solver.solve()
     message = str(caught.value)
     assert message.startswith("a process that reads images died (killed by SIGKILL), and so did 4 before it within 100")
-    assert message.endswith("try fewer --workers, or --workers 0") and "\n" not in message
+    assert message.endswith("set `workers` lower, or to 0") and "\n" not in message
     assert len(caplog.messages) == 4
     assert {f"stripes_iter_{solver.iter}.{kind}" for kind in ("caffemodel", "solverstate")} <= snapshots().keys()
     wait_until(lambda: not multiprocessing.active_children())
@@ -277,7 +279,7 @@ def test_a_disk_that_is_full_for_a_while(project: Path) -> None:
     log, snapshot = done.stderr.splitlines()
     assert log.startswith("The run's log in run can't be written (File too large): training goes on")
     assert snapshot == "the snapshot snapshots/stripes_iter_4 can't be written: File too large; training goes on " + (
-        "without it."
+        "without it"
     )
     assert {name.partition(".")[0] for name in snapshots()} == {f"stripes_iter_{i}" for i in (2, 6, 8)}
     assert len(list(Path("snapshots").iterdir())) == 6

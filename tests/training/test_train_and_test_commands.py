@@ -38,7 +38,7 @@ def test_train_shows_logs_and_records(autodial: Run) -> None:
     assert any(line.startswith("Iteration 4, lr = 0.025, loss = ") and line.endswith("images/s)") for line in lines)
     assert lines[-5:] == [
         *("Training done.", "To look at the run:", "autodial report snapshots/stripes_run", "To export the net:"),
-        "autodial export --net net.prototxt --set loss-target.loss_weight=0.25 "
+        "autodial export --recalibrate --net net.prototxt --set loss-target.loss_weight=0.25 "
         "--weights snapshots/stripes_iter_8.caffemodel -o target_predictor.onnx",
     ]
     rows = read_log(Path("snapshots/stripes_run"))
@@ -52,6 +52,19 @@ def test_train_shows_logs_and_records(autodial: Run) -> None:
     assert "display: 4" in start["solver"]
     assert start["seed"] == 5
     assert start["command"].endswith("--set loss-target.loss_weight=0.25 --set solver.display=4 --workers 0")
+
+
+def test_an_export_without_domains_is_not_recalibrated(autodial: Run) -> None:
+    _, out, _ = autodial(*TRAIN, "--variant", "source-only")
+    assert out.splitlines()[-1].startswith("autodial export --net net.prototxt --variant source-only ")
+    assert autodial(*shlex.split(out.splitlines()[-1])[1:])[0] == 0
+
+
+def test_the_recalibrated_export_that_training_ends_with_works(autodial: Run) -> None:
+    _, out, _ = autodial(*TRAIN)
+    status, out, err = autodial(*shlex.split(out.splitlines()[-1])[1:])
+    assert status == 0, err
+    assert "layer" in out and Path("target_predictor.onnx").exists()
 
 
 def test_the_commands_that_training_ends_with_work(autodial: Run, edit: Edit) -> None:
@@ -304,14 +317,14 @@ def test_weights_without_statistics_are_pointed_out(autodial: Run) -> None:
     assert status == 0 and "conv/dial have no statistics stored" in err
 
 
-def test_domains_parted_in_several_places_are_pointed_out(
+def test_domains_split_at_several_rows_are_pointed_out(
     autodial: Run, edit: Callable[[str, str, str], None], caplog: pytest.LogCaptureFixture
 ) -> None:
     assert autodial(*TRAIN, "-o", "agreeing")[0] == 0
-    assert "parted in several places" not in caplog.text
+    assert "split into source and target at several rows" not in caplog.text
     edit("net.prototxt", "slice_point: 4 moving", "slice_point: 2 moving")
     assert autodial(*TRAIN, "--set", "solver.snapshot_prefix=other", "-o", "disagreeing")[0] == 0
-    assert 'after 4 in layer "data", 2 in layer "conv/dial"' in caplog.text
+    assert 'several rows: 4 by layer "data", 2 by layer "conv/dial"' in caplog.text
 
 
 def test_what_was_learned_before_a_broken_image_is_kept(autodial: Run, project: Path) -> None:

@@ -7,12 +7,16 @@ clash have numbers of their own. In binary files (wire.py) the layer's type says
 from __future__ import annotations
 
 from . import (
+    batch_normalization,
     bvlc_master,
     ceil_mode,
     deeplab,
+    deformable,
     enet,
     face,
     fcn,
+    flownet2,
+    focal_loss,
     grl,
     intel,
     latent_domains,
@@ -21,7 +25,9 @@ from . import (
     proposal,
     pspnet,
     rcnn,
+    refinedet,
     rfcn,
+    ristretto,
     segnet,
     shufflenet,
     ssd,
@@ -50,7 +56,8 @@ FORKS = tuple(
     module.DIALECT
     for module in (
         bvlc_master, ceil_mode, ssd, fcn, rcnn, rfcn, pspnet, deeplab, segnet, enet, yolo, shufflenet, proposal, xlearn,
-        grl, latent_domains, openpose, tsn, face, nvcaffe, intel,
+        grl, latent_domains, openpose, tsn, face, nvcaffe, intel, refinedet, flownet2, ristretto, deformable,
+        focal_loss, batch_normalization,
     )
 )  # fmt: skip
 """Where several could have written a field, the first is taken."""

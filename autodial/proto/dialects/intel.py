@@ -18,5 +18,5 @@ DIALECT = Dialect(
         "split_param": ("Split",),
         "roi_pooling_param": ("ROIPooling",),
     },
-    without_effect=frozenset({"engine"}),
+    without_effect=frozenset({"engine", "multinode"}),
 )

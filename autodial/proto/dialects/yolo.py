@@ -10,6 +10,7 @@ DIALECT = Dialect(
         "reorg_param": ("Reorg",),
         "upsample_param": ("Upsample",),
         "relu6_param": ("ReLU6",),
+        "eval_detection_param": ("EvalDetection",),
         "region_loss_param": ("RegionLoss",),
         "yolo_detection_output_param": ("YoloDetectionOutput",),
         "yolov3_detection_output_param": ("Yolov3DetectionOutput",),

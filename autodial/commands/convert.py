@@ -1,0 +1,158 @@
+"""The command `autodial convert`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from autodial.commands.inputs import read_net, read_weights, split_names
+from autodial.commands.options import (
+    JsonOption,
+    LevelOption,
+    SettingsOption,
+    StageOption,
+    naming_options,
+    with_options,
+)
+
+if TYPE_CHECKING:
+    from autodial.converters.net_convert import ConvertReport
+
+OPTIONS = {"outputs": "--outputs", "dynamic": "--dynamic", "samples": "--sample"}
+"""Options of the command by the parameters of `autodial.converters.net_convert.convert`."""
+
+
+class PhaseChoice(str, Enum):
+    """Whose layers are converted."""
+
+    TRAIN = "TRAIN"
+    TEST = "TEST"
+
+
+class DynamicChoice(str, Enum):
+    """Which lengths of the inputs are left open."""
+
+    batch = "batch"
+    spatial = "spatial"
+    none = "none"
+
+
+def convert(
+    net: Annotated[Path, typer.Argument(metavar="NET.prototxt", help="Any net: deploy or train_val.")],
+    weights: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[W.caffemodel]",
+            help="The net's weights; with commas, a later file's layers replace an earlier one's.",
+            show_default=False,
+        ),
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", metavar="MODEL.onnx", help="The file to write.", show_default="NET.onnx"),
+    ] = None,
+    outputs: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="BLOB,...",
+            help="The blobs that the file gives; may be repeated.",
+            show_default="those that no layer reads",
+        ),
+    ] = None,
+    dynamic: Annotated[
+        DynamicChoice,
+        typer.Option(
+            help="Which lengths of the inputs are left open: the batch, if the net takes any; spatial, also heights "
+            "and widths; or none."
+        ),
+    ] = DynamicChoice.batch,
+    sample: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="[BLOB=]FILE",
+            help="An input to compare the file on: a .npy array, or an image, which is resized to the input's size; "
+            "may be repeated.",
+            show_default="random numbers",
+        ),
+    ] = None,
+    phase: Annotated[PhaseChoice, typer.Option(help="Whose layers are converted.")] = PhaseChoice.TEST,
+    settings: SettingsOption = None,
+    level: LevelOption = 0,
+    stage: StageOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Write any Caffe net, as it is, as an ONNX file for any runtime.
+
+    Inputs and outputs keep the blobs' names. BatchNorm, Dial and Scale layers are folded. The file is compared with the
+    net before it gets its name; without weights, or where outputs are zero throughout, the command says that the
+    comparison proves nothing.
+
+    `autodial export` makes a predictor of images instead, with their preparation in the file.
+    """
+    import json
+
+    from autodial.converters.net_convert import convert as convert_net
+    from autodial.netparam.data_files import files_of
+    from autodial.proto import messages as pb
+
+    output = output or Path(f"{net.stem}.onnx")
+    param = read_net(net, None, settings, level, stage)
+    inputs: list[str | Path] = [net, *split_names(weights), *files_of(param, net.parent)]
+    inputs += [file for _, file in map(_named_file, sample or ())]
+    with naming_options(**OPTIONS):
+        report = convert_net(
+            param,
+            None if weights is None else read_weights(weights),
+            output,
+            outputs=[name for names in outputs for name in split_names(names)] if outputs else None,
+            phase=pb.TRAIN if phase == PhaseChoice.TRAIN else pb.TEST,
+            dynamic=dynamic.value,
+            samples=_samples(sample or ()),
+            base_dir=net.parent,
+            inputs=inputs,
+        )
+    typer.echo(json.dumps(report.record(), indent=2) if as_json else describe(report))
+
+
+def describe(report: ConvertReport) -> str:
+    """The report as a few lines of text."""
+    from autodial.converters.net_comparison import describe_difference
+
+    passes = " and ".join(", ".join(map(_shape, one.values())) for one in report.compared_shapes)
+    size = ", ".join(f"{name} {size / 2**20:.1f} MiB" for name, size in report.files.items())
+    verified = "Compared" if report.verified else "Not verified: compared"
+    lines = [
+        f"Wrote {report.output}: {_ends(report.inputs)} to {_ends(report.outputs)}",
+        f"Folded into other layers: {len(report.merged)}",
+        f"{verified} with the net on {report.compared_on} ({passes}), in {report.runtime}",
+        *(describe_difference(name, one) for name, one in report.compared.items() if one.own_change is None),
+        f"{size}, opset {report.opset}, IR version {report.ir_version}",
+        *(with_options(note, OPTIONS) for note in report.notes),
+    ]
+    return "\n".join(lines)
+
+
+def _ends(shapes: dict[str, tuple[int | None, ...]]) -> str:
+    return ", ".join(f'"{name}" {_shape(shape)}' for name, shape in shapes.items())
+
+
+def _shape(shape: Sequence[int | None]) -> str:
+    return " x ".join("any" if length is None else str(length) for length in shape)
+
+
+def _named_file(given: str) -> tuple[str, Path]:
+    """The blob that a sample is for, empty if it does not say, and its file."""
+    name, equals, file = given.partition("=")
+    return (name, Path(file)) if equals and not Path(given).exists() else ("", Path(given))
+
+
+def _samples(given: Sequence[str]) -> dict[str, list[Path]]:
+    """Files by input."""
+    samples: dict[str, list[Path]] = {}
+    for name, file in map(_named_file, given):
+        samples.setdefault(name, []).append(file)
+    return samples

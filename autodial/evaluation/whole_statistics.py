@@ -1,0 +1,106 @@
+"""A trained net's weights with statistics over all images of both domains: what `autodial recalibrate` writes."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from autodial.errors import InputError
+from autodial.evaluation.domain_lists import DomainLists, check_same_size
+from autodial.evaluation.domains import fed_net
+from autodial.evaluation.recalibrate import Progress, Recalibration, recalibrate, with_statistics
+from autodial.evaluation.statistics import Domain
+from autodial.net.net import Net
+from autodial.proto import Weights
+from autodial.proto import messages as pb
+from autodial.system.devices import full_memory_errors
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class RecalibratedWeights:
+    """Weights with new statistics.
+
+    Attributes:
+        weights: the weights given, in which only the Dial layers' statistics changed.
+        result: what changed.
+        names: the images used for each domain, as users know them; without the source if it was not needed.
+        seconds: how long it took.
+    """
+
+    weights: Weights
+    result: Recalibration
+    names: Mapping[Domain, str]
+    seconds: float
+
+
+def recalibrate_weights(
+    net: pb.NetParameter,
+    weights: Weights,
+    *,
+    net_name: str,
+    weights_name: str,
+    base_dir: Path,
+    device: torch.device,
+    source: Path | None = None,
+    target: Path | None = None,
+    size: tuple[int, int] | None = None,
+    batch_size: int | None = None,
+    workers: int = 0,
+    report: Callable[[Progress], None] | None = None,
+) -> RecalibratedWeights:
+    """Compute a net's Dial statistics over whole image lists (paper, section 3.2; see `recalibrate`).
+
+    A warning names layers without stored statistics, for which nothing can be compared.
+
+    Args:
+        net: a NetParameter with all phases.
+        weights: the net's trained weights.
+        net_name, weights_name: their names in messages.
+        base_dir: folder of the net's file; relative paths are looked for in the working directory first.
+        device: where to compute.
+        source, target: images for the domains, as `DomainLists.open` takes them; None: those of the TRAIN phase. If
+            `source` is None, `target` is given and every alpha is 1, the source is not read.
+        size: height and width to resize the images of `source` and `target` to; None: no resizing.
+        batch_size: images per batch; None: as in the TEST phase.
+        workers: processes that read images ahead.
+        report: called after each batch.
+
+    Raises:
+        InputError: a net without Dial layers, images that can't be used, or weights that lack layers.
+        WorkError: values that are not finite, or full memory.
+    """
+    started = time.perf_counter()
+    try:
+        lists = DomainLists(net, base_dir=base_dir, device=device, batch_size=batch_size, workers=workers)
+    except InputError as error:
+        raise InputError(f"{net_name}: {error}") from error
+    with lists:
+        target_images = lists.open("target", target, size=size)
+        pruned, logits = fed_net(net, lists.test.blob, target_images.shape)
+        try:
+            built = Net(pruned, pb.TEST, base_dir=base_dir).to(device)
+        except InputError as error:
+            raise InputError(f"{net_name}, TEST phase: {error}") from error
+        if missing := built.load_weights(weights, weights_name):
+            raise InputError(
+                f"{weights_name} has nothing for {', '.join(missing)}, on which the statistics depend: name the "
+                "weights from this net's training"
+            )
+        source_images = None
+        if source is not None or target is None or min(built.alphas().values()) < 1:
+            source_images = lists.open("source", source, size=size)
+            source_images.check()
+            check_same_size(source_images, target_images)
+        target_images.check()
+        if unstored := built.without_statistics():
+            _log.warning("%s had no statistics stored: there is nothing to compare with", ", ".join(unstored))
+        with full_memory_errors():
+            result = recalibrate(built, source_images, target_images, logits=logits, report=report)
+    return RecalibratedWeights(with_statistics(weights, built), result, lists.names, time.perf_counter() - started)

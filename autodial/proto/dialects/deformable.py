@@ -1,0 +1,12 @@
+"""Deformable convolution (unsky/Deformable-ConvNets-caffe)."""
+
+from __future__ import annotations
+
+from .dialect import Dialect
+
+DIALECT = Dialect(
+    "deformable",
+    {
+        "deformable_convolution_param": ("DeformableConvolution",),
+    },
+)

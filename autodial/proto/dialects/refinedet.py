@@ -1,0 +1,7 @@
+"""RefineDet (sfzhang15/RefineDet), on top of SSD."""
+
+from __future__ import annotations
+
+from .dialect import Dialect
+
+DIALECT = Dialect("refinedet", {})

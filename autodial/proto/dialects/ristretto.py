@@ -1,0 +1,12 @@
+"""Ristretto (pmgysel/caffe): nets with short words."""
+
+from __future__ import annotations
+
+from .dialect import Dialect
+
+DIALECT = Dialect(
+    "ristretto",
+    {
+        "quantization_param": ("ConvolutionRistretto", "DeconvolutionRistretto", "FcRistretto", "LRNRistretto"),
+    },
+)

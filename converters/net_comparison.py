@@ -1,0 +1,170 @@
+"""Compares a converted net's ONNX file with the net itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from autodial.converters.net_inputs import Arrays
+from autodial.converters.verification import NUDGES, TOLERANCE, nudged
+from autodial.errors import WorkError
+from autodial.net.net import Net
+
+_MOST_IN_ROWS = 2**14
+"""Numbers in rows that are compared as a set; each row is compared with each other."""
+
+Runs = Callable[[Arrays], dict[str, NDArray[np.float32]]]
+"""Gives the outputs, by name, for inputs."""
+
+
+@dataclass(frozen=True)
+class OutputComparison:
+    """How far an output of the file is from the net's, over all compared inputs.
+
+    Attributes:
+        max_difference: largest absolute difference.
+        range: largest minus smallest value of the net's output.
+        empty: whether the comparison says nothing, as the net's output is the same number throughout, is not finite, or
+            holds no detections.
+        own_change: how far the net's own output moves when each input moves by one unit in the last place of float32
+            (1e-7); None where it did not need to be tried.
+    """
+
+    max_difference: float
+    range: float
+    empty: bool
+    own_change: float | None = None
+
+    @property
+    def relative_difference(self) -> float:
+        """`max_difference` as a fraction of `range`."""
+        return self.max_difference / self.range if self.max_difference else 0.0
+
+    @property
+    def agrees(self) -> bool:
+        """Whether the difference is within the tolerance."""
+        return self.max_difference <= TOLERANCE * self.range
+
+
+class NetRunner:
+    """Runs a net as an ONNX file runs: each pass begins anew.
+
+    Args:
+        net: in evaluation.
+        outputs: the blobs to give, by name.
+    """
+
+    def __init__(self, net: Net, outputs: Mapping[str, str]) -> None:
+        self._net, self._outputs = net, outputs
+
+    def __call__(self, inputs: Arrays) -> dict[str, NDArray[np.float32]]:
+        tensors = {name: torch.from_numpy(array) for name, array in inputs.items()}
+        with torch.no_grad():
+            blobs = self._net.blobs(tensors, set(self._outputs.values()))
+        for name in self._net.layer_names:
+            self._net.layer(name).rewind()
+        return {name: blobs[blob].numpy() for name, blob in self._outputs.items()}
+
+
+def compare(
+    run: Runs,
+    net: NetRunner,
+    inputs: Sequence[Arrays],
+    reader: str,
+    *,
+    exact: Collection[str] = (),
+    unordered: Collection[str] = (),
+) -> dict[str, OutputComparison]:
+    """Run the file and the net on each of the inputs.
+
+    Args:
+        run: runs the file.
+        net: runs the net.
+        inputs: one set of arrays for each pass.
+        reader: what runs the file, in words.
+        exact: inputs that are not moved, such as indices.
+        unordered: outputs whose rows are compared as a set.
+
+    Returns:
+        the comparison of each output.
+
+    Raises:
+        WorkError: an output differs, and by more than the net's own output moves when its input moves by 1e-7.
+    """
+    expected = [net(arrays) for arrays in inputs]
+    results = [run(arrays) for arrays in inputs]
+    for wanted, given in zip(expected, results, strict=True):
+        given.update((name, _in_order_of(wanted[name], given[name])) for name in unordered)
+    found = {
+        name: _compare([each[name] for each in expected], [each[name] for each in results]) for name in expected[0]
+    }
+    if all(one.agrees for one in found.values()):
+        return found
+    nudged = [
+        (before, net(_nudged(arrays, seed, exact)))
+        for arrays, before in zip(inputs, expected, strict=True)
+        for seed in range(NUDGES)
+    ]
+    for name, one in found.items():
+        if one.agrees:
+            continue
+        change = max(_difference(before[name], after[name]) for before, after in nudged)
+        if not one.max_difference <= change:
+            raise WorkError(
+                f"nothing was written: {reader}'s \"{name}\" differs from the net's by {one.max_difference:.3g}, more "
+                f"than {TOLERANCE:g} of its range {one.range:.3g}, and the net's own moves by {change:.3g} when its "
+                "input moves by 1e-7"
+            )
+        found[name] = OutputComparison(one.max_difference, one.range, one.empty, change)
+    return found
+
+
+def _compare(expected: Sequence[NDArray[np.float32]], results: Sequence[NDArray[np.float32]]) -> OutputComparison:
+    values = np.concatenate([one.ravel() for one in expected]) if expected else np.zeros(0, np.float32)
+    finite = values[np.isfinite(values)]
+    spread = float(finite.max()) - float(finite.min()) if finite.size else 0.0
+    difference = max(map(_difference, expected, results))
+    empty = spread == 0 or finite.size < values.size or all(map(_without_detections, expected))
+    return OutputComparison(difference, spread, empty)
+
+
+def _without_detections(rows: NDArray[np.float32]) -> bool:
+    """Whether these are the rows of a DetectionOutput that has found nothing: an image's number and six times -1."""
+    return rows.ndim == 4 and rows.shape[3] == 7 and bool((rows[..., 1:] == -1).all())
+
+
+def _difference(one: NDArray[np.float32], other: NDArray[np.float32]) -> float:
+    """Largest absolute difference; infinite for other shapes."""
+    if one.shape != other.shape:
+        return float("inf")
+    same = (one == other) | (np.isnan(one) & np.isnan(other))
+    with np.errstate(invalid="ignore"):
+        off = np.where(same, 0, np.abs(one.astype(np.float64) - other))
+    return float(np.nan_to_num(off, nan=np.inf).max(initial=0))
+
+
+def _in_order_of(expected: NDArray[np.float32], rows: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Rows, each moved to the place of the expected row that it is nearest to, if every place gets one."""
+    if expected.shape != rows.shape or expected.size > _MOST_IN_ROWS:
+        return rows
+    one, other = (array.reshape(-1, array.shape[-1]).astype(np.float64) for array in (expected, rows))
+    order = np.abs(one[:, None] - other).max(2).argmin(1)
+    return rows if len(set(order.tolist())) < len(order) else rows.reshape(other.shape)[order].reshape(rows.shape)
+
+
+def _nudged(inputs: Arrays, seed: int, exact: Collection[str]) -> Arrays:
+    return {name: array if name in exact else nudged(array, seed) for name, array in inputs.items()}
+
+
+def describe_difference(name: str, one: OutputComparison) -> str:
+    """One output's comparison as a sentence."""
+    if one.own_change is None:
+        return f'"{name}" differs by at most {one.max_difference:.2g}, {one.relative_difference:.1g} of its range'
+    return (
+        f'"{name}" differs by up to {one.max_difference:.2g}, {one.relative_difference:.1g} of its range; the net\'s '
+        f"own result moves as far, by {one.own_change:.2g}, when its input moves by 1e-7"
+    )

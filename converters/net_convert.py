@@ -1,0 +1,342 @@
+"""Any Caffe net as an ONNX file that computes the same: its own inputs and outputs, under their own names.
+
+Unlike `autodial.converters.net_export`, which makes predictors of images, this keeps the net as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import onnxruntime  # type: ignore[import-untyped]
+import torch
+from numpy.typing import NDArray
+
+from autodial import __version__
+from autodial.converters.fold import Folded, fold
+from autodial.converters.net_comparison import (
+    NetRunner,
+    OutputComparison,
+    compare,
+    describe_difference,
+)
+from autodial.converters.net_graph import NetGraph, write_graph
+from autodial.converters.net_inputs import Arrays, NetInputs, Samples, feed_inputs
+from autodial.converters.net_shapes import known_shapes, takes
+from autodial.converters.onnx_file import IR_VERSION, OPSET
+from autodial.converters.onnx_model import write_model
+from autodial.converters.runtime import cpu_session
+from autodial.converters.verification import TOLERANCE
+from autodial.errors import InputError, WorkError
+from autodial.layers import BatchNorm, DomainAlignment, Shape, layer_class
+from autodial.net.net import Net
+from autodial.netparam.graph import Graph
+from autodial.netparam.net_state import filter_net
+from autodial.proto import LayerWeights, Weights
+from autodial.proto import messages as pb
+from autodial.system.files import replacing_files
+from autodial.system.outputs import check_output
+from autodial.wording import alternatives, counted
+
+Dynamic = Literal["batch", "spatial", "none"]
+"""Which lengths of the inputs are left open: the batch; the batch, heights and widths; none."""
+
+_RESIZED = ((32, 64), (96, 160), (256, 512))
+"""Rows and columns more, with which the net is asked whether it takes images of other sizes."""
+_FINDS_BOXES = ("DetectionOutput", "Proposal", "Python")
+"""Types of layers whose rows are boxes, of which two that are equally good may change places."""
+_BATCHES = (1, 2, 3)
+"""Batches with which the net is asked whether it takes any."""
+
+
+@dataclass(frozen=True)
+class ConvertReport:
+    """What was converted, what was compared and how far off it was.
+
+    Attributes:
+        output: the ONNX file.
+        files: sizes in bytes by name: of the file, and of the file with its weights where they are above 2 GiB.
+        opset, ir_version: of the file.
+        inputs, outputs: shapes by name, None for lengths that are left open.
+        merged: names of the layers that folding removed, with the layer that each was merged into.
+        compared: each output's comparison.
+        compared_on: in words, the inputs of the comparison.
+        compared_shapes: the inputs' shapes in each pass.
+        runtime: in words, what ran the file.
+        tolerance: largest difference, as a fraction of an output's range.
+        verified: whether every output was compared and agrees, and no weights are missing.
+        notes: further sentences for the user, the reasons where it is not verified among them.
+    """
+
+    output: Path
+    files: dict[str, int]
+    opset: int
+    ir_version: int
+    inputs: dict[str, tuple[int | None, ...]]
+    outputs: dict[str, tuple[int | None, ...]]
+    merged: dict[str, str]
+    compared: dict[str, OutputComparison]
+    compared_on: str
+    compared_shapes: tuple[dict[str, Shape], ...]
+    runtime: str
+    tolerance: float
+    verified: bool
+    notes: tuple[str, ...]
+
+    def record(self) -> dict[str, Any]:
+        """The report as a JSON object."""
+        return {**asdict(self), "output": str(self.output)}
+
+
+def convert(
+    net_param: pb.NetParameter,
+    weights: Weights | None,
+    output: str | Path,
+    *,
+    outputs: Sequence[str] | None = None,
+    phase: pb.Phase = pb.TEST,
+    dynamic: Dynamic = "batch",
+    samples: Samples | None = None,
+    base_dir: Path | None = None,
+    inputs: Collection[str | Path] = (),
+) -> ConvertReport:
+    """Write a net as an ONNX file, after comparing the file with the net.
+
+    BatchNorm, Dial and Scale layers are folded. Inputs and outputs are float32 and have the blobs' names. A train_val
+    net's data layers become inputs; its losses and Accuracy layers are left out, and what they score are outputs.
+
+    Args:
+        net_param: a deploy or train_val net.
+        weights: the net's weights; layers that they lack keep what their fillers give, and the report says so.
+        output: the file; an existing one is replaced. Weights above 2 GiB go to a second file, of the same name and
+            `.data`.
+        outputs: names of blobs; None: those that no layer reads.
+        phase: whose layers are converted.
+        dynamic: which lengths of the inputs are left open, if the net allows it: "batch" where the net takes any
+            number of rows; "spatial" also for heights and widths, which the net must allow; or "none".
+        samples: inputs of the comparison: arrays in the shape of an input or with another number of rows, or files, see
+            `autodial.converters.net_inputs.Samples`; missing inputs are made.
+        base_dir: the prototxt's folder.
+        inputs: files that must not be overwritten.
+
+    Raises:
+        InputError: the net can't be built, an output does not exist, or a layer (named) has no form in ONNX.
+        WorkError: the file differs from the net, and by more than the net's own result moves when its input moves by
+            1e-7; or it can't be written.
+    """
+    path = Path(output)
+    check_output(path, inputs, suffixes=(".onnx",))
+    graph = Graph(filter_net(net_param, phase).layer)
+    ends = _outputs(graph, outputs)
+    fed = feed_inputs(graph, list(ends.values()), base_dir)
+    net = Net(graph.net(net_param.name, *ends.values()), phase, base_dir=base_dir)
+    missing = _load(net, weights)
+    notes = [_note_missing(missing, weights)] if missing else []
+    folded = fold(
+        graph.net(net_param.name, *ends.values()),
+        {name: [blob.detach().numpy() for blob in net.layer(name).blobs] for name in net.layer_names},
+        outputs=list(ends),
+    )
+    deployed = _deployed(folded, phase, base_dir)
+    cases, tried, more = _cases(net, fed, dynamic)
+    notes += more
+    written = write_graph(
+        deployed,
+        known_shapes(deployed, cases),
+        _open_shapes(cases),
+        dict(zip(ends, folded.outputs, strict=True)),
+    )
+    given = fed.read(samples or {})
+    passes = _passes(fed, tried, _open_shapes(cases), given)
+    names = dict(zip([value.name for value in written.outputs], ends, strict=True))
+    with replacing_files(path.parent, last=path.name) as aside:
+        files = write_model(written, aside / path.name, f"autodial {__version__}")
+        compared = compare(
+            _runner(aside / path.name, written),
+            NetRunner(net, names),
+            passes,
+            "ONNX Runtime",
+            exact=fed.indices,
+            unordered={name for name, value in ends.items() if graph.producer(value).param.type in _FINDS_BOXES},
+        )
+    notes += _warnings(compared)
+    return ConvertReport(
+        output=path,
+        files=files,
+        opset=OPSET,
+        ir_version=IR_VERSION,
+        inputs={value.name: value.shape for value in written.inputs},
+        outputs={value.name: value.shape for value in written.outputs},
+        merged=folded.merged,
+        compared=compared,
+        compared_on=_words(fed, given),
+        compared_shapes=tuple({name: array.shape for name, array in arrays.items()} for arrays in passes),
+        runtime=f"ONNX Runtime {onnxruntime.__version__} on the CPU",
+        tolerance=TOLERANCE,
+        verified=not missing and not any(one.empty or one.own_change is not None for one in compared.values()),
+        notes=tuple(notes),
+    )
+
+
+def _outputs(graph: Graph, names: Sequence[str] | None) -> dict[str, int]:
+    """The values to give, by name."""
+    if names is not None:
+        chosen: dict[str, int] = {}
+        for name in names:
+            value = graph.last(name)
+            if value is None:
+                others = alternatives(name, list(dict.fromkeys(graph.names)))
+                raise InputError(f'the net has no blob "{name}" to be an output{others}')
+            maker = graph.producer(value).param
+            if not maker.bottom and layer_class(maker.type).is_data:
+                raise InputError(f'blob "{name}" is an input of the net: name what layers make in `outputs`')
+            chosen[name] = value
+        if not chosen:
+            raise InputError("`outputs` names no blob")
+        return chosen
+    kept = []
+    scored: list[int] = []
+    for node in graph.nodes:
+        cls = layer_class(node.param.type)
+        if cls.is_loss or node.param.type == "Accuracy":
+            scored += node.bottoms[:1]
+        elif not cls.is_data:
+            kept.append(node)
+    read = {value for node in kept for value in node.bottoms}
+    made = {value for node in kept for value in node.tops}
+    left = [value for node in kept for value in node.tops if value not in read]
+    ends = [value for value in dict.fromkeys([*left, *scored]) if value in made]
+    if not ends:
+        raise InputError("no layer of the net makes an output")
+    return {graph.names[value]: value for value in ends}
+
+
+def _load(net: Net, weights: Weights | None) -> list[str]:
+    """Load weights; the names of layers that they lack. Missing statistics become a mean of 0 and a variance of 1."""
+    if weights is not None:
+        missing = net.load_weights(weights)
+    else:
+        missing = [name for name in net.layer_names if net.layer(name).blobs]
+    with torch.no_grad():
+        for name in missing:
+            layer = net.layer(name)
+            if isinstance(layer, BatchNorm | DomainAlignment):
+                layer.variance.fill_(1)
+                layer.normalizer.fill_(1)
+    return missing
+
+
+def _note_missing(missing: Sequence[str], weights: Weights | None) -> str:
+    shown = ", ".join(missing[:5]) + (f" and {len(missing) - 5} more" if len(missing) > 5 else "")
+    if weights is None:
+        return "no weights were given: the file holds what the layers' fillers give"
+    return f"the weights lack {counted(len(missing), 'layer')}, which keep what their fillers give: {shown}"
+
+
+def _deployed(folded: Folded, phase: pb.Phase, base_dir: Path | None) -> Net:
+    """The folded net with its blobs."""
+    net = Net(folded.net, phase, base_dir=base_dir)
+    net.load_weights(
+        Weights(folded.net.name, [LayerWeights(layer, folded.blobs.get(layer.name, [])) for layer in folded.net.layer])
+    )
+    return net
+
+
+def _cases(
+    net: Net, fed: NetInputs, dynamic: Dynamic
+) -> tuple[list[dict[str, Shape]], list[dict[str, Shape]], list[str]]:
+    """The inputs' shapes that show which lengths are open; those to compare the file on; and notes."""
+    if dynamic not in ("batch", "spatial", "none"):
+        raise InputError(f'`dynamic` is "batch", "spatial" or "none", not {dynamic!r}')
+    if dynamic == "none":
+        return [fed.shapes], [fed.shapes] * 2, []
+    batches = [fed.batched(batch) for batch in _BATCHES]
+    problem = next((why for shapes in batches if (why := takes(net, shapes)) is not None), None)
+    notes = [] if problem is None else [f"the file takes the net's own batch alone, as {problem}"]
+    cases = [fed.shapes] if problem is not None else batches
+    if dynamic == "batch":
+        return cases, cases[:2] if len(cases) > 1 else cases * 2, notes
+    resized = [fed.resized(more) for more in _RESIZED]
+    problem = next((why for shapes in resized if (why := takes(net, shapes)) is not None), None)
+    if problem is not None:
+        raise InputError(f"the net takes images of no other size: {problem}; leave out `dynamic`")
+    return [*cases, *resized], [*cases[:2], resized[0]], notes
+
+
+def _open_shapes(cases: Sequence[Mapping[str, Shape]]) -> dict[str, tuple[int | None, ...]]:
+    """The inputs' shapes, with None where the cases differ."""
+    first, *others = cases
+    return {
+        name: tuple(
+            length if all(other[name][axis] == length for other in others) else None
+            for axis, length in enumerate(shape)
+        )
+        for name, shape in first.items()
+    }
+
+
+def _passes(
+    fed: NetInputs,
+    tried: Sequence[dict[str, Shape]],
+    open_shapes: Mapping[str, tuple[int | None, ...]],
+    rows: Arrays,
+) -> list[Arrays]:
+    """Inputs for the passes of the comparison."""
+    if not rows:
+        return [fed.made(shapes, seed) for seed, shapes in enumerate(tried)]
+    for name, array in rows.items():
+        lengths = open_shapes[name]
+        if array.ndim != len(lengths) or any(
+            length not in (None, given) for length, given in zip(lengths, array.shape, strict=True)
+        ):
+            wanted = ", ".join("any" if length is None else str(length) for length in lengths)
+            raise InputError(f'the sample for "{name}" has the shape {array.shape}, and the file takes ({wanted})')
+    shapes = {name: array.shape for name, array in rows.items()}
+    batch = next(iter(shapes.values()))[0]
+    whole = {**fed.batched(batch), **shapes}
+    passes = [{**fed.made(whole, 0), **rows}]
+    if batch > 1 and open_shapes[next(iter(shapes))][0] is None and not fed.indices:
+        passes.append({name: array[:1] if len(array) == batch else array for name, array in passes[0].items()})
+    return passes
+
+
+def _words(fed: NetInputs, given: Arrays) -> str:
+    if not given:
+        return fed.words()
+    return "the samples" if given.keys() == fed.shapes.keys() else f"the samples and {fed.words()}"
+
+
+def _runner(path: Path, written: NetGraph) -> Any:
+    """Runs the file in ONNX Runtime."""
+    try:
+        session = cpu_session(str(path))
+    except Exception as error:  # ONNX Runtime's exceptions have no base class of their own
+        raise WorkError(f"nothing was written: ONNX Runtime can't load the converted net: {error}") from error
+    names = [value.name for value in written.outputs]
+
+    def run(inputs: Arrays) -> dict[str, NDArray[np.float32]]:
+        try:
+            results = session.run(names, inputs)
+        except Exception as error:
+            reason = str(error).strip().splitlines() or [type(error).__name__]
+            raise WorkError(f"nothing was written: ONNX Runtime can't run the converted net: {reason[0]}") from error
+        return dict(zip(names, results, strict=True))
+
+    return run
+
+
+def _warnings(compared: Mapping[str, OutputComparison]) -> list[str]:
+    """What keeps the comparison from being a success, a sentence each."""
+    empty = [name for name, one in compared.items() if one.empty]
+    notes = []
+    if empty:
+        names = ", ".join(f'"{name}"' for name in empty)
+        notes.append(
+            f"the net gives the same number throughout, numbers that are not finite, or no detections for {names}: the "
+            "comparison proves nothing about that, so give `samples`, or the net's weights"
+        )
+    notes += [describe_difference(name, one) for name, one in compared.items() if one.own_change is not None]
+    return notes

@@ -1,0 +1,204 @@
+"""The inputs of a net that is converted: their shapes, and arrays to try it on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autodial.data.transforms import decode, resize
+from autodial.errors import InputError
+from autodial.layers import Shape, layer_class
+from autodial.net.net import Net
+from autodial.netparam.graph import Graph, Node
+from autodial.proto import messages as pb
+from autodial.wording import alternatives
+
+Arrays = dict[str, NDArray[np.float32]]
+"""Float32 arrays by input."""
+
+Samples = Mapping[str, NDArray[Any] | Sequence[str | Path]]
+"""By input, an array, one .npy file, or image files; "" stands for the first input."""
+
+_IMAGE_CHANNELS = (1, 3)
+_WHOLE = {("LSTM", 1), ("RNN", 1), ("BatchReindex", 1), ("ROIPooling", 1), ("PSROIPooling", 1)}
+"""Types of layers and numbers of their bottoms that hold whole numbers."""
+
+
+@dataclass(frozen=True)
+class NetInputs:
+    """The inputs of a net.
+
+    Attributes:
+        shapes: by blob, as the net states them.
+        readers: by blob, the layers that read it, with the number of the bottom.
+    """
+
+    shapes: dict[str, Shape]
+    readers: dict[str, list[tuple[pb.LayerParameter, int]]]
+
+    def batched(self, batch: int) -> dict[str, Shape]:
+        """The shapes with another number of rows where the first axis is the first input's batch."""
+        first = next(iter(self.shapes.values()))
+        return {
+            name: (batch, *shape[1:]) if shape and shape[:1] == first[:1] else shape
+            for name, shape in self.shapes.items()
+        }
+
+    def resized(self, more: tuple[int, int]) -> dict[str, Shape]:
+        """The shapes with more rows and columns in images of the first image's size; InputError without images."""
+        size = next((shape[2:] for shape in self.shapes.values() if len(shape) == 4), None)
+        if size is None:
+            raise InputError("no input of the net has a height and a width: leave out `dynamic`")
+        larger = tuple(length + extra for length, extra in zip(size, more, strict=True))
+        return {
+            name: (*shape[:2], *larger) if len(shape) == 4 and shape[2:] == size else shape
+            for name, shape in self.shapes.items()
+        }
+
+    def made(self, shapes: Mapping[str, Shape], seed: int) -> Arrays:
+        """Random arrays of these shapes: pixels for images, and what the layers that read an input can use."""
+        rng = np.random.default_rng(seed)
+        return {name: self._made(name, shape, shapes, rng).astype(np.float32) for name, shape in shapes.items()}
+
+    def _made(self, name: str, shape: Shape, shapes: Mapping[str, Shape], rng: np.random.Generator) -> NDArray[Any]:
+        image = next((other for other in shapes.values() if len(other) == 4), (1, 1, 1, 1))
+        for layer, place in self.readers[name]:
+            if layer.type == "Embed":
+                return rng.integers(0, layer.embed_param.input_dim, shape)
+            if layer.type in ("LSTM", "RNN") and place == 1:
+                return rng.integers(0, 2, shape)
+            if layer.type == "Filter" and place == len(layer.bottom) - 1:
+                return rng.integers(0, 2, shape)
+            if layer.type == "BatchReindex" and place == 1:
+                return rng.integers(0, shapes.get(layer.bottom[0], (1,))[0], shape)
+            if layer.type in ("ROIPooling", "PSROIPooling") and place == 1:
+                return _regions(shape, image, rng)
+            if layer.type in ("Proposal", "Python") and place == 2 and shape[-1:] == (3,):
+                return np.broadcast_to([*image[2:], 1], shape)
+        if len(shape) == 4 and shape[1] in _IMAGE_CHANNELS:
+            return rng.integers(0, 256, shape)
+        return rng.standard_normal(shape)
+
+    def read(self, samples: Samples) -> Arrays:
+        """The arrays of samples: those given, and images, resized to an input's size, as BGR or grey values 0 to 255.
+
+        Raises:
+            InputError: there is no such input, a file can't be read, or the input takes no images.
+        """
+        arrays: Arrays = {}
+        for name, given in samples.items():
+            name = name or next(iter(self.shapes))
+            if name not in self.shapes:
+                raise InputError(f'the net has no input "{name}"{alternatives(name, list(self.shapes))}')
+            if isinstance(given, np.ndarray):
+                arrays[name] = np.ascontiguousarray(given, np.float32)
+            else:
+                arrays[name] = self._files(name, [Path(file) for file in given])
+        return arrays
+
+    def _files(self, name: str, files: Sequence[Path]) -> NDArray[np.float32]:
+        if [file.suffix for file in files] == [".npy"]:
+            try:
+                return np.asarray(np.load(files[0], allow_pickle=False), np.float32)
+            except (OSError, ValueError) as error:
+                raise InputError(f"{files[0]} can't be read as an array of numbers: {error}") from error
+        shape = self.shapes[name]
+        if len(shape) != 4 or shape[1] not in _IMAGE_CHANNELS:
+            raise InputError(f'input "{name}" takes {shape}, no images: give one .npy file in `samples`')
+        images = [resize(decode(file, shape[1] == 3), shape[2], shape[3]) for file in files]
+        return np.ascontiguousarray(np.stack(images).transpose(0, 3, 1, 2), np.float32)
+
+    @property
+    def indices(self) -> set[str]:
+        """Inputs that hold whole numbers, such as indices: the next number of float32 means another thing there."""
+        return {
+            name
+            for name, readers in self.readers.items()
+            if any((layer.type, place) in _WHOLE or layer.type in ("Embed", "Filter") for layer, place in readers)
+        }
+
+    def words(self) -> str:
+        """What `made` makes, in words."""
+        images = any(len(shape) == 4 and shape[1] in _IMAGE_CHANNELS for shape in self.shapes.values())
+        return "random pixels" if images else "random numbers"
+
+
+def _regions(shape: Shape, image: Shape, rng: np.random.Generator) -> NDArray[Any]:
+    """Regions (R, 5) of images of a batch."""
+    count = shape[0]
+    corners = np.sort(rng.uniform(0, 1, (count, 2, 2)), axis=1) * [image[3] - 1, image[2] - 1]
+    rows = np.concatenate([rng.integers(0, image[0], (count, 1)), corners.reshape(count, 4)], axis=1)
+    return rows.reshape(shape)
+
+
+def feed_inputs(graph: Graph, outputs: Sequence[int], base_dir: Path | None) -> NetInputs:
+    """Put an Input layer in the place of each data layer that outputs depend on, for each blob that is read.
+
+    Raises:
+        InputError: the outputs depend on no data, or the size of some is not known.
+    """
+    shapes: dict[str, Shape] = {}
+    values = []
+    for node in graph.ancestors(*outputs):
+        if not _is_data(node.param):
+            continue
+        read = [value for value in node.tops if graph.consumers(value)]
+        stated = _shapes_of(node.param, base_dir)
+        place = graph.nodes.index(node)
+        graph.nodes[place : place + 1] = [
+            _input(graph.names[value], stated[graph.names[value]], value) for value in read
+        ]
+        shapes.update((graph.names[value], stated[graph.names[value]]) for value in read)
+        values += read
+    if not shapes:
+        raise InputError("the outputs depend on no input, so there is nothing to convert")
+    readers = {
+        graph.names[value]: [
+            (node.param, node.bottoms.index(value)) for node in graph.ancestors(*outputs) if value in node.bottoms
+        ]
+        for value in values
+    }
+    return NetInputs(shapes, readers)
+
+
+def _is_data(layer: pb.LayerParameter) -> bool:
+    return not layer.bottom and layer_class(layer.type).is_data
+
+
+def _input(name: str, shape: Shape, value: int) -> Node:
+    layer = pb.LayerParameter(name=name, type="Input", top=[name])
+    layer.input_param.shape.add(dim=shape)
+    return Node(layer, [], [value])
+
+
+def _shapes_of(layer: pb.LayerParameter, base_dir: Path | None) -> dict[str, Shape]:
+    """Shapes of a data layer's tops: what it states, else what its files hold."""
+    one = pb.NetParameter(layer=[layer])
+    known = _stated(layer)
+    if known is not None:
+        return {**dict.fromkeys(layer.top, (known[0],)), layer.top[0]: known}
+    try:
+        return dict(Net(one, layer.phase, base_dir=base_dir).blob_shapes)
+    except InputError as error:
+        if layer.type == "Input":
+            raise
+        raise InputError(
+            f"{error}; without its data, the shape of its blobs is not known: put an Input layer in its place"
+        ) from error
+
+
+def _stated(layer: pb.LayerParameter) -> Shape | None:
+    """The shape of a layer's images, where it states their size and its files may be missing."""
+    crop = layer.transform_param.crop_size
+    if layer.type == "ImageData":
+        options = layer.image_data_param
+        height, width = (crop, crop) if crop else (options.new_height, options.new_width)
+        return (1, 3 if options.is_color else 1, height, width) if height and width else None
+    if layer.type == "Data" and crop and len(layer.transform_param.mean_value) == 3:
+        return (1, 3, crop, crop)
+    return None

@@ -1,0 +1,266 @@
+"""Layers that detect objects: PriorBox, DetectionOutput and Proposal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from onnx import TensorProto
+
+from autodial.converters.onnx_layers.registry import writes
+from autodial.converters.onnx_layers.writer import GraphWriter, NoOnnxFormError, Shape, Value
+from autodial.layers.detection_output import DetectionOutput
+from autodial.layers.prior_box import PriorBox
+from autodial.layers.proposal import Proposal
+
+Bottoms = Sequence[Value]
+Tops = Sequence[Shape]
+
+_LOWEST = float(np.finfo(np.float32).min)
+_LEFT_OUT = -float("inf")
+"""The score of a box that is out of the question."""
+
+
+@writes(PriorBox)
+def prior_box(graph: GraphWriter, layer: PriorBox, bottoms: Bottoms, tops: Tops) -> list[str]:
+    """Constants for maps of a known size; otherwise computed from the sizes."""
+    x, image = bottoms
+    if None not in x.shape[2:] and (layer.image_size is not None or None not in image.shape[2:]):
+        like = [torch.empty(1, 1, *(length or 1 for length in bottom.shape[2:])) for bottom in bottoms]
+        return [graph.weight(layer(*like).numpy(), "priors")]
+    counts = [graph.axis_lengths(x, axis, axis + 1) for axis in (2, 3)]
+    if layer.image_size is None:
+        sizes = [graph.as_floats(graph.axis_lengths(image, axis, axis + 1)) for axis in (2, 3)]
+    else:
+        sizes = [graph.constant([side]) for side in layer.image_size]
+    centres = []
+    for i, (length, size) in enumerate(zip(counts, sizes, strict=True)):
+        if layer.steps is None:
+            step = graph.node("Div", size, graph.as_floats(length))
+        else:
+            step = graph.constant([layer.steps[i]])
+        places = graph.scaled(graph.as_floats(_range(graph, length)), shift=layer.offset)
+        centres.append(graph.node("Mul", places, step))
+    boxes = np.array(layer.sizes, np.float32)
+    y = graph.unsqueezed(centres[0], 1, 2)
+    x_ = graph.unsqueezed(centres[1], 0, 2)
+    zero = graph.node("Mul", graph.node("Add", y, x_), graph.constant(0))  # the shape of all centres
+    corners = []
+    for sign in (-1, 1):
+        for centre, half, size in (
+            (x_, boxes[:, 0] / 2, sizes[1]),
+            (y, boxes[:, 1] / 2, sizes[0]),
+        ):
+            corner = graph.node("Add", graph.node("Add", centre, zero), graph.constant(sign * half))
+            corners.append(graph.unsqueezed(graph.node("Div", corner, size), 3))
+    flat = graph.node("Reshape", graph.node("Concat", *corners, axis=3), graph.integers([1, 1, -1]))
+    if layer.clip:
+        flat = graph.node("Clip", flat, graph.constant(0), graph.constant(1))
+    number = graph.node("Mul", graph.node("Mul", *counts), graph.integers([len(boxes)]))
+    variances = graph.node("Tile", graph.constant([[layer.variances]]), graph.joined([1, 1], number))
+    return [graph.node("Concat", flat, variances, axis=1)]
+
+
+@writes(DetectionOutput)
+def detection_output(graph: GraphWriter, layer: DetectionOutput, bottoms: Bottoms, tops: Tops) -> list[str]:
+    """NonMaxSuppression, once for classes that share their locations and else for each class.
+
+    The operator swaps the corners of a box whose end lies before its start. Here such boxes have no area and suppress
+    nothing, so the operator gets a point in their place.
+    """
+    if layer.eta < 1 and layer.nms_threshold > 0.5:
+        raise NoOnnxFormError("NonMaxSuppression has one threshold, and eta lowers it with each detection")
+    locations, scores, priors, *_ = bottoms
+    sets = 1 if layer.share_location else layer.num_classes
+    labels = [label for label in range(layer.num_classes) if label != layer.background]
+    boxes = _decoded(graph, layer, locations, priors, sets)  # (N, P, sets, 4)
+    by_class = graph.node("Reshape", scores.name, graph.integers([0, -1, layer.num_classes]))
+    by_class = graph.node("Transpose", by_class, perm=[0, 2, 1])
+    count = None if priors.shape[2] is None else priors.length(2) // 4
+    if layer.share_location:
+        shared = graph.squeezed(boxes, 2)
+        found = [_suppressed(graph, layer, shared, graph.picked(by_class, labels, 1), labels, count)]
+    else:
+        found = [
+            _suppressed(graph, layer, graph.picked(boxes, label, 2), graph.picked(by_class, [label], 1), [label], count)
+            for label in labels
+        ]
+    rows = found[0] if len(found) == 1 else graph.node("Concat", *found, axis=0)
+    images = graph.axis_lengths(locations, 0, 1)
+    rows = _ordered(graph, layer, rows, images)
+    return [graph.node("Reshape", _or_nothing(graph, rows, images), graph.integers([1, 1, -1, 7]))]
+
+
+def _decoded(graph: GraphWriter, layer: DetectionOutput, locations: Value, priors: Value, sets: int) -> str:
+    """The corners of the boxes, (N, P, sets, 4)."""
+    pairs = graph.node("Reshape", priors.name, graph.integers([2, -1, 1, 4]))
+    prior, variance = graph.picked(pairs, 0), graph.picked(pairs, 1)
+    change = graph.node("Reshape", locations.name, graph.integers([0, -1, sets, 4]))
+    if not layer.variance_in_target:
+        change = graph.node("Mul", change, variance)
+    if layer.code_type == "CORNER":
+        return graph.node("Add", prior, change)
+    low, high = graph.nodes_of("Split", [prior], 2, axis=2, num_outputs=2)
+    size = graph.node("Sub", high, low)
+    if layer.code_type == "CORNER_SIZE":
+        return graph.node("Add", prior, graph.node("Mul", change, graph.node("Concat", size, size, axis=2)))
+    move, grow = graph.nodes_of("Split", [change], 2, axis=3, num_outputs=2)
+    centre = graph.node("Add", graph.node("Mul", move, size), graph.scaled(graph.node("Add", low, high), 0.5))
+    half = graph.scaled(graph.node("Mul", graph.node("Exp", grow), size), 0.5)
+    return graph.node("Concat", graph.node("Sub", centre, half), graph.node("Add", centre, half), axis=3)
+
+
+def _suppressed(
+    graph: GraphWriter, layer: DetectionOutput, boxes: str, scores: str, labels: Sequence[int], count: int | None
+) -> str:
+    """Rows image, label, score, xmin, ymin, xmax, ymax of boxes (N, P, 4) with scores (N, labels, P) that stay."""
+    candidates = scores
+    if layer.top_k >= 0 and (count is None or layer.top_k < count):
+        candidates = _best(graph, scores, layer.top_k)
+    threshold = max(layer.confidence, _LOWEST)
+    most = graph.integers([count]) if count is not None else graph.node("Shape", boxes, start=1, end=2)
+    chosen = graph.node(
+        "NonMaxSuppression",
+        boxes if layer.code_type == "CENTER_SIZE" else _with_points(graph, boxes),
+        candidates,
+        most,
+        graph.constant([layer.nms_threshold]),
+        graph.constant([threshold]),
+    )
+    image, label, place = (graph.picked(chosen, [column], 1) for column in range(3))
+    head = graph.as_floats(image)
+    name = graph.node("Gather", graph.constant(labels), label, axis=0)
+    score = graph.unsqueezed(graph.node("GatherND", scores, chosen), 1)
+    corners = graph.node("GatherND", boxes, graph.node("Concat", image, place, axis=1))
+    return graph.node("Concat", head, name, score, corners, axis=1)
+
+
+def _best(graph: GraphWriter, scores: str, top_k: int) -> str:
+    """The scores (N, labels, P) with all but the best of each label left out; of equal ones the first stay."""
+    whole = graph.node("Shape", scores)
+    number = graph.node("Min", graph.integers([top_k]), graph.sliced(whole, 0, 2, 3))
+    values, places = graph.nodes_of("TopK", [scores, number], 2, axis=2)
+    return graph.node("ScatterElements", graph.node("Expand", graph.constant(_LEFT_OUT), whole), places, values, axis=2)
+
+
+def _with_points(graph: GraphWriter, boxes: str) -> str:
+    """Boxes (N, P, 4) with a point in the place of each whose end lies before its start."""
+    low, high = graph.nodes_of("Split", [boxes], 2, axis=2, num_outputs=2)
+    sides = graph.node("Sub", high, low)
+    shortest = graph.node("ReduceMin", sides, graph.integers([2]), keepdims=1)
+    inverted = graph.node("Less", shortest, graph.constant(0))
+    return graph.node("Where", inverted, graph.node("Concat", low, low, axis=2), boxes)
+
+
+def _ordered(graph: GraphWriter, layer: DetectionOutput, rows: str, images: str) -> str:
+    """Rows by image, then label, then falling score; of each image only the best `keep_top_k`."""
+    rows = _sorted(graph, rows, graph.picked(rows, 2, 1), largest=True)
+    if layer.keep_top_k >= 0:
+        rows = _sorted(graph, rows, graph.picked(rows, 0, 1), largest=False)
+        image = graph.as_integers(graph.picked(rows, 0, 1))
+        number = graph.node("Shape", rows, start=0, end=1)
+        own = graph.node("Equal", graph.unsqueezed(_range(graph, images), 1), graph.unsqueezed(image, 0))
+        counts = graph.node("Cast", own, to=TensorProto.INT64)
+        counts = graph.node("ReduceSum", counts, graph.integers([1]), keepdims=0)
+        begins = graph.node("CumSum", counts, graph.integers(0), exclusive=1)
+        rank = graph.node("Sub", _range(graph, number), graph.node("Gather", begins, image, axis=0))
+        kept = graph.node("NonZero", graph.node("Less", rank, graph.integers(layer.keep_top_k)))
+        rows = graph.node("Gather", rows, graph.squeezed(kept, 0), axis=0)
+    key = graph.scaled(graph.picked(rows, 0, 1), float(layer.num_classes))
+    return _sorted(graph, rows, graph.node("Add", key, graph.picked(rows, 1, 1)), largest=False)
+
+
+def _sorted(graph: GraphWriter, rows: str, key: str, *, largest: bool) -> str:
+    """Rows in the order of a key, (rows,); of equal keys the first comes first, as TopK has it."""
+    number = graph.node("Shape", rows, start=0, end=1)
+    _, order = graph.nodes_of("TopK", [key, number], 2, axis=0, largest=int(largest))
+    return graph.node("Gather", rows, order, axis=0)
+
+
+def _or_nothing(graph: GraphWriter, rows: str, images: str) -> str:
+    """The rows, or where there are none, for each image a row of its number and six times -1."""
+    number = graph.node("Shape", rows, start=0, end=1)
+    empty = graph.node("Equal", number, graph.integers([0]))
+    most = graph.node("Where", empty, images, graph.integers([0]))
+    head = graph.unsqueezed(graph.as_floats(_range(graph, most)), 1)
+    rest = graph.node("Expand", graph.constant(-1), graph.joined(most, [6]))
+    return graph.node("Concat", rows, graph.node("Concat", head, rest, axis=1), axis=0)
+
+
+def _range(graph: GraphWriter, number: str) -> str:
+    """0, 1, ... below a number, int64 of one axis with one element."""
+    return graph.node("Range", graph.integers(0), graph.squeezed(number, 0), graph.integers(1))
+
+
+@writes(Proposal)
+def proposal(graph: GraphWriter, layer: Proposal, bottoms: Bottoms, tops: Tops) -> list[str]:
+    """NonMaxSuppression has no pixels at a box's end, so it gets boxes that end a pixel later."""
+    scores, changes, info = bottoms
+    count = len(layer.anchors)
+    objects = graph.sliced(scores.name, 1, count, 2 * count)
+    objects = graph.node("Reshape", graph.node("Transpose", objects, perm=[0, 2, 3, 1]), graph.integers([-1]))
+    sizes = graph.node("Reshape", info.name, graph.integers([-1]))
+    height, width, scale = (graph.picked(sizes, [i]) for i in range(3))
+
+    boxes = _shifted(graph, layer, changes)
+    ends = graph.scaled(graph.node("Concat", width, height, width, height, axis=0), shift=-1)
+    boxes = graph.node("Max", graph.node("Min", boxes, ends), graph.constant(0))
+    low, high = graph.nodes_of("Split", [boxes], 2, axis=1, num_outputs=2)
+    sides = graph.scaled(graph.node("Sub", high, low), shift=1)
+    shortest = graph.node("ReduceMin", sides, graph.integers([1]), keepdims=0)
+    large = graph.node("GreaterOrEqual", shortest, graph.scaled(scale, float(layer.min_size)))
+
+    # Of equal scores the last comes first: TopK has the first first, so it gets them backwards.
+    kept = graph.node("Where", large, objects, graph.constant(_LEFT_OUT))
+    backwards = [graph.sliced(name, 0, -1, -(2**63) + 1, -1) for name in (kept, objects, boxes)]
+    number = graph.node("Min", graph.integers([layer.before]), graph.node("Shape", objects))
+    best, order = graph.nodes_of("TopK", [backwards[0], number], 2, axis=0)
+    boxes, objects = (graph.node("Gather", name, order, axis=0) for name in (backwards[2], backwards[1]))
+
+    reaching = graph.node("Add", boxes, graph.constant([0, 0, 1, 1]))
+    chosen = graph.node(
+        "NonMaxSuppression",
+        graph.unsqueezed(reaching, 0),
+        graph.unsqueezed(best, 0, 1),
+        graph.integers([layer.after]),
+        graph.constant([layer.threshold]),
+        graph.constant([_LOWEST]),
+    )
+    places = graph.picked(chosen, 2, 1)
+    places, _ = graph.nodes_of("TopK", [places, graph.node("Shape", places)], 2, axis=0, largest=0)
+    corners = graph.node("Gather", boxes, places, axis=0)
+    regions = graph.node("Pad", corners, graph.integers([0, 1, 0, 0]))
+    if not layer.probabilities:
+        return [regions]
+    return [regions, graph.unsqueezed(graph.node("Gather", objects, places, axis=0), 1)]
+
+
+def _shifted(graph: GraphWriter, layer: Proposal, changes: Value) -> str:
+    """The anchors at every pixel, moved and resized: (H W A, 4)."""
+    anchors = layer.anchors.numpy()
+    if None in changes.shape[2:]:
+        rows, columns = (
+            graph.scaled(graph.as_floats(_range(graph, graph.axis_lengths(changes, axis, axis + 1))), layer.stride)
+            for axis in (2, 3)
+        )
+        y, x = graph.unsqueezed(rows, 1, 2), graph.unsqueezed(columns, 0, 2)
+        zero = graph.node("Mul", graph.node("Add", y, x), graph.constant(0))
+        places = graph.node("Concat", *(graph.node("Add", zero, name) for name in (x, y, x, y)), axis=2)
+        before = graph.node("Add", graph.unsqueezed(places, 2), graph.constant(anchors))
+        before = graph.node("Reshape", before, graph.integers([-1, 4]))
+        low, high = graph.nodes_of("Split", [before], 2, axis=1, num_outputs=2)
+        size = graph.scaled(graph.node("Sub", high, low), shift=1)
+        centre = graph.node("Add", low, graph.scaled(size, 0.5))
+    else:
+        height, width = changes.lengths(2)
+        grid = np.stack(np.meshgrid(np.arange(width), np.arange(height)), 2).astype(np.float32) * layer.stride
+        known = (np.tile(grid, 2)[:, :, None] + anchors).reshape(-1, 4)
+        sides = known[:, 2:] - known[:, :2] + 1
+        size, centre = graph.weight(sides, "anchor_sizes"), graph.weight(known[:, :2] + sides / 2, "anchor_centres")
+    change = graph.node("Transpose", changes.name, perm=[0, 2, 3, 1])
+    change = graph.node("Reshape", change, graph.integers([-1, 4]))
+    move, grow = graph.nodes_of("Split", [change], 2, axis=1, num_outputs=2)
+    middle = graph.node("Add", graph.node("Mul", move, size), centre)
+    half = graph.scaled(graph.node("Mul", graph.node("Exp", grow), size), 0.5)
+    return graph.node("Concat", graph.node("Sub", middle, half), graph.node("Add", middle, half), axis=1)

@@ -1,0 +1,75 @@
+"""Layers that normalize by neighbours, channels or images."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from autodial.converters.onnx_layers.registry import writes
+from autodial.converters.onnx_layers.writer import GraphWriter, NoOnnxFormError, Shape, Value
+from autodial.layers import LRN, MVN, BatchNorm, DomainAlignment
+from autodial.layers.multimodal_batch_norm import MultiModalBatchNorm
+from autodial.layers.normalize import Normalize
+
+Bottoms = Sequence[Value]
+Tops = Sequence[Shape]
+
+
+@writes(LRN)
+def lrn(graph: GraphWriter, layer: LRN, bottoms: Bottoms, tops: Tops) -> list[str]:
+    (x,) = bottoms
+    if not layer.within_channel:
+        return [graph.node("LRN", x.name, size=layer.local_size, alpha=layer.alpha, beta=layer.beta, bias=layer.k)]
+    energy = graph.node(
+        "AveragePool",
+        graph.node("Mul", x.name, x.name),
+        kernel_shape=[layer.local_size] * 2,
+        pads=[layer.local_size // 2] * 4,
+        count_include_pad=1,
+    )
+    factor = graph.node("Pow", graph.scaled(energy, layer.alpha, layer.k), graph.constant(-layer.beta))
+    return [graph.node("Mul", x.name, factor)]
+
+
+@writes(MVN)
+def mvn(graph: GraphWriter, layer: MVN, bottoms: Bottoms, tops: Tops) -> list[str]:
+    (x,) = bottoms
+    name = graph.unsqueezed(x.name, *range(x.ndim, 4))
+    axes = graph.integers([1, 2, 3] if layer.across_channels else [2, 3])
+    centred = graph.node("Sub", name, graph.node("ReduceMean", name, axes))
+    if not layer.normalize_variance:
+        return [centred]
+    variance = graph.node("ReduceMean", graph.node("Mul", centred, centred), axes)
+    return [graph.node("Div", centred, graph.scaled(graph.node("Sqrt", variance), shift=layer.eps))]
+
+
+@writes(Normalize)
+def normalize(graph: GraphWriter, layer: Normalize, bottoms: Bottoms, tops: Tops) -> list[str]:
+    (x,) = bottoms
+    axes = graph.integers(range(1, x.ndim) if layer.across_spatial else [1])
+    squares = graph.node("ReduceSum", graph.node("Mul", x.name, x.name), axes)
+    norm = graph.node("Sqrt", graph.scaled(squares, shift=layer.eps))
+    scale = layer.scale.detach().numpy()
+    if layer.channels is not None:
+        scale = scale.reshape(-1, *[1] * (x.ndim - 2))
+    return [graph.node("Mul", graph.node("Div", x.name, norm), graph.weight(scale, "scale"))]
+
+
+@writes(MultiModalBatchNorm)
+def multimodal_batch_norm(graph: GraphWriter, layer: MultiModalBatchNorm, bottoms: Bottoms, tops: Tops) -> list[str]:
+    x, weights = bottoms
+    if not layer.uses_stored:
+        raise NoOnnxFormError("it normalizes with the statistics of the batch")
+    if any(length != 1 for length in weights.shape[1:]):
+        raise NoOnnxFormError("its second bottom has more weights than rows")
+    mean, variance = (statistic.numpy().reshape(-1, *[1] * (x.ndim - 2)) for statistic in layer.stored())
+    centred = graph.node("Sub", x.name, graph.weight(mean, "mean"))
+    scaled = graph.node("Mul", centred, graph.weight(1 / np.sqrt(variance + np.float32(layer.eps)), "scale"))
+    weight = graph.node("Reshape", weights.name, graph.integers([-1, *[1] * (x.ndim - 1)]))
+    return [graph.node("Mul", scaled, weight)]
+
+
+@writes(BatchNorm, DomainAlignment)
+def statistics(graph: GraphWriter, layer: BatchNorm | DomainAlignment, bottoms: Bottoms, tops: Tops) -> list[str]:
+    raise NoOnnxFormError("its statistics have not been folded")
