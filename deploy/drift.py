@@ -4,10 +4,10 @@ For each figure of `autodial.data.image_statistics`, the distance is Kolmogorov'
 between the two cumulative distributions, at quantiles of the training list. Images with another mix of classes have
 other figures without being another domain, so the training list's images are weighted until its predicted classes are
 as frequent as the folder's. A figure has moved if its distance is more than a tolerance, below which a difference
-doesn't matter, and an allowance for chance. The allowance is Hoeffding's (1963, theorem 2): the difference of two shares is a sum of
-independent terms, of which one image of the folder makes 1/n and one of the list its weight w, so that chance alone
-adds more than e with a probability of at most 2 exp(-2 e^2 / (1/n + sum of w^2)), whatever n is. It holds for all
-edges of all figures at once, as their probabilities add up to SIGNIFICANCE.
+doesn't matter, and an allowance for chance. The allowance is Hoeffding's (1963, theorem 2): the difference of two
+shares is a sum of independent terms, of which one image of the folder makes 1/n and one of the list its weight w, so
+that chance alone adds more than e with a probability of at most 2 exp(-2 e^2 / (1/n + sum of w^2)), whatever n is. It
+holds for all edges of all figures at once, as their probabilities add up to SIGNIFICANCE.
 
 The predicted classes themselves are compared by total variation, half the sum of the shares' differences. By chance it
 is on average at most half the sum of sqrt(p (1 - p) (1/n + 1/m)) over the classes, and (McDiarmid 1989) more than e
@@ -34,8 +34,8 @@ SIGNIFICANCE = 1e-3
 """Probability of a false alarm, at most, where no true distance exceeds its tolerance."""
 OUTPUT_TOLERANCE = 0.3
 """The tolerance for entropy and confidence: the entropy loss makes nets more certain of the target images that they
-were trained on than of others. Nets for digits came to a distance of 0.2 after seeing 800 images 30 times, of 0.3 after 100 times, and
-of 0.03 to 0.08 with 7,000 images."""
+were trained on than of others. Nets for digits came to a distance of 0.2 after seeing 800 images 30 times, of 0.3 after
+100 times, and of 0.03 to 0.08 with 7,000 images."""
 IMAGE_TOLERANCE = 0.15
 """The tolerance for the other figures, which training can't change; two halves of a domain differed by up to 0.08."""
 CLASS_TOLERANCE = 0.15
