@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from autodial.converters.destinations.triton import TritonModel
+    from autodial.converters.net_convert import ConvertReport, convert
     from autodial.converters.torch_export import export_module
     from autodial.converters.torch_modules import AlignedBatchNorm, AlignedBatchNormAct, AutoDIAL, convert_batchnorm
     from autodial.converters.torch_recalibrate import recalibrate
@@ -23,8 +24,10 @@ __all__ = [
     "AlignedBatchNormAct",
     "AutoDIAL",
     "CaffeNet",
+    "ConvertReport",
     "ExportReport",
     "TritonModel",
+    "convert",
     "convert_batchnorm",
     "export_module",
     "parameter_groups",
@@ -37,8 +40,10 @@ _HOME = {
     "AlignedBatchNormAct": "torch_modules",
     "AutoDIAL": "torch_modules",
     "CaffeNet": "torch_to_caffe",
+    "ConvertReport": "net_convert",
     "ExportReport": "verification",
     "TritonModel": "destinations.triton",
+    "convert": "net_convert",
     "convert_batchnorm": "torch_modules",
     "export_module": "torch_export",
     "parameter_groups": "torch_modules",

@@ -25,7 +25,7 @@ from autodial.converters.image_input import ImageInput
 from autodial.converters.metadata import make_metadata, weights_digest
 from autodial.converters.onnx_file import Preprocess, TargetPredictor
 from autodial.converters.precision import Precision, plan_lowering
-from autodial.converters.prepared import CaffeNet, Prepared, check_size, load
+from autodial.converters.prepared import FoldedNet, Prepared, check_size, load
 from autodial.converters.reference import Progress, TrainingImages, measure
 from autodial.converters.verification import BATCHES, Comparison, ExportReport
 from autodial.errors import InputError
@@ -234,7 +234,7 @@ def prepare(
         notes=tuple(notes),
         lowering=plan_lowering(options, images=pictures, training=training, statistics=folded.statistics),
         measure=measured,
-        caffe=CaffeNet(
+        caffe=FoldedNet(
             folded,
             images,
             window,

@@ -144,10 +144,11 @@ def feed_inputs(graph: Graph, outputs: Sequence[int], base_dir: Path | None) -> 
     """
     shapes: dict[str, Shape] = {}
     values = []
+    wanted = {value for node in graph.ancestors(*outputs) for value in node.bottoms}
     for node in graph.ancestors(*outputs):
         if not _is_data(node.param):
             continue
-        read = [value for value in node.tops if graph.consumers(value)]
+        read = [value for value in node.tops if value in wanted]
         stated = _shapes_of(node.param, base_dir)
         place = graph.nodes.index(node)
         graph.nodes[place : place + 1] = [

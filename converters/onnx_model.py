@@ -15,7 +15,7 @@ from autodial.converters.onnx_layers.writer import tensors
 from autodial.converters.prepared import LARGEST
 from autodial.errors import WorkError
 
-_SMALL = 1024
+SMALL = 1024
 """Bytes up to which a constant stays in the graph, where shape inference finds it."""
 _ALIGNMENT = 4096
 """Where tensors begin in the second file, so that runtimes can map them into memory."""
@@ -34,7 +34,7 @@ def write_model(graph: NetGraph, path: Path, producer: str) -> dict[str, int]:
     files = {}
     if graph.writer.size > LARGEST:
         data = path.with_name(f"{path.name}.data")
-        large = {name: array for name, array in constants.items() if array.nbytes > _SMALL}
+        large = {name: array for name, array in constants.items() if array.nbytes > SMALL}
         initializers = tensors({name: array for name, array in constants.items() if name not in large})
         initializers += _external(large, data)
         files[data.name] = data.stat().st_size

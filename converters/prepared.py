@@ -23,7 +23,7 @@ LARGEST = 2**31 - 2**20
 
 
 @dataclass(frozen=True, eq=False)
-class CaffeNet:
+class FoldedNet:
     """A folded Caffe net, for destinations that write Caffe files.
 
     Attributes:
@@ -70,7 +70,7 @@ class Prepared:
     notes: tuple[str, ...]
     lowering: Lowering | None = None
     measure: Callable[[bytes], tuple[Reference | None, list[str]]] | None = None
-    caffe: CaffeNet | None = None
+    caffe: FoldedNet | None = None
 
     def report(
         self,

@@ -1,4 +1,4 @@
-"""Runs a model on a GPU in the faster of two ways: with fresh memory for each batch, or with one place for all."""
+"""Runs a model on a GPU in the faster of two ways: with new memory for each batch, or with the same for all."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class BoundRun:
         device: ONNX Runtime's name of the device that it runs on, and the device's number: ("cuda", 0).
         classes: the number of columns of the outputs.
 
-    One batch at a time; places are made anew for a batch of another shape.
+    It takes one batch at a time, and makes new places for a batch of another shape.
     """
 
     def __init__(self, session: Any, device: tuple[str, int], classes: int) -> None:
@@ -75,7 +75,7 @@ class FasterRun:
         self._shape: tuple[int, ...] | None = None
         self._lock = threading.Lock()
         self.chosen: Run | None = None
-        """Which it is, once that is decided."""
+        """The faster of the two, once that is decided."""
 
     def __call__(self, batch: Pixels) -> list[Scores]:
         with self._lock:

@@ -1,14 +1,13 @@
 """Whether a folder's images, and a model's answers to them, look like the training list that the model was adapted to.
 
 For each figure of `autodial.data.image_statistics`, the distance is Kolmogorov's and Smirnov's: the largest difference
-between the two cumulative distributions, at quantiles of the training list. Images of another mix of classes have
-other figures, and
-that is no other domain: the training list's images are weighted so that its predicted classes are as frequent as the
-folder's. A figure has moved if its distance is more than a tolerance, below which a difference doesn't matter, and an
-allowance for chance. The allowance is Hoeffding's (1963, theorem 2): the difference of two shares is a sum of
-independent terms, of which one image of the folder makes 1/n and one of the list its weight w, so that chance alone
-adds more than e with a probability of at most 2 exp(-2 e^2 / (1/n + sum of w^2)), whatever n is. It holds for all
-edges of all figures at once, as their probabilities add up to SIGNIFICANCE.
+between the two cumulative distributions, at quantiles of the training list. Images with another mix of classes have
+other figures without being another domain, so the training list's images are weighted until its predicted classes are
+as frequent as the folder's. A figure has moved if its distance is more than a tolerance, below which a difference
+doesn't matter, and an allowance for chance. The allowance is Hoeffding's (1963, theorem 2): the difference of two
+shares is a sum of independent terms, of which one image of the folder makes 1/n and one of the list its weight w, so
+that chance alone adds more than e with a probability of at most 2 exp(-2 e^2 / (1/n + sum of w^2)), whatever n is. It
+holds for all edges of all figures at once, as their probabilities add up to SIGNIFICANCE.
 
 The predicted classes themselves are compared by total variation, half the sum of the shares' differences. By chance it
 is on average at most half the sum of sqrt(p (1 - p) (1/n + 1/m)) over the classes, and (McDiarmid 1989) more than e
@@ -34,27 +33,27 @@ from autodial.errors import InputError
 SIGNIFICANCE = 1e-3
 """Probability of a false alarm, at most, where no true distance exceeds its tolerance."""
 OUTPUT_TOLERANCE = 0.3
-"""Of entropy and confidence: the entropy loss makes nets more certain of the target images that they were trained on
-than of others. Nets for digits came to a distance of 0.2 after seeing 800 images 30 times, of 0.3 after 100 times, and
-of 0.03 to 0.08 with 7,000 images."""
+"""The tolerance for entropy and confidence: the entropy loss makes nets more certain of the target images that they
+were trained on than of others. Nets for digits came to a distance of 0.2 after seeing 800 images 30 times, of 0.3 after
+100 times, and of 0.03 to 0.08 with 7,000 images."""
 IMAGE_TOLERANCE = 0.15
-"""Of the other figures, which training can't change: those of two halves of a domain came to less than 0.08."""
+"""The tolerance for the other figures, which training can't change; two halves of a domain differed by up to 0.08."""
 CLASS_TOLERANCE = 0.15
-"""Of the predicted classes' total variation."""
+"""The tolerance for the predicted classes' total variation."""
 ENOUGH = 0.5
-"""A distance that must be noticed for the images to be enough."""
+"""The images are enough if a distance of this size would be noticed."""
 
 
 class Verdict(str, Enum):
-    """What comes of a comparison."""
+    """The result of a comparison."""
 
     ALIKE = "alike"
     CLASSES = "other class balance"
     """The images look alike class by class, and the classes are in other proportions (label shift)."""
     SHIFTED = "shifted"
-    """The images, or the answers to them, are others."""
+    """The images, or the model's answers to them, have changed."""
     TOO_FEW = "too few images"
-    """Nothing stands out, and of so few images only an extreme difference would."""
+    """Nothing stands out, but with so few images only an extreme difference would."""
 
 
 @dataclass(frozen=True)
@@ -63,9 +62,9 @@ class FigureDrift:
 
     name: str
     reference_mean: float
-    """Of the training list, not weighted."""
+    """The mean over the training list, not weighted."""
     mean: float
-    """Of the folder."""
+    """The mean over the folder."""
     distance: float
     """Largest difference of the cumulative distributions, from 0 to 1; it lies at `edge`."""
     edge: float
@@ -111,11 +110,11 @@ class ClassDrift:
 
 @dataclass(frozen=True)
 class Drift:
-    """A folder beside a training list."""
+    """A folder compared with a training list."""
 
     reference: Reference
     images: int
-    """Of the folder, without those that got no labels."""
+    """The number of the folder's images that got labels."""
     figures: Sequence[FigureDrift]
     classes: ClassDrift | None
     """None without images."""
@@ -149,7 +148,7 @@ class Drift:
 
     @property
     def verdict(self) -> Verdict:
-        """What comes of it."""
+        """The result of the comparison."""
         if any(figure.shifted for figure in self.figures):
             return Verdict.SHIFTED
         if self.classes is not None and self.classes.shifted:
@@ -173,7 +172,7 @@ class Counts:
         self.bins = [np.zeros(len(edges) + 1, np.int64) for edges in reference.edges]
         """Images by bin, for each figure."""
         self.sums: Values = np.zeros(len(reference.names))
-        """Of each figure."""
+        """The sum of each figure."""
 
     def add(self, images: Sequence[Sequence[float]]) -> None:
         """Count images by their figures."""
@@ -264,7 +263,7 @@ def read_reference(info: ModelInfo, path: str | Path) -> Reference:
 
 
 def _weights(shares: Values, frequency: NDArray[np.intp], classes: NDArray[np.intp]) -> Values:
-    """Of the reference's images, (m,), adding up to 1: each class has its share of the folder.
+    """Weights (m,) of the reference's images; they add up to 1, and each class has its share of the folder.
 
     A class that the reference lacks is represented by all images alike.
     """

@@ -37,9 +37,9 @@ _ANY_FOLDERS = re.compile(rf"(?:^|(?<={_SEPARATOR}))(?:\*\*{_SEPARATOR})*\*\*(?:
 LINK = "link"
 """The kind of a link to a folder that was not followed."""
 _KINDS = 100
-"""Of files passed over that are told apart."""
+"""How many kinds of files that are passed over are counted separately."""
 _SHOWN = 5
-"""Of them that are named."""
+"""How many of these kinds a message names."""
 
 
 @dataclass(frozen=True)
@@ -143,8 +143,8 @@ def expand(inputs: Sequence[str | Path], passed_over: Callable[[str], None] = _i
 
     Args:
         inputs: the arguments.
-        passed_over: is told, while the result is iterated over, of every file that a folder or a pattern holds and that
-            is no image by its name, or hidden, and, with a separator at its end, of every folder in a folder that is
+        passed_over: is told, while the result is iterated over, of every file in a folder or pattern that is hidden
+            or, by its name, no image, and, with a separator at its end, of every folder in a folder that is
             there anyway or holds the link to it. Hidden folders are not looked into.
 
     Raises:

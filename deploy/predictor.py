@@ -113,7 +113,7 @@ class Predictor:
 
     @property
     def fixed_batches(self) -> bool:
-        """Whether batches of one size are faster than some that are smaller: CUDA plans anew for every other size."""
+        """Whether full batches are faster than some smaller ones: CUDA makes a new plan for every size."""
         return self.provider == CUDA
 
     def prepare(self, image: AnyImage) -> Pixels:

@@ -34,13 +34,13 @@ class TableRow(NamedTuple):
     classes: Sequence[int] = ()
     """Indices of the most probable classes, the best first."""
     probabilities: Sequence[float] = ()
-    """Theirs."""
+    """The probabilities of these classes."""
     entropy: float | None = None
-    """Of all classes' probabilities, in nats: from 0 to the logarithm of the number of classes."""
+    """The entropy of all classes' probabilities, in nats: from 0 to the logarithm of the number of classes."""
     logits: Sequence[float] = ()
-    """Of all classes, in their order."""
+    """The logits of all classes, in their order."""
     figures: Sequence[float] = ()
-    """Those of `autodial.data.image_statistics`, which are no part of the table."""
+    """The figures of `autodial.data.image_statistics`; they are not part of the table."""
     damage: str = ""
     """What shows that the image's file is damaged; empty where nothing does. It has labels if there is no error."""
 

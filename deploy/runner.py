@@ -404,7 +404,7 @@ def _write_drift(drift: Drift, info: ModelInfo, path: Path, errors: int) -> None
 
 
 def _model_hash(path: Path) -> str:
-    """That of the file; nothing, if it can't be read: whoever loads the model says so."""
+    """The file's hash, or nothing if it can't be read: loading the model reports that."""
     try:
         return file_hash(path) if path.is_file() else ""  # a named pipe would be waited for
     except OSError:
@@ -412,7 +412,7 @@ def _model_hash(path: Path) -> str:
 
 
 def _versions() -> dict[str, str]:
-    """Of all that has a part in the numbers."""
+    """The versions of everything that the numbers depend on."""
     import cv2
     import onnxruntime  # type: ignore[import-untyped]
 

@@ -79,7 +79,7 @@ class Table:
 
 
 class _ResumableTable(Table):
-    """A Table in a file, with a record beside it of how much of the file counts.
+    """A Table in a file, with a record next to it that says how much of the file counts.
 
     The record, a small JSON file, is replaced about once a second, after what it vouches for is on disk; what lies
     behind that is cut off when the run is resumed.

@@ -20,6 +20,7 @@ from autodial.data.avif import is_avif, turned
 from autodial.data.decoder_messages import listen, note_damage
 from autodial.data.jpeg_end import with_end
 from autodial.data.paths import find
+from autodial.data.png_chunks import can_be_whole
 from autodial.errors import InputError
 from autodial.wording import counted
 
@@ -32,6 +33,7 @@ _LARGEST = 2**31 - 1
 """The largest size in bytes of a file that OpenCV decodes from memory."""
 _LIMIT = re.compile("IO_MAX_IMAGE_(PIXELS|WIDTH|HEIGHT)")
 """OpenCV's name, without its prefix, for a limit that an image exceeds; also an environment variable."""
+_NO_IMAGE = "is not an image that OpenCV can read, or it is damaged or cut short"
 _LIMITED = {"PIXELS": "pixels", "WIDTH": "columns", "HEIGHT": "rows"}
 
 
@@ -114,7 +116,7 @@ def decode(path: str | PathLike[str], color: bool) -> NDArray[np.uint8]:
 
 
 def _decoded(data: NDArray[np.uint8], color: bool) -> Decoded:
-    image = over_white(data, color) if may_have_alpha(data) else None
+    image = over_white(data, color) if may_have_alpha(data) and can_be_whole(data) else None
     return _from_bytes(data, color) if image is None else Decoded(image)
 
 
@@ -172,6 +174,8 @@ def read_bytes(data: NDArray[np.uint8], color: bool | None) -> Decoded:
 
 
 def _from_bytes(data: NDArray[np.uint8], color: bool | None) -> Decoded:
+    if not can_be_whole(data):
+        raise DataError(_NO_IMAGE)
     flags = cv2.IMREAD_UNCHANGED if color is None else cv2.IMREAD_COLOR if color else cv2.IMREAD_GRAYSCALE
     turns = color is not None and is_avif(data)
     if turns:
@@ -188,7 +192,7 @@ def _from_bytes(data: NDArray[np.uint8], color: bool | None) -> Decoded:
             raise DataError(f"has more {_LIMITED[limit[1]]} than OpenCV allows (OPENCV_{limit[0]})") from None
         raise DataError(f"can't be decoded: {error.err}") from None
     if image is None:
-        raise DataError("is not an image that OpenCV can read, or it is damaged or cut short")
+        raise DataError(_NO_IMAGE)
     if image.dtype != np.uint8:
         raise DataError(f"has pixels of {image.dtype}; write it with 8 bits per channel")
     image = image if image.ndim == 3 else image[:, :, np.newaxis]

@@ -21,7 +21,7 @@ from autodial.converters.destinations import Destination, ExportOptions
 from autodial.converters.fold import Domain, Folded
 from autodial.converters.metadata import make_metadata
 from autodial.converters.net_text import net_to_text, write_net
-from autodial.converters.prepared import CaffeNet, Prepared, check_size, load
+from autodial.converters.prepared import FoldedNet, Prepared, check_size, load
 from autodial.converters.verification import ExportReport, Runner, verify
 from autodial.errors import InputError
 from autodial.net.net import Net
@@ -188,7 +188,7 @@ def _deploy(folded: Folded, blob: str) -> tuple[pb.NetParameter, dict[str, list[
     return deploy, blobs
 
 
-def _preparation(net: CaffeNet) -> list[str]:
+def _preparation(net: FoldedNet) -> list[str]:
     """The steps that prepare an image, in order, a phrase each; empty if the net does not say."""
     images = net.images
     if images is None or net.corner is None:
@@ -213,7 +213,7 @@ def _plain(value: np.float32) -> str:
     return np.format_float_positional(value, trim="-")
 
 
-def _header(blob: str, net: CaffeNet, probabilities: str, domain: Domain | None) -> Iterator[str]:
+def _header(blob: str, net: FoldedNet, probabilities: str, domain: Domain | None) -> Iterator[str]:
     """The comments at the top of deploy.prototxt."""
     yield _title(domain)
     statistics = f", {net.folded.statistics} statistics folded in" if net.folded.statistics else ""

@@ -12,7 +12,7 @@ from onnx import TensorProto, helper
 
 from autodial.converters.onnx_layers.registry import writes
 from autodial.converters.onnx_layers.writer import GraphWriter, Shape, Value, tensors
-from autodial.layers.recurrent import LSTM, RNN, Recurrent
+from autodial.layers.recurrent import LSTM, RNN, LSTMUnit, Recurrent
 
 Bottoms = Sequence[Value]
 Tops = Sequence[Shape]
@@ -49,6 +49,23 @@ def recurrent(graph: GraphWriter, layer: LSTM | RNN, bottoms: Bottoms, tops: Top
     return [hidden, *(graph.unsqueezed(state, 0) for state in states)] if layer.expose_hidden else [hidden]
 
 
+@writes(LSTMUnit)
+def lstm_unit(graph: GraphWriter, layer: LSTMUnit, bottoms: Bottoms, tops: Tops) -> list[str]:
+    cell, sums, cont = bottoms
+    before = graph.node("Mul", graph.unsqueezed(cont.name, 2), cell.name)
+    hidden, after = _lstm_step(graph, sums.name, before, axis=2)
+    return [after, hidden]
+
+
+def _lstm_step(graph: GraphWriter, sums: str, cell: str, *, axis: int) -> tuple[str, str]:
+    """h and c behind a step, from the gates' sums along an axis and c before."""
+    let_in, keep, let_out, new = graph.nodes_of("Split", [sums], 4, axis=axis, num_outputs=4)
+    let_in, keep, let_out = (graph.node("Sigmoid", gate) for gate in (let_in, keep, let_out))
+    added = graph.node("Mul", let_in, graph.node("Tanh", new))
+    after = graph.node("Add", graph.node("Mul", keep, cell), added)
+    return graph.node("Mul", let_out, graph.node("Tanh", after)), after
+
+
 def _body(layer: Recurrent) -> onnx.GraphProto:
     """One step: (states before, transformed input, cont) -> (states behind, h)."""
     graph = GraphWriter()
@@ -59,11 +76,7 @@ def _body(layer: Recurrent) -> onnx.GraphProto:
     weight = graph.weight(layer.hidden_weight.detach().numpy().T, "hidden_weight")
     values = graph.node("Add", inputs, graph.node("MatMul", states[0], weight))
     if isinstance(layer, LSTM):
-        let_in, keep, let_out, new = graph.nodes_of("Split", [values], 4, axis=1, num_outputs=4)
-        let_in, keep, let_out = (graph.node("Sigmoid", gate) for gate in (let_in, keep, let_out))
-        kept = graph.node("Mul", keep, states[1])
-        cell = graph.node("Add", kept, graph.node("Mul", let_in, graph.node("Tanh", new)))
-        afters = [graph.node("Mul", let_out, graph.node("Tanh", cell)), cell]
+        afters = list(_lstm_step(graph, values, states[1], axis=1))
     else:
         afters = [graph.node("Tanh", values)]
     afters.append(graph.node("Identity", afters[0]))

@@ -124,7 +124,7 @@ class Batcher:
         self._under_way = 0
         """Images that were taken in and have no result yet."""
         self._decoding = 0
-        """Those of them that are not decoded."""
+        """Images that were taken in and are not decoded yet."""
         self._closed = False
         self._thread = threading.Thread(target=self._work, name="batches", daemon=True)
         self._thread.start()

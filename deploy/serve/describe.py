@@ -10,7 +10,7 @@ from autodial.model_file import INPUT, OUTPUTS
 
 EXTENSIONS = ("classification", "model_configuration", "model_repository", "statistics", "binary_tensor_data")
 VERSION = "1"
-"""Of every model: a file has no others."""
+"""The version of every model: a file has just one."""
 PLATFORM = "onnxruntime_onnx"
 
 

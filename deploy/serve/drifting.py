@@ -17,7 +17,7 @@ from autodial.deploy.serve.batching import BatchRecord
 _LAST = 2000
 """Images that the distance in the metrics is about."""
 _SHARE = 0.5
-"""Of an image's figures: that many outside the training list's middle nine tenths make it unlike the list. Of four
+"""An image is unlike the training list if this share of its figures lies outside the list's middle nine tenths. Of four
 figures that were independent, two would be outside by chance for one image in twenty; of six, three for one in
 sixty."""
 
@@ -55,7 +55,7 @@ class DriftWindow:
             self._rows.append((row, int(probabilities.argmax())))
 
     def drift(self) -> Drift:
-        """The last images beside the training list."""
+        """The last images compared with the training list."""
         with self._lock:
             rows = list(self._rows)
         return compare(self._reference, self._names, [row for row, _ in rows], [label for _, label in rows])

@@ -243,6 +243,13 @@ class _Connection(HttpToolsProtocol):
         self._disarm()
         super().connection_lost(exc)
 
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """Whether the connection stays: a client that only stops sending still hears the answer to a whole request."""
+        waits = not (self._arriving or self._is_idle())
+        if waits:
+            self.cycle.keep_alive = False
+        return waits
+
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
         if self._in_head:

@@ -65,7 +65,7 @@ def test_writes_a_net_and_its_weights(project: Path) -> None:
         "Wrote net_autodial.prototxt and net_autodial.caffemodel",
         "BatchNorm layers that became Dial layers: 1",
         "layers that the net lacks: 1 (old)",
-        'Largest difference of the logits "fc" from the original net\'s in TEST',
+        'Largest difference between these logits ("fc", in TEST) and the original',
         "Note: the net does not say what is subtracted",
     ):
         assert part in output

@@ -52,6 +52,16 @@ def test_a_head_and_a_body_that_take_too_long(service: Service) -> None:
     assert status_of(service.send(f"POST {PATH} HTTP/1.1\r\nHost: x\r\nContent-Length: 99\r\n\r\nx".encode())) == 408
 
 
+def test_a_client_that_stops_sending_hears_its_answer(service: Service) -> None:
+    with socket.create_connection(("127.0.0.1", service.port), timeout=20) as link:
+        link.sendall(f"POST {PATH} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(IMAGE)}\r\n\r\n".encode() + IMAGE)
+        link.shutdown(socket.SHUT_WR)
+        got = b""
+        while part := link.recv(2**16):
+            got += part
+    assert got.startswith(b"HTTP/1.1 200 ") and b'"label"' in got
+
+
 def test_a_drip_does_not_keep_a_connection(service: Service) -> None:
     with socket.create_connection(("127.0.0.1", service.port), timeout=20) as link:
         link.sendall(b"GET / HTTP/1.1\r\nX-Slow: ")

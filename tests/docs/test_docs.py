@@ -15,7 +15,7 @@ import pytest
 from autodial.cli import app
 
 ROOT = Path(__file__).resolve().parents[2]
-FAST = ("docs/caffe.md", "docs/predict.md", "docs/pytorch.md")
+FAST = ("docs/caffe.md", "docs/from-caffe-to-onnx.md", "docs/predict.md", "docs/pytorch.md")
 """The pages that take seconds; the others are slow."""
 SHOP = (
     "autodial init shop --arch digits --source studio/ --target phone/ --epochs 1 &&"

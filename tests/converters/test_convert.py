@@ -1,0 +1,297 @@
+"""`convert`: names, shapes, outputs, what is compared and what is said about it."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+import torch.nn.functional as F
+from random_weights import random_weights
+
+from autodial.converters import net_convert, onnx_model
+from autodial.converters.net_comparison import NetRunner, compare, describe_difference
+from autodial.converters.net_convert import convert
+from autodial.converters.onnx_layers import written_types
+from autodial.errors import InputError, WorkError
+from autodial.layers import registry
+from autodial.net.net import Net
+from autodial.proto import LayerWeights, Weights, parse_net, write_text, write_weights
+from autodial.proto import messages as pb
+
+DEPLOY = """
+name: "small"
+layer { name: "data" type: "Input" top: "data" input_param { shape { dim: 4 dim: 3 dim: 12 dim: 10 } } }
+layer { name: "conv" type: "Convolution" bottom: "data" top: "conv"
+  convolution_param { num_output: 6 kernel_size: 3 pad: 1 bias_term: false } }
+layer { name: "bn" type: "BatchNorm" bottom: "conv" top: "conv" }
+layer { name: "scale" type: "Scale" bottom: "conv" top: "conv" scale_param { bias_term: true } }
+layer { name: "relu" type: "ReLU" bottom: "conv" top: "conv" }
+layer { name: "pool" type: "Pooling" bottom: "conv" top: "pool"
+  pooling_param { pool: MAX kernel_size: 3 stride: 2 } }
+layer { name: "drop" type: "Dropout" bottom: "pool" top: "dropped" }
+layer { name: "up" type: "Deconvolution" bottom: "dropped" top: "up"
+  convolution_param { num_output: 2 kernel_size: 4 stride: 2 } }
+layer { name: "crop" type: "Crop" bottom: "up" bottom: "data" top: "map" crop_param { axis: 2 offset: 1 } }
+layer { name: "prob" type: "Softmax" bottom: "map" top: "prob" }
+"""
+TRAIN_VAL = """
+layer { name: "train" type: "ImageData" top: "data" top: "label" include { phase: TRAIN }
+  image_data_param { source: "missing.txt" batch_size: 8 } }
+layer { name: "test" type: "ImageData" top: "data" top: "label" include { phase: TEST }
+  transform_param { crop_size: 8 } image_data_param { source: "missing.txt" batch_size: 8 } }
+layer { name: "fc" type: "InnerProduct" bottom: "data" top: "fc" inner_product_param { num_output: 5 } }
+layer { name: "other" type: "InnerProduct" bottom: "data" top: "other" include { stage: "wide" }
+  inner_product_param { num_output: 7 } }
+layer { name: "loss" type: "SoftmaxWithLoss" bottom: "fc" bottom: "label" top: "loss" }
+layer { name: "accuracy" type: "Accuracy" bottom: "fc" bottom: "label" top: "accuracy" include { phase: TEST } }
+"""
+SENSITIVE = """
+layer { name: "x" type: "Input" top: "x" input_param { shape { dim: 2 dim: 8 } } }
+layer { name: "a" type: "Power" bottom: "x" top: "a" power_param { scale: 1000000 } }
+layer { name: "b" type: "Reduction" bottom: "a" top: "y" reduction_param { axis: 1 } }
+"""
+
+
+def session(path: Path) -> Any:
+    return onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+
+
+def expected(net: Any, weights: Weights, name: str, x: Any) -> Any:
+    """What torch gives for DEPLOY."""
+    blobs = {layer.name: [torch.from_numpy(blob) for blob in layer.blobs] for layer in weights.layers}
+    mean, variance, _ = blobs["bn"]
+    y = F.conv2d(torch.from_numpy(x), blobs["conv"][0], padding=1)
+    y = F.relu(F.batch_norm(y, mean, variance, *blobs["scale"]))
+    pooled = F.max_pool2d(y, 3, 2, ceil_mode=True)
+    up = F.conv_transpose2d(pooled, *blobs["up"], stride=2)[:, :, 1 : 1 + x.shape[2], 1 : 1 + x.shape[3]]
+    return {"conv": y, "dropped": pooled, "map": up, "prob": up.softmax(1)}[name].numpy()
+
+
+@pytest.fixture
+def deploy() -> tuple[Any, Weights]:
+    net = parse_net(DEPLOY)
+    return net, random_weights(net)
+
+
+def test_the_file_computes_what_torch_does_at_any_batch(deploy: tuple[Any, Weights], tmp_path: Path) -> None:
+    net, weights = deploy
+    report = convert(net, weights, tmp_path / "net.onnx")
+    assert report.inputs == {"data": (None, 3, 12, 10)} and report.outputs == {"prob": (None, 2, 12, 10)}
+    assert report.verified and report.compared["prob"].relative_difference < 1e-5
+    assert report.merged == {"bn": "conv", "scale": "conv"}
+    for batch in (1, 5):
+        x = np.random.default_rng(batch).normal(0, 50, (batch, 3, 12, 10)).astype(np.float32)
+        (got,) = session(report.output).run(["prob"], {"data": x})
+        np.testing.assert_allclose(got, expected(net, weights, "prob", x), atol=1e-5)
+
+
+def test_names_are_those_of_the_net_and_nothing_else_is_in_the_file(
+    deploy: tuple[Any, Weights], tmp_path: Path
+) -> None:
+    report = convert(*deploy, tmp_path / "net.onnx")
+    model = onnx.load(report.output)
+    assert [node.op_type for node in model.graph.node] == [
+        "Conv",
+        "Relu",
+        "MaxPool",
+        "ConvTranspose",
+        "Slice",
+        "Softmax",
+    ]
+    assert {"conv.weight", "conv.bias", "up.weight", "up.bias"} <= {tensor.name for tensor in model.graph.initializer}
+    assert {name for node in model.graph.node for name in node.output} >= {"conv", "pool", "up", "map", "prob"}
+    read = {name for node in model.graph.node for name in node.input}
+    assert {tensor.name for tensor in model.graph.initializer} <= read
+    assert (report.opset, report.ir_version, model.ir_version) == (18, 8, 8)
+    assert [(opset.domain, opset.version) for opset in model.opset_import] == [("", 18)]
+    assert str(tmp_path) not in str(model)
+
+
+def test_outputs_that_are_named(deploy: tuple[Any, Weights], tmp_path: Path) -> None:
+    """One before a folded layer in place, one of a Dropout that is gone, and one that another output is made of."""
+    net, weights = deploy
+    report = convert(net, weights, tmp_path / "net.onnx", outputs=["dropped", "conv", "map", "prob"])
+    x = np.random.default_rng(0).normal(0, 50, (2, 3, 12, 10)).astype(np.float32)
+    for name, got in zip(report.outputs, session(report.output).run(list(report.outputs), {"data": x}), strict=True):
+        np.testing.assert_allclose(got, expected(net, weights, name, x), rtol=1e-5, atol=1e-4)
+    with pytest.raises(InputError, match=r'the net has no blob "porb" .*prob'):
+        convert(net, weights, tmp_path / "net.onnx", outputs=["porb"])
+    with pytest.raises(InputError, match='blob "data" is an input'):
+        convert(net, weights, tmp_path / "net.onnx", outputs=["data"])
+
+
+def test_an_output_keeps_the_layers_behind_it_from_changing_it(tmp_path: Path) -> None:
+    """A BatchNorm that is not in place can't be merged into a convolution whose result is asked for."""
+    net = parse_net(
+        DEPLOY.replace('bottom: "conv" top: "conv"', 'bottom: "n" top: "n"').replace(
+            '"bn" type: "BatchNorm" bottom: "n"', '"bn" type: "BatchNorm" bottom: "conv"'
+        )
+    )
+    weights = random_weights(net)
+    report = convert(net, weights, tmp_path / "net.onnx", outputs=["conv", "n"])
+    x = np.random.default_rng(0).normal(0, 50, (1, 3, 12, 10)).astype(np.float32)
+    blobs = Net(net, pb.TEST)
+    blobs.load_weights(weights)
+    with torch.no_grad():
+        wanted = blobs.blobs({"data": torch.from_numpy(x)}, ["conv", "n"])
+    for name, got in zip(("conv", "n"), session(report.output).run(["conv", "n"], {"data": x}), strict=True):
+        np.testing.assert_allclose(got, wanted[name].numpy(), rtol=1e-4, atol=1e-3)
+
+
+def test_any_height_and_width(deploy: tuple[Any, Weights], tmp_path: Path) -> None:
+    net, weights = deploy
+    report = convert(net, weights, tmp_path / "net.onnx", dynamic="spatial")
+    assert report.inputs == {"data": (None, 3, None, None)}
+    assert [shapes["data"][2:] for shapes in report.compared_shapes] == [(12, 10), (12, 10), (44, 74)]
+    for size in ((12, 10), (31, 57)):
+        x = np.random.default_rng(0).normal(0, 50, (2, 3, *size)).astype(np.float32)
+        (got,) = session(report.output).run(["prob"], {"data": x})
+        np.testing.assert_allclose(got, expected(net, weights, "prob", x), atol=1e-5)
+    fixed = convert(net, weights, tmp_path / "net.onnx", dynamic="none")
+    assert fixed.inputs == {"data": (4, 3, 12, 10)} and len(fixed.compared_shapes) == 2
+
+
+def test_a_net_of_one_size_can_not_take_others(tmp_path: Path) -> None:
+    net = parse_net(
+        DEPLOY.replace("prob", "fc")
+        .replace("Softmax", "InnerProduct")
+        .replace('top: "fc" }', 'top: "fc" inner_product_param { num_output: 2 } }')
+    )
+    with pytest.raises(InputError, match=r'images of no other size: layer "fc" \(InnerProduct\)'):
+        convert(net, random_weights(net), tmp_path / "net.onnx", dynamic="spatial")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_train_val_net_without_its_images(tmp_path: Path) -> None:
+    """Losses and Accuracy are left out, and what they score is given."""
+    net = parse_net(TRAIN_VAL)
+    fc = np.random.default_rng(0).normal(0, 0.1, (5, 192)).astype(np.float32)
+    weights = Weights("", [LayerWeights(net.layer[2], [fc, np.zeros(5, np.float32)])])
+    report = convert(net, weights, tmp_path / "net.onnx")
+    assert report.inputs == {"data": (None, 3, 8, 8)} and list(report.outputs) == ["fc"]
+    x = np.random.default_rng(1).normal(0, 50, (3, 3, 8, 8)).astype(np.float32)
+    np.testing.assert_allclose(
+        session(report.output).run(None, {"data": x})[0], x.reshape(3, -1) @ fc.T, rtol=1e-4, atol=1e-3
+    )
+    with pytest.raises(InputError, match=r'layer "train" \(ImageData\).*put an Input layer in its place'):
+        convert(net, weights, tmp_path / "net.onnx", phase=pb.TRAIN)
+    with pytest.raises(InputError, match=r'layer "loss" \(SoftmaxWithLoss\) can\'t be written to ONNX: it is a loss'):
+        convert(net, weights, tmp_path / "net.onnx", outputs=["loss"])
+
+
+def test_missing_weights_and_zeros_are_no_success(deploy: tuple[Any, Weights], tmp_path: Path) -> None:
+    net, weights = deploy
+    report = convert(net, None, tmp_path / "net.onnx")
+    assert not report.verified and report.compared["prob"].empty  # the fillers give zeros
+    assert any("no weights were given" in note for note in report.notes)
+    assert any("the comparison proves nothing" in note for note in report.notes)
+    some = Weights("", [layer for layer in weights.layers if layer.name != "bn"])
+    report = convert(net, some, tmp_path / "net.onnx")
+    assert not report.verified and not report.compared["prob"].empty
+    assert "the weights lack 1 layer, which keep what their fillers give: bn" in report.notes
+
+
+def test_a_wrong_file_is_not_written(
+    deploy: tuple[Any, Weights], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    net, weights = deploy
+    right = net_convert.write_graph
+
+    def wrong(*arguments: Any) -> Any:
+        graph = right(*arguments)
+        graph.writer.constants["up.weight"] = graph.writer.constants["up.weight"] * np.float32(1.01)
+        return graph
+
+    monkeypatch.setattr(net_convert, "write_graph", wrong)
+    (tmp_path / "net.onnx").write_text("what was there")
+    with pytest.raises(WorkError, match=r'nothing was written: ONNX Runtime\'s "prob" differs from the net\'s by'):
+        convert(net, weights, tmp_path / "net.onnx")
+    assert [path.read_text() for path in tmp_path.iterdir()] == ["what was there"]
+
+
+def test_a_net_that_is_as_sensitive_itself_is_written_and_said() -> None:
+    """Sums of large numbers that cancel move by about 0.1 when each number's last digit does."""
+    net = Net(parse_net(SENSITIVE), pb.TEST)
+    half = np.random.default_rng(0).uniform(1, 2, (2, 4)).astype(np.float32)
+    x = np.concatenate([half, -half[:, ::-1]], 1)
+    runner = NetRunner(net, {"y": "y"})
+    found = compare(lambda inputs: {"y": runner(inputs)["y"] + np.float32(0.05)}, runner, [{"x": x}], "the file")["y"]
+    assert found.own_change is not None and 0.05 <= found.max_difference <= found.own_change < 2
+    assert "the net's own result moves as far" in describe_difference("y", found)
+    with pytest.raises(WorkError, match=r"the net's own moves by \S+ when its input moves by 1e-7"):
+        compare(lambda inputs: {"y": runner(inputs)["y"] + 5}, runner, [{"x": x}], "the file")
+    with pytest.raises(WorkError):  # an input that holds whole numbers is not moved
+        compare(lambda inputs: {"y": runner(inputs)["y"] + np.float32(0.05)}, runner, [{"x": x}], "it", exact=["x"])
+
+
+def test_samples(deploy: tuple[Any, Weights], tmp_path: Path) -> None:
+    net, weights = deploy
+    array = np.random.default_rng(0).normal(0, 50, (3, 3, 12, 10)).astype(np.float32)
+    np.save(tmp_path / "x.npy", array)
+    cv2.imwrite(str(tmp_path / "a.png"), np.random.default_rng(0).integers(0, 256, (30, 20, 3), dtype=np.uint8))
+    for given, rows in (({"data": array}, 3), ({"": [tmp_path / "x.npy"]}, 3), ({"": [tmp_path / "a.png"]}, 1)):
+        report = convert(net, weights, tmp_path / "net.onnx", samples=given)
+        assert report.compared_on == "the samples" and report.compared_shapes[0]["data"][0] == rows
+    with pytest.raises(InputError, match=r"has the shape \(3, 3, 12, 9\), and the file takes \(any, 3, 12, 10\)"):
+        convert(net, weights, tmp_path / "net.onnx", samples={"data": array[..., :9]})
+    with pytest.raises(InputError, match='the net has no input "dat"'):
+        convert(net, weights, tmp_path / "net.onnx", samples={"dat": array})
+
+
+def test_weights_beyond_two_gigabytes_get_a_file_of_their_own(
+    deploy: tuple[Any, Weights], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    net, weights = deploy
+    monkeypatch.setattr(onnx_model, "LARGEST", 100)
+    monkeypatch.setattr(onnx_model, "SMALL", 64)
+    report = convert(net, weights, tmp_path / "net.onnx")
+    assert set(report.files) == {"net.onnx", "net.onnx.data"} == {path.name for path in tmp_path.iterdir()}
+    moved = tmp_path / "elsewhere"
+    moved.mkdir()
+    for name in report.files:
+        (tmp_path / name).rename(moved / name)
+    x = np.random.default_rng(0).normal(0, 50, (1, 3, 12, 10)).astype(np.float32)
+    (got,) = session(moved / "net.onnx").run(["prob"], {"data": x})
+    np.testing.assert_allclose(got, expected(net, weights, "prob", x), atol=1e-5)
+
+
+def test_the_command(deploy: tuple[Any, Weights], tmp_path: Path, autodial: Any) -> None:
+    net, weights = deploy
+    write_text(net, tmp_path / "deploy.prototxt")
+    write_weights(weights, tmp_path / "net.caffemodel")
+    status, out, _ = autodial(
+        "convert", tmp_path / "deploy.prototxt", tmp_path / "net.caffemodel", "-o", tmp_path / "a.onnx"
+    )
+    assert status == 0 and '"data" any x 3 x 12 x 10 to "prob" any x 2 x 12 x 10' in out
+    assert "Compared with the net on random pixels" in out and re.search(
+        r'"prob" differs by at most \S+, \S+ of its range', out
+    )
+    words = ["convert", tmp_path / "deploy.prototxt", "-o", tmp_path / "b.onnx"]
+    status, out, _ = autodial(*words)
+    assert status == 0 and "Not verified" in out and "no weights were given" in out
+    status, out, _ = autodial(*words, "--json", "--outputs", "map,prob", "--dynamic", "spatial")
+    assert status == 0 and list(json.loads(out)["outputs"]) == ["map", "prob"]
+    status, _, err = autodial(*words, "--sample", "dat=x.npy")
+    assert status == 2 and 'no input "dat"' in err
+    status, _, err = autodial("convert", tmp_path / "deploy.prototxt", "-o", tmp_path / "deploy.prototxt")
+    assert status == 2
+
+
+def test_every_layer_type_for_prediction_can_be_written() -> None:
+    """All but losses, what reads data, and three that no file can hold."""
+    lacking = {
+        name
+        for name, cls in registry.items()
+        if not (
+            cls.is_loss or cls.is_data or any(base.__dict__.get("type_name") in written_types() for base in cls.__mro__)
+        )
+    }
+    assert lacking == {"Accuracy", "HDF5Output", "Python"}
