@@ -153,7 +153,7 @@ def prepare(
         for candidate in candidates:
             _solver_with(run.param, candidate.settings)
     except InputError as error:
-        raise InputError(str(error).replace("--set", "`tries`", 1)) from None
+        raise InputError(f"`tries` {str(error).removeprefix('setting ')}") from None
     labels = _test_labels(net, run.net.base_dir, needed=target_labels)
     run.check()
     _enter(folder, _fingerprint(run, net, reader, weights, recalibrate=recalibrate))

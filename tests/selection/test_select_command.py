@@ -269,7 +269,7 @@ def test_new_target_labels_need_no_training(project: Path) -> None:
             "select sets this field itself",
         ),
         (["--try", "solver.random_seed=1,2"], "--restarts trains with several seeds"),
-        (["--try", "variant=learned,luck"], "no such variant"),
+        (["--try", "variant=learned,luck"], 'no variant "luck"'),
         (["--try", "variant=learned,source-only"], "variant source-only: the net has no Dial layer"),
         ([], "one candidate leaves nothing to choose: give values with --try, or more than one --restarts"),
         (["--try", TRY, "--criterion", "luck"], "no such criterion; there are agreement, entropy"),
