@@ -294,7 +294,7 @@ def test_networks_of_timm_give_in_eval_mode_what_they_gave(name: str, size: int,
 def test_fixed_statistics_are_left_and_said_so() -> None:
     frozen = torchvision.ops.FrozenBatchNorm2d
     module = torchvision.models.resnet18(norm_layer=frozen)
-    refused(module, r"no batch normalization but with fixed statistics \(FrozenBatchNorm2d\)")
+    refused(module, r"only batch normalization with fixed statistics \(FrozenBatchNorm2d\)")
     half = nn.Sequential(frozen(3), nn.BatchNorm2d(3))
     assert [type(layer) for layer in convert_batchnorm(half)] == [frozen, AlignedBatchNorm]  # type: ignore[call-overload]
     refused(nn.Sequential(nn.InstanceNorm2d(3, track_running_stats=True)), "Sequential has no batch normalization to")
@@ -401,7 +401,7 @@ def test_sizes_may_change_from_batch_to_batch() -> None:
 
 def test_mode_decides_what_is_taken() -> None:
     net = AutoDIAL(convert_batchnorm(small()))
-    with pytest.raises(InputError, match=r"the source needs the target beside it"):
+    with pytest.raises(InputError, match=r"training mode needs both domains"):
         net(images())
     net.eval()
     assert net(images(1)).shape == (1, 4)
@@ -442,8 +442,8 @@ def test_inceptions_auxiliary_scores() -> None:
         ({"image": images(), "b": images(4)}, {"image": images(), "b": images()}, "the source must be .* as many in"),
         (torch.tensor(1.0), torch.tensor(1.0), "the source must be tensors with one sample"),
         ("a", "b", "the source must be tensors .* found none"),
-        ({"image": images(), "tag": 1}, {"image": images(), "tag": 2}, "different values beside .* 1 and 2"),
-        ({"image": images(), "tag": 1}, {"image": images(), "tag": images()}, "different values beside"),
+        ({"image": images(), "tag": 1}, {"image": images(), "tag": 2}, "different non-tensor values: 1 and 2"),
+        ({"image": images(), "tag": 1}, {"image": images(), "tag": images()}, "different non-tensor values"),
     ],
 )
 def test_domains_that_do_not_fit_each_other(source: Any, target: Any, message: str) -> None:

@@ -192,7 +192,7 @@ def test_what_was_never_written_is_refused(files: Path) -> None:
     with h5py.File(files / "1.h5", "w") as file:
         file["data"] = np.zeros((1, 2, 3))
         file.create_dataset("label", (1, 1), "u1")
-    with pytest.raises(InputError, match=r'dataset "label" has the shape \(1, 1\) and no values'):
+    with pytest.raises(InputError, match=r'dataset "label" has the shape \(1, 1\), but its values were never written'):
         layer(files)
 
 

@@ -67,7 +67,7 @@ def test_arrays_that_do_not_fit_are_refused(
 
 
 def test_there_is_no_batch_before_the_arrays() -> None:
-    with pytest.raises(InputError, match=r'layer "m" \(MemoryData\): it has no data yet; call set_input_arrays first'):
+    with pytest.raises(InputError, match=r'layer "m" \(MemoryData\): it has no data yet: call set_input_arrays first'):
         memory_data().batch(0)
 
 

@@ -219,7 +219,7 @@ def test_refuses_before_it_writes(model: Any, photos: Path, tmp_path: Path) -> N
         (out, [photos], {"sort_into": photos / "sorted"}, "lies in .*photos, whose images are labelled"),
         (out, [f"{photos}/**/*.png"], {"sort_into": photos / "sub" / "sorted"}, "whose images are labelled"),
         (out, [photos], {"sort_into": photos}, "something in this folder"),
-        (out, [photos], {"sort_into": model.path}, "is not a folder; name another"),
+        (out, [photos], {"sort_into": model.path}, "is not a folder: name another"),
     ]:
         with pytest.raises(InputError, match=message):
             predict_folder(model.path, inputs, output, **options)

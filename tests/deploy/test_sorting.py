@@ -62,7 +62,7 @@ def test_every_image_is_in_its_labels_folder(model: Any, photos: Path, tmp_path:
 
 def test_refuses_a_place_that_can_t_be_made(model: Any, photos: Path, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(InputError, match="file is not a folder; name another one to write to"):
+    with pytest.raises(InputError, match="file is not a folder: name another folder to write to"):
         predict_folder(model.path, [photos], tmp_path / "out.csv", sort_into=tmp_path / "file" / "below")
     assert not (tmp_path / "out.csv.partial").exists()
 
@@ -75,7 +75,7 @@ def test_refuses_a_link_to_nowhere(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs a folder that is closed to root, too: /proc")
 def test_refuses_a_place_without_leave_to_write() -> None:
-    with pytest.raises(InputError, match=r"s: can't write to the folder /proc \(.+\); choose another"):
+    with pytest.raises(InputError, match=r"s: can't write to the folder /proc \(.+\): choose another"):
         Sorter(Path("/proc/s"), ["x"], copy=False, inputs=[], resume=False)
 
 

@@ -49,5 +49,5 @@ def test_a_folder_and_a_list_without_labels_are_opened(folder: Path) -> None:
 
 
 def test_a_net_that_names_no_domains_asks_for_a_parameter(folder: Path) -> None:
-    with lists() as opened, pytest.raises(InputError, match="name the target's with `target`"):
+    with lists() as opened, pytest.raises(InputError, match="name the target's images with `target`"):
         opened.open("target")

@@ -119,11 +119,11 @@ def test_what_can_not_be_deleted_is_pointed_out(
     monkeypatch.setattr(Path, "unlink", refuse)
     assert solver(1).solve()
     assert files() == pairs(2, 8)  # the others are deleted all the same
-    assert "can't be deleted: snapshots/stripes_iter_2.solverstate: Permission denied." in caplog.text
+    assert "can't be deleted: snapshots/stripes_iter_2.solverstate: Permission denied" in caplog.text
 
 
 def test_at_least_one_stays(autodial: Run, project: Path) -> None:
-    with pytest.raises(InputError, match="keep, the number of snapshots, must be at least 1, and is 0"):
+    with pytest.raises(InputError, match="`keep`, the number of snapshots, must be at least 1, and is 0"):
         solver(0)
     status, _, err = autodial(*TRAIN, "--keep", "0")
     assert status == 2 and "--keep" in err

@@ -98,7 +98,7 @@ def test_a_layer_need_be_in_one_net_only() -> None:
         ("fc6=3", "must be LAYER.FIELD=VALUE"),
         ("fc7.type=x", r'no layer "fc7"; did you mean "fc6"\?$'),
         ("entropy.type=x", r'no layer "entropy" \(there are data, fc6, fc6.a/b, pool, loss\)$'),
-        ("solver.base_lr=1", "reads a net and no solver, whose settings `autodial train` takes"),
+        ("solver.base_lr=1", "only training takes settings of the solver"),
         ("fc7*.type=x", r'no layer "fc7\*"'),
         ("fc6.parm[0].lr_mult=1", r'layer "fc6" has no field "parm\[0\]"; did you mean "param"\?'),
         ("fc6.a/b.slice_point=3", r'has no field "slice_point"; did you mean "dial_param.slice_point"\?'),

@@ -49,7 +49,7 @@ def test_resumed_from_hdf5_ends_in_the_same_files(project: Path, edit: Edit) -> 
     edit("solver.prototxt", "snapshot: 4", "snapshot: 4 snapshot_format: HDF5")
     train()
     solver = Solver.from_file("solver.prototxt", seed=5, overrides=["solver.snapshot_format=BINARYPROTO"])
-    with pytest.raises(InputError, match=r"pass snapshots/stripes_iter_4\.solverstate\.h5"):
+    with pytest.raises(InputError, match=r"name snapshots/stripes_iter_4\.solverstate\.h5"):
         solver.restore("snapshots/stripes_iter_4.caffemodel.h5")
     solver.restore("snapshots/stripes_iter_4.solverstate.h5")
     assert solver.solve()

@@ -273,7 +273,7 @@ def test_weights_of_another_net_are_refused(autodial: Run, edit: Edit) -> None:
     edit("net.prototxt", 'layer { name: "fc"', 'layer { name: "fc-new"')
     status, _, err = autodial(*TEST)
     assert status == 2
-    assert "stripes_iter_8.caffemodel holds nothing for fc-new: name the weights" in err
+    assert "stripes_iter_8.caffemodel has nothing for fc-new: name the weights" in err
 
 
 def test_layers_that_start_at_0_are_pointed_out(autodial: Run, edit: Edit, caplog: pytest.LogCaptureFixture) -> None:
