@@ -27,7 +27,7 @@ OPTIONS = {"outputs": "--outputs", "dynamic": "--dynamic", "samples": "--sample"
 
 
 class PhaseChoice(str, Enum):
-    """Whose layers are converted."""
+    """The phase whose layers are converted."""
 
     TRAIN = "TRAIN"
     TEST = "TEST"
@@ -59,7 +59,7 @@ def convert(
         list[str] | None,
         typer.Option(
             metavar="BLOB,...",
-            help="The blobs that the file gives; may be repeated.",
+            help="The file's outputs; may be repeated.",
             show_default="those that no layer reads",
         ),
     ] = None,
@@ -79,7 +79,7 @@ def convert(
             show_default="random numbers",
         ),
     ] = None,
-    phase: Annotated[PhaseChoice, typer.Option(help="Whose layers are converted.")] = PhaseChoice.TEST,
+    phase: Annotated[PhaseChoice, typer.Option(help="The phase whose layers are converted.")] = PhaseChoice.TEST,
     settings: SettingsOption = None,
     level: LevelOption = 0,
     stage: StageOption = None,

@@ -78,7 +78,7 @@ def dialize(
     ] = False,
     logits: LogitsOption = None,
 ) -> None:
-    """Turn any Caffe classification net into its AutoDIAL net, with its weights.
+    """Turn any Caffe classification net into an AutoDIAL net, with its weights.
 
     BatchNorm becomes Dial and starts from the stored statistics; a net without BatchNorm gets Dial and Scale behind its
     InnerProducts. The written net reads source.txt and target.txt in TRAIN, and target_test.txt in TEST, from its

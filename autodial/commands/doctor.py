@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def doctor(
     as_json: JsonOption = False,
 ) -> None:
-    """Check this machine: versions, GPUs, and what is missing or clashes.
+    """Check this machine: versions, GPUs, and what is missing or conflicting.
 
     Each problem comes with what to install. The exit status is 1 if something that is installed doesn't work, else 0.
     """

@@ -187,7 +187,10 @@ def _read_arch(arch: str, weights: str | None) -> _Recipe:
         path = Path(arch)
         if not path.is_file():
             names = ", ".join(shipped_names())
-            raise InputError(f"--arch {arch}: no such file, and no net that comes with AutoDIAL ({names})")
+            raise InputError(
+                f"--arch {arch}: no such file, and no net that comes with AutoDIAL ({names}); networks of torchvision "
+                "and timm are named like torchvision:resnet18 and timm:resnet18d"
+            )
         solver, epochs = path.with_name("solver.prototxt"), None
         if solver.is_file():
             notes.append(f"The learning rate and its steps come from {solver}")
@@ -212,10 +215,13 @@ def _template(recipe: _Recipe, classes: int, start: Weights | None) -> tuple[Net
         return recipe.template, None
     from autodial.converters.dialize import dialize
 
+    types = {layer.type for layer in recipe.net.layer}
     try:
         made = dialize(
             recipe.net,
             start,
+            # a network without layers that say where, such as SqueezeNet
+            after=None if {"BatchNorm", "InnerProduct"}.intersection(types) or recipe.logits is None else ["conv"],
             classes=classes,
             size=recipe.size,
             transform=recipe.transform,
@@ -227,10 +233,10 @@ def _template(recipe: _Recipe, classes: int, start: Weights | None) -> tuple[Net
             f"{recipe.path}: {_naming_dialize(str(error))} (run `autodial dialize`, which has options for such nets, "
             "and give its result to --arch)"
         ) from error
-    recipe.notes.append(
-        f"{recipe.path} is a plain net: {len(made.report.replaced)} BatchNorm layers became Dial layers, and Dial "
-        f"layers were inserted after {len(made.report.inserted)} layers (`autodial dialize` offers choices)"
-    )
+    became, inserted = len(made.report.replaced), len(made.report.inserted)
+    done = [f"{became} BatchNorm layers became Dial layers"] if became else []
+    done += [f"Dial layers were inserted after {inserted} layers"] if inserted else []
+    recipe.notes.append(f"{recipe.path} is a plain net: {' and '.join(done)} (`autodial dialize` offers choices)")
     recipe.notes.extend(f"{recipe.path}: {_naming_dialize(note)}" for note in made.report.notes)
     return NetTemplate(made.net, str(recipe.path), recipe.path.parent), made.weights
 
@@ -291,7 +297,7 @@ def _print_summary(arch: str, data: Data, planned: Plan, notes: Sequence[str]) -
 
     solver, split = planned.solver, planned.split
     height, width = planned.size
-    steps = f", learning rate down at {', '.join(map(str, drops(solver)))}" if drops(solver) else ""
+    steps = f", learning rate drops at iteration {', '.join(map(str, drops(solver)))}" if drops(solver) else ""
     tests = (
         f"every {solver.test_interval} iterations"
         if data.test

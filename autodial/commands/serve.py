@@ -40,7 +40,9 @@ def serve(
             metavar="N=PATH", help="Serve the file PATH under the name N; may be repeated.", show_default=False
         ),
     ] = None,
-    host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 for all of this machine's.")] = "127.0.0.1",
+    host: Annotated[
+        str, typer.Option(help="Address to listen on; 0.0.0.0 for all addresses of this machine.")
+    ] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 for a free one.")] = 8000,
     key_file: Annotated[
         Path | None,
@@ -77,7 +79,7 @@ def serve(
         typer.Option(min=1, help="CPUs that a model keeps busy where it runs on the CPU.", show_default="all"),
     ] = None,
     queue: Annotated[
-        int, typer.Option(min=1, metavar="N", help="Images under way per model; beyond them clients hear 503.")
+        int, typer.Option(min=1, metavar="N", help="Images under way per model; beyond them clients get 503.")
     ] = 512,
     max_body: Annotated[float, typer.Option(min=0.001, metavar="MIB", help="A request's body, unpacked.")] = 64,
     max_bodies: Annotated[float, typer.Option(min=0.001, metavar="MIB", help="All bodies in memory at a time.")] = 256,
@@ -96,7 +98,9 @@ def serve(
     watch: Annotated[
         bool, typer.Option("--watch", help="Take over a model's file when it is replaced by another one.")
     ] = False,
-    log_format: Annotated[str, typer.Option(metavar="text|json", help="Lines, or a JSON object a line.")] = "text",
+    log_format: Annotated[
+        str, typer.Option(metavar="text|json", help="Text lines, or one JSON object per line.")
+    ] = "text",
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No line for every request.")] = False,
 ) -> None:
     """Serve models over HTTP, by the Open Inference Protocol and for plain pictures.

@@ -74,6 +74,8 @@ def read_architecture(arch: str, weights: str | None) -> Architecture:
             don't fit; or a part that Caffe has no layer for.
     """
     library, _, name = arch.partition(":")
+    if not name:
+        raise InputError(f"{arch} names no network: write {arch}resnet18, for example")
     network = (_torchvision if library == "torchvision" else _timm)(name, weights)
     module, mean, std = network.module, network.mean, network.std
     if getattr(module, "transform_input", False):
@@ -171,7 +173,7 @@ def _import_timm() -> ModuleType:
 def _file(weights: str | None) -> Path | None:
     """The file that `weights` names; None if it is the name of weights."""
     if weights is None or not weights.endswith(_FILES):
-        if weights is not None and (weights.endswith(".caffemodel") or "/" in weights):
+        if weights is not None and (weights.endswith(".caffemodel") or Path(weights).exists() or "/" in weights):
             raise InputError(f"`weights`: {weights} is not a {', '.join(_FILES[:-1])} or {_FILES[-1]} file")
         return None
     path = Path(weights)
@@ -228,7 +230,7 @@ def _read_state(file: Path) -> dict[str, Tensor]:
     except ImportError:
         raise InputError("safetensors is not installed: run pip install safetensors") from None
     except Exception as error:  # pickle, zip and safetensors each have their own
-        raise InputError(f"`weights`: {file} is no file of tensors; save the module's state_dict") from error
+        raise InputError(f"`weights`: {file} is not a file of tensors; save the module's state_dict") from error
     for key in ("state_dict", "model"):
         if isinstance(state, dict) and isinstance(state.get(key), dict):
             state = state[key]

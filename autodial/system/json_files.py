@@ -72,7 +72,7 @@ def parse(text: str | bytes) -> Any:
     except UnicodeDecodeError:
         raise NotJsonError("it is not in UTF-8") from None
     except json.JSONDecodeError as error:
-        raise NotJsonError(f"it is no JSON: {error}") from None
+        raise NotJsonError(f"it is not JSON: {error}") from None
     except ValueError:  # Python's limit is 4300
         raise NotJsonError("it holds a number of thousands of digits") from None
 

@@ -8,6 +8,8 @@ import re
 import secrets
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from autodial.wording import printable
 
@@ -68,8 +70,9 @@ class _Json(_Lines):
         return json.dumps(entry)
 
 
-def set_up(*, as_json: bool, requests: bool) -> None:
-    """Send the service's and the server's log to standard error.
+@contextmanager
+def shown(*, as_json: bool, requests: bool) -> Iterator[None]:
+    """Send the service's and the server's log to standard error, until the block ends.
 
     Args:
         as_json: a JSON object a line.
@@ -79,8 +82,14 @@ def set_up(*, as_json: bool, requests: bool) -> None:
     handler.setFormatter(_Json() if as_json else _Lines())
     if not requests:
         handler.addFilter(lambda record: not hasattr(record, "request"))
-    for name in ("autodial", "uvicorn.error"):
-        logger = logging.getLogger(name)
-        logger.handlers = [handler]
-        logger.propagate = False
-        logger.setLevel(logging.INFO if name == "autodial" else logging.ERROR)
+    loggers = [logging.getLogger(name) for name in ("autodial", "uvicorn.error")]
+    before = [(logger.handlers, logger.propagate, logger.level) for logger in loggers]
+    for logger, level in zip(loggers, (logging.INFO, logging.ERROR), strict=True):
+        logger.handlers, logger.propagate = [handler], False
+        logger.setLevel(level)
+    try:
+        yield
+    finally:
+        for logger, (handlers, propagate, level) in zip(loggers, before, strict=True):
+            logger.handlers, logger.propagate = handlers, propagate
+            logger.setLevel(level)

@@ -91,7 +91,11 @@ def serve(models: Mapping[str, Path], options: ServeOptions | None = None) -> No
         raise InputError(
             f"`max_images` is {options.limits.images}, and `queue` holds {options.limits.queue}: a request has to fit"
         )
-    logs.set_up(as_json=options.json_log, requests=options.log_requests)
+    with logs.shown(as_json=options.json_log, requests=options.log_requests):
+        _serve(models, options)
+
+
+def _serve(models: Mapping[str, Path], options: ServeOptions) -> None:
     files = open_files()
     limits = replace(options.limits, connections=connections_within(options.limits.connections, files))
     cv2.setNumThreads(1)  # the decoding threads are the parallelism

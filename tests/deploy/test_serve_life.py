@@ -7,6 +7,7 @@ import shutil
 import signal
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +34,11 @@ def infer(port: int, body: bytes, name: str) -> tuple[int, bytes]:
         link.close()
 
 
-def load(service: Service, body: bytes, name: str, clients: int = 4) -> tuple[threading.Event, list[Any]]:
-    """Ask all the time until the event is set; every answer, or what went wrong after a connection was made."""
+def load(service: Service, body: bytes, name: str, clients: int = 4) -> tuple[Callable[[], None], list[Any]]:
+    """Ask all the time until the function that comes back is called, which waits for the last answers.
+
+    The list gets every answer, or what went wrong after a connection was made.
+    """
     stop, seen = threading.Event(), []
 
     def client() -> None:
@@ -46,15 +50,22 @@ def load(service: Service, body: bytes, name: str, clients: int = 4) -> tuple[th
             except OSError as error:
                 seen.append(repr(error))
 
-    for _ in range(clients):
-        threading.Thread(target=client, daemon=True).start()
-    return stop, seen
+    threads = [threading.Thread(target=client, daemon=True) for _ in range(clients)]
+    for thread in threads:
+        thread.start()
+
+    def finish() -> None:
+        stop.set()
+        for thread in threads:
+            thread.join(30)
+
+    return finish, seen
 
 
 def test_sigterm_loses_no_request(model: Any, photos: Path) -> None:
     body = (photos / "a.png").read_bytes()
     with serving(model.path, "--drain", 1, "--quiet") as service:
-        stop, seen = load(service, body, "target_predictor")
+        finish, seen = load(service, body, "target_predictor")
         time.sleep(0.3)
         assert service.ask("/v2/health/ready")[0] == 200
         service.process.send_signal(signal.SIGTERM)
@@ -66,7 +77,7 @@ def test_sigterm_loses_no_request(model: Any, photos: Path) -> None:
         assert service.ask("/v2/health/live")[0] == 200
         assert service.process.wait(30) == 0
         assert 0.9 < time.monotonic() - started < 10
-        stop.set()
+        finish()
     assert len(seen) > 20 and len(set(seen)) == 1 and seen[0][0] == 200, set(seen)
 
 
@@ -103,7 +114,7 @@ def test_a_replaced_model_is_taken_over(two: dict[str, Path], tmp_path: Path) ->
         def label() -> str:
             return str(service.ask("/v2/models/m/infer", body)[1]["results"][0]["label"])
 
-        stop, seen = load(service, body, "m", clients=2)
+        finish, seen = load(service, body, "m", clients=2)
         assert label() == labels["color"]
         replace(two["grey"], served)
         service.wait_for("the model m is now the new file")
@@ -122,7 +133,7 @@ def test_a_replaced_model_is_taken_over(two: dict[str, Path], tmp_path: Path) ->
         replace(two["color"], served)
         service.wait_for("(?s)now the new file.*now the new file")
         assert label() == labels["color"]
-        stop.set()
+        finish()
         text = service.ask("/metrics")[1].decode()
     assert {answer[0] for answer in seen} == {200}, [answer for answer in seen if answer[0] != 200][:3]
     assert len(set(seen)) == 2  # of one model and of the other

@@ -199,7 +199,8 @@ def test_files_that_are_there_are_read(tmp_path: Path) -> None:
 )
 def test_missing_files_of_unknown_size_are_an_error(layer: str) -> None:
     param = filter_net(parse_net(f'layer {{ name: "d" top: "x" top: "y" {layer} }}'), pb.TRAIN)
-    with pytest.raises(InputError, match=r'layer "d" \(\w+\): "no" does not exist .*nothing states the size of its data'):
+    said = r'layer "d" \(\w+\): "no" does not exist .*nothing states the size of its data'
+    with pytest.raises(InputError, match=said):
         replace_missing_data(param, None)
 
 

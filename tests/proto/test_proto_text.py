@@ -155,7 +155,7 @@ def test_files_give_the_messages_of_protobufs_own_parser(path: Path) -> None:
             'layer { name: "a" type: "ReLU"\nlayer { name: "b" }',
             'n:2:1: layer "a": LayerParameter has no field "layer": remove it, or close the block before it with "}"',
         ),
-        ("base_lr: 1", 'n:1:1: NetParameter has no field "base_lr", SolverParameter has: a net is wanted here'),
+        ("base_lr: 1", 'n:1:1: NetParameter has no field "base_lr", SolverParameter has: a net is expected here'),
         (
             'layer { name: "a"\n type: "ReLU"\n bottom: "x"\n type: "TanH" }',
             'n:4:2: layer "a": type is given a second time, after line 2: remove one of them',

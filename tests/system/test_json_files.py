@@ -105,7 +105,7 @@ def test_a_file_is_named_with_what_to_do(tmp_path: Path) -> None:
     path.write_text('{"flag": true}')
     assert read(path, Outer, remedy="delete it") == {"flag": True}
     path.write_text("{")
-    with pytest.raises(InputError, match=r"x\.json is damaged, it is no JSON: .*: delete it$"):
+    with pytest.raises(InputError, match=r"x\.json is damaged, it is not JSON: .*: delete it$"):
         read(path, Outer, remedy="delete it")
     path.write_text('{"flag": "yes"}')
     with pytest.raises(InputError, match=r'x\.json is damaged, or of another program, "flag" must be .*: delete it$'):
