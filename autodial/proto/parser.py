@@ -334,7 +334,7 @@ class Parser:
             return f'{problem}: did you mean "{match}"?'
         kind, other = _ROOTS.get(block.descriptor.name, ("", ""))
         if other and word in block.descriptor.file.message_types_by_name[other].fields_by_name:
-            return f"{problem}, {other} has: a {kind} is wanted here"
+            return f"{problem}, {other} has: a {kind} is expected here"
         return (
             f"{problem}: correct its name; a field that only another version of Caffe knows is not supported, and "
             "without it the net may be another one"

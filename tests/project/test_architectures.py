@@ -67,7 +67,7 @@ def test_what_is_not_there_is_named(arch: str, weights: str | None, said: str) -
 def test_files_that_do_not_fit(squeezenet: tuple[torch.nn.Module, Path], tmp_path: Path) -> None:
     module, _ = squeezenet
     (tmp_path / "text.pth").write_text("no tensors")
-    with pytest.raises(InputError, match=r"text.pth is no file of tensors"):
+    with pytest.raises(InputError, match=r"text.pth is not a file of tensors"):
         read_architecture("torchvision:squeezenet1_1", str(tmp_path / "text.pth"))
     state = module.state_dict()
     del state["features.0.bias"]
