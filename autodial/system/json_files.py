@@ -58,7 +58,7 @@ def parse(text: str | bytes) -> Any:
     """The value of a JSON text, which is in UTF-8 if it is bytes.
 
     Raises:
-        NotJsonError: it is no JSON, holds NaN or Infinity, which JSON does not have, or is nested more deeply than
+        NotJsonError: it is not JSON, holds NaN or Infinity, which JSON does not have, or is nested more deeply than
             Python can follow.
     """
     try:

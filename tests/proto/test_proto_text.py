@@ -210,7 +210,7 @@ def test_errors_name_line_column_layer_and_field(text: str, error: str) -> None:
 
 
 def test_a_net_given_as_solver() -> None:
-    with pytest.raises(InputError, match='SolverParameter has no field "layer", NetParameter has: a solver is wanted'):
+    with pytest.raises(InputError, match='SolverParameter has no field "layer", NetParameter has: a solver is'):
         parse_solver("layer {}", "n")
 
 

@@ -348,7 +348,7 @@ def test_damaged_results_are_named(project: Path) -> None:
     result = next(Path("chosen").glob("candidates/*/*/result.json"))
     whole = json.loads(result.read_text())
     damaged: dict[str, Any] = {
-        "it is no JSON": "{",
+        "it is not JSON": "{",
         "nested too deeply": "[" * 100_000,
         '"the whole" must be an object, not 3': "3",
         '"collapsed_at" must be': {**whole, "collapsed_at": "late"},

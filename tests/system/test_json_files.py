@@ -42,9 +42,9 @@ def test_json_is_what_python_reads(text: str) -> None:
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        (b"", "it is no JSON"),
-        (b"{'a': 1}", "it is no JSON"),
-        (b"[1,]", "it is no JSON"),
+        (b"", "it is not JSON"),
+        (b"{'a': 1}", "it is not JSON"),
+        (b"[1,]", "it is not JSON"),
         (b"NaN", "it holds NaN"),
         (b"[-Infinity]", "it holds -Infinity"),
         (b"9" * 100_000, "it holds a number of thousands of digits"),
