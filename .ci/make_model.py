@@ -9,7 +9,7 @@ import cv2
 import numpy as np
 import torch
 
-from autodial.converters.onnx_export import export
+from autodial.converters.net_export import export
 from autodial.net.net import Net
 from autodial.proto import messages as pb
 from autodial.proto import parse_net
