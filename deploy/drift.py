@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from autodial.data.image_statistics import OUTPUTS, Reference, Values, binned, figure_names
+from autodial.data.image_statistics import OUTPUTS, Float64Array, Reference, binned, figure_names
 from autodial.deploy.metadata import ModelInfo
 from autodial.errors import InputError
 
@@ -87,9 +87,9 @@ class ClassDrift:
 
     names: Sequence[str]
     """(classes,)"""
-    reference: Values
+    reference: Float64Array
     """(classes,): shares of the training list."""
-    shares: Values
+    shares: Float64Array
     """(classes,): shares of the folder."""
     distance: float
     """Total variation of the two, from 0 to 1."""
@@ -171,7 +171,7 @@ class Counts:
         self.names = names
         self.bins = [np.zeros(len(edges) + 1, np.int64) for edges in reference.edges]
         """Images by bin, for each figure."""
-        self.sums: Values = np.zeros(len(reference.names))
+        self.sums: Float64Array = np.zeros(len(reference.names))
         """The sum of each figure."""
 
     def add(self, images: Sequence[Sequence[float]]) -> None:
@@ -262,18 +262,20 @@ def read_reference(info: ModelInfo, path: str | Path) -> Reference:
     return reference
 
 
-def _weights(shares: Values, frequency: NDArray[np.intp], classes: NDArray[np.intp]) -> Values:
+def _weights(shares: Float64Array, frequency: NDArray[np.intp], classes: NDArray[np.intp]) -> Float64Array:
     """Weights (m,) of the reference's images; they add up to 1, and each class has its share of the folder.
 
     A class that the reference lacks is represented by all images alike.
     """
     known = frequency > 0
     per_image = np.divide(shares, frequency, out=np.zeros_like(shares), where=known)
-    weights: Values = per_image[classes] + shares[~known].sum() / len(classes)
+    weights: Float64Array = per_image[classes] + shares[~known].sum() / len(classes)
     return weights
 
 
-def _compare_classes(names: Sequence[str], frequency: NDArray[np.intp], shares: Values, images: int) -> ClassDrift:
+def _compare_classes(
+    names: Sequence[str], frequency: NDArray[np.intp], shares: Float64Array, images: int
+) -> ClassDrift:
     listed = int(frequency.sum())
     reference = frequency / listed
     noise = 1 / images + 1 / listed

@@ -13,7 +13,7 @@ from itertools import islice
 import cv2
 import numpy as np
 
-from autodial.data.image_statistics import Values, image_figures
+from autodial.data.image_statistics import Float64Array, image_figures
 from autodial.data.transforms import read_image
 from autodial.deploy.binding import Pixels
 from autodial.deploy.inputs import FileState, ImageFile, Look
@@ -37,7 +37,7 @@ class Batch:
     """uint8 (batch size, height, width, channels): those without an error come first, in order."""
     readable: int
     """How many those are; what lies behind them is some other image's."""
-    figures: Values | None
+    figures: Float64Array | None
     """Their figures, (readable, ...), a row of `image_figures` each; None where they weren't asked for."""
     states: Sequence[FileState]
     """Per image: the state its file was in before it was read."""

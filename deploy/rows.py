@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from autodial.data.image_statistics import Values, entropies, figures
+from autodial.data.image_statistics import Float64Array, entropies, figures
 from autodial.deploy.binding import Scores
 from autodial.deploy.predictions import DAMAGED, ERROR, OK
 from autodial.errors import InputError, WorkError
@@ -74,7 +74,7 @@ def score(
     logits: Scores,
     probabilities: Scores,
     columns: Columns,
-    image_figures: Values | None = None,
+    image_figures: Float64Array | None = None,
 ) -> list[TableRow]:
     """The rows of images from the model's float32 (images, classes); equally probable classes stand in their order.
 

@@ -39,7 +39,7 @@ _GREY_STEP = 0.1
 _FIRST = ord("0")
 """The character that stands for a figure below all edges."""
 
-Values = NDArray[np.float64]
+Float64Array = NDArray[np.float64]
 
 
 class _FigureRecord(TypedDict):
@@ -76,7 +76,7 @@ def image_figures(image: NDArray[np.uint8]) -> list[float]:
     return [brightness, float(deviation[0, 0]), sharpness, evenness, *color]
 
 
-def figures(probabilities: NDArray[np.float32], of_images: Values) -> Values:
+def figures(probabilities: NDArray[np.float32], of_images: Float64Array) -> Float64Array:
     """All figures of n images, (n, len(figure_names)).
 
     Args:
@@ -86,11 +86,11 @@ def figures(probabilities: NDArray[np.float32], of_images: Values) -> Values:
     return np.column_stack([entropies(probabilities), probabilities.max(axis=1), of_images])
 
 
-def entropies(probabilities: NDArray[np.float32]) -> Values:
+def entropies(probabilities: NDArray[np.float32]) -> Float64Array:
     """The entropy of each row of (n, classes), in nats: from 0 to the logarithm of the number of classes."""
     exact = probabilities.astype(np.float64)
     logarithms = np.log(exact, out=np.zeros_like(exact), where=exact > 0)
-    entropies: Values = 0.0 - (exact * logarithms).sum(axis=1)  # 0 - 0 is 0, and -0 would be -0
+    entropies: Float64Array = 0.0 - (exact * logarithms).sum(axis=1)  # 0 - 0 is 0, and -0 would be -0
     return entropies
 
 
@@ -115,12 +115,18 @@ class Reference:
     classes: NDArray[np.intp]
     names: tuple[str, ...]
     means: tuple[float, ...]
-    edges: tuple[Values, ...]
+    edges: tuple[Float64Array, ...]
     bins: tuple[NDArray[np.intp], ...]
 
     @classmethod
     def measured(
-        cls, domain: str, list_name: str, listed: int, classes: NDArray[np.intp], names: tuple[str, ...], values: Values
+        cls,
+        domain: str,
+        list_name: str,
+        listed: int,
+        classes: NDArray[np.intp],
+        names: tuple[str, ...],
+        values: Float64Array,
     ) -> Reference:
         """Of n >= 1 images: `classes` (n,) and `values` (n, len(names))."""
         edges = tuple(
@@ -170,12 +176,12 @@ class Reference:
         return cls(kept["domain"], kept["list"], kept["listed"], classes, tuple(figures), means, edges, bins)
 
 
-def binned(values: Values, edges: tuple[Values, ...]) -> tuple[NDArray[np.intp], ...]:
+def binned(values: Float64Array, edges: tuple[Float64Array, ...]) -> tuple[NDArray[np.intp], ...]:
     """The bins (n,) of each column of `values`, (n, figures)."""
     return tuple(np.searchsorted(some, column, side="right") for some, column in zip(edges, values.T, strict=True))
 
 
-def _edges(values: Values, step: float) -> Values:
+def _edges(values: Float64Array, step: float) -> Float64Array:
     """Edges at quantiles of `values`, half a `step` below and above.
 
     Many values may be equal, as where a model is certain: an edge at such a value would be crossed by what another
