@@ -11,7 +11,7 @@ import pytest
 from originals import shared_files
 
 from autodial import proto
-from autodial.converters.net_export import export
+from autodial.converters import convert
 from autodial.proto import messages as pb
 from autodial.training.solver import Solver
 
@@ -65,5 +65,5 @@ def test_a_released_net_trains_and_leaves_as_onnx(office: None, net: Path) -> No
     assert np.isfinite(solver.smoothed_loss())
     if net.stem != BROKEN_TEST:
         weights = proto.read_weights("it_iter_2.caffemodel")
-        report = export(proto.read_net(net), weights, "model.onnx")
+        report = convert(proto.read_net(net), weights, "model.onnx", base_dir=Path())
         assert Path("model.onnx").stat().st_size > 2**20, report
