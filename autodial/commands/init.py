@@ -123,7 +123,10 @@ def init(
         weights = str(folder / START)
     command = _train_command(folder, weights)
     write_files(folder, _contents(arch, data, planned, weights, dialized))
-    typer.echo(f"Wrote {folder}. To train:\n{command}")
+    typer.echo(
+        f"Wrote {folder}. Training ends with the command that exports the net: autodial export --recalibrate ..."
+    )
+    typer.echo(f"To train:\n{command}")
 
 
 class _Recipe(NamedTuple):

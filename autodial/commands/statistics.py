@@ -84,11 +84,13 @@ def recalibrate_all(
         names: the weights' names, as `read_weights` takes them.
         trained: the weights.
     """
+    import torch
+
     from autodial.evaluation.whole_statistics import recalibrate_weights
     from autodial.net.feed import default_workers
     from autodial.system.devices import choose_device
 
-    device = choose_device("auto")
+    device = choose_device("auto" if torch.cuda.is_available() else "cpu")
     options = {name: f"`autodial recalibrate --{name}`" for name in ("source", "target")}
     with naming_options(**options), shown_progress() as report:
         return [

@@ -67,8 +67,8 @@ class Group:
 
     Attributes:
         letter: A for the first group.
-        about: the variants and settings that the runs were started with, without those of all groups where that leaves
-            any.
+        about: the variants and settings that these runs were started with and that not all groups have, or else their
+            variants.
         runs: numbers of the runs.
     """
 
@@ -156,7 +156,7 @@ def groups_of(runs: Sequence[Run], settings: Sequence[Settings]) -> list[Group]:
     common = set(started[0]).intersection(*started[1:])
     groups = []
     for number, (words, numbers) in enumerate(zip(started, members.values(), strict=True)):
-        own = [word for word in words if word not in common] or words or [_AS_IT_IS]
+        own = [word for word in words if word not in common] or runs[numbers[0]].record["variants"] or [_AS_IT_IS]
         groups.append(Group(_letter(number), ", ".join(own), tuple(numbers)))
     return groups
 
@@ -174,12 +174,13 @@ def _letter(number: int) -> str:
 def differences(settings: Sequence[Settings]) -> list[Difference]:
     """What is not the same in all of several settings; fields that differ alike in several layers share a row."""
     rows: dict[tuple[str, tuple[str, ...]], list[str]] = {}
+    layers = {setting for of_one in settings for setting in of_one if setting.field == _TYPE}
     for setting in dict.fromkeys(setting for of_one in settings for setting in of_one):
         values = tuple(of_one.get(setting, _UNSET) for of_one in settings)
         whole = Setting(setting.layer, _TYPE)
-        # the type says so of a layer that some lack
-        missing = setting != whole and 0 < sum(whole in of_one for of_one in settings) < len(settings)
-        if len(set(values)) > 1 and not missing:
+        # of a layer that some lack, the type says so
+        having = [of_one for of_one in settings if setting == whole or whole in of_one or whole not in layers]
+        if len({of_one.get(setting, _UNSET) for of_one in having}) > 1:
             rows.setdefault((setting.field, values), []).append(setting.layer)
     return [Difference(_named(field, layers), values) for (field, values), layers in rows.items()]
 

@@ -118,7 +118,7 @@ def test_more_spatial_axes() -> None:
 def test_tops_that_no_map_connects() -> None:
     n = down_and_up()
     n.scores = L.InnerProduct(n.up, num_output=2)
-    with pytest.raises(RuntimeError, match="no map"):
+    with pytest.raises(RuntimeError, match="to no common blob"):
         coord_map_from_to(n.scores, n.data)
     with pytest.raises(UndefinedMapException, match="InnerProduct"):
         coord_map(n.scores.fn)

@@ -41,7 +41,7 @@ def test_inputs_and_outputs_by_keyword(net: caffe.Net) -> None:
     result = net.forward(blobs=["h"], x=x)
     assert sorted(result) == ["h", "y"]
     np.testing.assert_array_equal(net.blobs["x"].data, x)
-    with pytest.raises(ValueError, match=r'"x" has shape \(3, 4\) and is given \(2, 4\)'):
+    with pytest.raises(ValueError, match=r'"x" has shape \(3, 4\), and the array given has \(2, 4\)'):
         net.forward(x=x[:2])
 
 

@@ -38,7 +38,8 @@ def test_record(path: Path) -> None:
     with np.load(path) as archive:
         record = {key: archive[key] for key in archive.files}
     param = next(p for p in proto.parse_net(str(record["prototxt"])).layer if p.type != "Input")
-    bottoms = [torch.from_numpy(record[f"in/{blob}"]) for blob in param.bottom]
+    blobs = {blob: torch.from_numpy(record[f"in/{blob}"]) for blob in param.bottom}
+    bottoms = [blobs[blob] for blob in param.bottom]  # one blob may be several bottoms
     shapes = tuple(tuple(bottom.shape) for bottom in bottoms)
     phase = TRAIN if str(record["phase"]) == "TRAIN" else TEST
     cls = layer_class(param.type)

@@ -52,7 +52,9 @@ def test_the_whole_way_with_colour_photographs(
 ) -> None:
     domains(images, suffix=".jpg")
     init("--epochs", "4")
-    command = shlex.split(capsys.readouterr().out.strip().splitlines()[-1])
+    out = capsys.readouterr().out.strip()
+    assert "Training ends with the command that exports the net: autodial export --recalibrate" in out
+    command = shlex.split(out.splitlines()[-1])
     assert command == ["autodial", "train", "--solver", "project/solver.prototxt"]
     run(*command[1:], "--device", "cpu", "--workers", "0")
     assert "Test net output #0: accuracy" in capsys.readouterr().out

@@ -162,7 +162,15 @@ def test_a_layer_that_one_net_lacks_is_one_difference(several: Path) -> None:
         kept = [layer for layer in net.layer if layer.name != "fc/dial"]
         del net.layer[:]
         net.layer.extend(kept)
-    assert differences([settings_of(run) for run in runs]) == [Difference("fc/dial.type", ("Dial", "not set"))]
+    settings = [settings_of(run) for run in runs]
+    assert differences(settings) == [Difference("fc/dial.type", ("Dial", "not set"))]
+    # what differs between those that have the layer is told, too
+    changed = {setting: "0.7" if setting.layer == "fc/dial" and "value" in setting.field else value
+               for setting, value in settings[0].items()}  # fmt: skip
+    assert differences([settings[0], changed, settings[1]]) == [
+        Difference("fc/dial.type", ("Dial", "Dial", "not set")),
+        Difference("fc/dial.dial_param.weight_filler.value", ("0.8", "0.7", "not set")),
+    ]
 
 
 @pytest.mark.parametrize(

@@ -161,6 +161,8 @@ def test_restarts_variants_and_the_ensemble(project: Path) -> None:
     named = [typed[i + 1] for i, word in enumerate(typed) if word == "--weights"]
     assert named == [f"many/{loaded['candidates'][i]['weights']}" for i in ensemble["members"]]
     assert loaded["commands"]["ensemble"] in result.output
+    exported = CliRunner().invoke(app, typed[1:])
+    assert exported.exit_code == 0, exported.output
     # a third restart leaves the others as they are
     before = results("many")
     result = select(*words[:-1], "3", *short, "-o", "many")

@@ -42,7 +42,7 @@ def test_source_only_from_training_to_the_exported_file(autodial: Run) -> None:
     assert (status, err) == (0, "")
     # the net as it is misses its Dial layer's statistics
     status, _, err = autodial("test", "--net", "net.prototxt", "--weights", WEIGHTS, "--workers", "0")
-    assert status == 2 and "holds nothing for conv/dial" in err
+    assert status == 2 and "has nothing for conv/dial" in err
     status, out, err = autodial("export", "--net", "net.prototxt", "--weights", WEIGHTS, *variant)
     assert (status, err) == (0, "")
     assert "statistics" not in out.splitlines()[0]
