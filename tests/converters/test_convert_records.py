@@ -31,12 +31,24 @@ REFUSED = {
 """What is refused, by a pattern of the records' names, and why."""
 KEEPS_STATE = ("lstm_three_passes", "rnn_three_passes")
 """Records of several passes, of which each begins where the last ended; a file begins anew."""
+RECORDS = [path for path in records() if path.stem not in KEEPS_STATE]
+SIZES_COUNT = ("priorbox_", "interp_", "pool_", "psroipool_", "upsample_", "shuffle_", "net_ssd", "proposal_", "crop")
+"""How the names of records begin whose layers depend on the images' size, and so are written in another way for any."""
+SIZED = [path for path in RECORDS if path.stem.startswith(SIZES_COUNT)]
 
 
-@pytest.mark.parametrize(
-    "path", [path for path in records() if path.stem not in KEEPS_STATE], ids=lambda path: path.stem
-)
+@pytest.mark.parametrize("path", RECORDS, ids=lambda path: path.stem)
 def test_record(path: Path, tmp_path: Path) -> None:
+    check(path, tmp_path, "batch")
+
+
+@pytest.mark.parametrize("path", SIZED, ids=lambda path: path.stem)
+def test_record_at_any_height_and_width(path: Path, tmp_path: Path) -> None:
+    check(path, tmp_path, "spatial")
+
+
+def check(path: Path, folder: Path, dynamic: Any) -> None:
+    """Convert a record's net, and compare the file's outputs with the record's."""
     with np.load(path) as archive:
         record = dict(archive)
     net = parse_net(str(record["prototxt"]))
@@ -44,13 +56,14 @@ def test_record(path: Path, tmp_path: Path) -> None:
     fed = {key.partition("/")[2]: record[key].astype(np.float32) for key in record if key.startswith("in/")}
     phase = pb.TRAIN if record["phase"] == "TRAIN" else pb.TEST
     try:
-        convert(net, weights_of(net, record), tmp_path / "net.onnx", outputs=outputs, phase=phase, samples=fed)
+        weights = weights_of(net, record)
+        convert(net, weights, folder / "net.onnx", outputs=outputs, phase=phase, samples=fed, dynamic=dynamic)
     except InputError as error:
         reason = next(why for names, why in REFUSED.items() if re.fullmatch(names, path.stem))
         assert re.search(reason, str(error)), error
-        assert not list(tmp_path.iterdir())
+        assert not list(folder.iterdir())
         return
-    session = onnxruntime.InferenceSession(str(tmp_path / "net.onnx"), providers=["CPUExecutionProvider"])
+    session = onnxruntime.InferenceSession(str(folder / "net.onnx"), providers=["CPUExecutionProvider"])
     results = session.run(outputs, {end.name: fed[end.name] for end in session.get_inputs()})
     for name, result in zip(outputs, results, strict=True):
         assert difference(name, result, record[f"out/{name}"], **FORWARD) is None
