@@ -14,15 +14,12 @@ from autodial.layers.base import Layer, LayerContext, LayerError, Shape, registe
 from autodial.layers.shares import Rows, Shares
 
 
-@register("BatchNorm")
-class BatchNorm(Layer):
-    """(x - mean) / sqrt(variance + eps) per channel (batch_norm_layer.cpp): (N, C, ...) -> the same shape.
-
-    A bottom of one axis is one channel. The layer has no scale and no shift of its own.
+class StoredStatistics(Layer):
+    """What BatchNorm and MultiModalBatchNorm share: accumulated statistics, and when they are used.
 
     Batch statistics, where they are in use, are also accumulated: `mean` and `variance` become new + fraction * old,
-    `normalizer` 1 + fraction * old, the new variance carrying m / (m - 1) with m the values per channel. The stored
-    statistics are `mean` and `variance` divided by `normalizer`, 0 while nothing is stored.
+    and `normalizer` 1 + fraction * old. The stored statistics are `mean` and `variance` divided by `normalizer`, 0
+    while nothing is stored.
 
     Args:
         channels: C.
@@ -32,7 +29,6 @@ class BatchNorm(Layer):
     """
 
     statistics = (0, 1, 2)
-    rows = Rows.STATISTICS
     per_channel = True
     mean: Tensor
     variance: Tensor
@@ -55,16 +51,6 @@ class BatchNorm(Layer):
         self.register_buffer("variance", torch.zeros(channels))
         self.register_buffer("normalizer", torch.zeros(1))
 
-    @classmethod
-    def from_caffe(cls, context: LayerContext) -> BatchNorm:
-        param = context.param.batch_norm_param
-        return cls(
-            _channels(context.bottom_shapes[0]),
-            eps=param.eps,
-            moving_average_fraction=param.moving_average_fraction,
-            use_global_stats=param.use_global_stats if param.HasField("use_global_stats") else None,
-        )
-
     @property
     def blobs(self) -> tuple[Tensor, ...]:
         return self.mean, self.variance, self.normalizer
@@ -78,6 +64,33 @@ class BatchNorm(Layer):
         """The stored mean and variance, (C,) each."""
         factor = torch.where(self.normalizer == 0, 0, 1 / self.normalizer)
         return self.mean * factor, self.variance * factor
+
+    def store(self, mean: Tensor, variance: Tensor) -> None:
+        """Accumulate a batch's mean and variance, (C,) each."""
+        for blob, new in ((self.mean, mean), (self.variance, variance), (self.normalizer, 1)):
+            blob.mul_(self.moving_average_fraction).add_(new)
+
+
+@register("BatchNorm")
+class BatchNorm(StoredStatistics):
+    """(x - mean) / sqrt(variance + eps) per channel (batch_norm_layer.cpp): (N, C, ...) -> the same shape.
+
+    A bottom of one axis is one channel. The layer has no scale and no shift of its own.
+
+    An accumulated variance carries m / (m - 1) with m the values per channel. The arguments are StoredStatistics'.
+    """
+
+    rows = Rows.STATISTICS
+
+    @classmethod
+    def from_caffe(cls, context: LayerContext) -> BatchNorm:
+        param = context.param.batch_norm_param
+        return cls(
+            _channels(context.bottom_shapes[0]),
+            eps=param.eps,
+            moving_average_fraction=param.moving_average_fraction,
+            use_global_stats=param.use_global_stats if param.HasField("use_global_stats") else None,
+        )
 
     def top_shapes(self, bottom_shapes: Sequence[Shape]) -> list[Shape]:
         (shape,) = bottom_shapes
@@ -103,8 +116,7 @@ class BatchNorm(Layer):
             top, mean, variance = _Shared.apply(bottom, self.eps, self.shares)
             count = self.whole(bottom.numel() // self.channels)
             variance = variance * (count / (count - 1))
-        for blob, new in ((self.mean, mean), (self.variance, variance), (self.normalizer, 1)):
-            blob.mul_(self.moving_average_fraction).add_(new)
+        self.store(mean, variance)
         return top
 
 

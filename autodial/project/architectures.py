@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 _FILES = (".pth", ".pt", ".safetensors")
 _IMAGENET = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 """Mean and deviation of colours, red first, in [0, 1]; what networks take that do not say."""
-_CROP, _RESIZE = 224, 256
 
 
 @dataclass(frozen=True)

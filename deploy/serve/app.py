@@ -112,9 +112,7 @@ class Service:
         return Json(entries)
 
     async def load(self, request: Request) -> Response:
-        raise RefusalError(
-            501, "the models are those that the service was started with; --watch takes over replaced files"
-        )
+        raise RefusalError(501, "the models are those that the service was started with")
 
     async def metrics(self, request: Request) -> Response:
         for model in self.models:
