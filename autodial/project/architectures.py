@@ -224,7 +224,8 @@ def _read_state(file: Path) -> dict[str, Tensor]:
         if file.suffix == ".safetensors":
             from safetensors.torch import load_file
 
-            return load_file(file)
+            tensors: dict[str, Tensor] = load_file(file)
+            return tensors
         state = torch.load(file, map_location="cpu", weights_only=True)
     except ImportError:
         raise InputError("safetensors is not installed: run pip install safetensors") from None
