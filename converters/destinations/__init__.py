@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, ClassVar
 from autodial.errors import InputError
 
 if TYPE_CHECKING:
-    from autodial.converters.fold import Domain
     from autodial.converters.precision import Precision
     from autodial.converters.prepared import Prepared
     from autodial.converters.verification import ExportReport
+    from autodial.model_file import Domain
     from autodial.proto import messages as pb
 
 
