@@ -16,6 +16,7 @@ from autodial.commands.inputs import read_weights, split_names
 from autodial.commands.options import naming_options, with_options
 from autodial.commands.progress import progress_bar
 from autodial.errors import InputError
+from autodial.wording import every
 
 if TYPE_CHECKING:
     from autodial.project.data import Data
@@ -279,7 +280,7 @@ def _print_summary(arch: str, data: Data, planned: Plan, notes: Sequence[str]) -
     from rich.table import Table
     from rich.text import Text
 
-    from autodial.project.schedule import drops
+    from autodial.project.schedule import describe_epochs, drops
     from autodial.system.terminal import Console
 
     console = Console(highlight=False, markup=False, soft_wrap=True)
@@ -299,15 +300,15 @@ def _print_summary(arch: str, data: Data, planned: Plan, notes: Sequence[str]) -
     height, width = planned.size
     steps = f", learning rate drops at iteration {', '.join(map(str, drops(solver)))}" if drops(solver) else ""
     tests = (
-        f"every {solver.test_interval} iterations"
+        every(solver.test_interval, "iteration")
         if data.test
         else "not measured, as no target labels are known: --test adds labelled images"
     )
     console.print(f"net          {arch}, {len(data.classes)} classes, images resized to {height} x {width}")
     console.print(f"batch        {split.total}: {split.source} source images, then {split.target} target images")
-    console.print(f"iterations   {solver.max_iter} ({planned.epochs:.4g} epochs over the source){steps}")
+    console.print(f"iterations   {solver.max_iter} ({describe_epochs(planned.epochs)} over the source){steps}")
     console.print(f"accuracy     {tests}")
-    console.print(f"snapshots    every {solver.snapshot} iterations")
+    console.print(f"snapshots    {every(solver.snapshot, 'iteration')}")
     for domain in data.domains:
         if domain.ignored:
             console.print(f"ignored      {domain.ignored} files in {domain.origin} that are hidden or not images")
@@ -346,6 +347,7 @@ def _contents(
     from autodial.project.files import list_text
     from autodial.project.net_template import SOURCE_LIST, TARGET_LIST, TEST_LIST
     from autodial.project.plan import LABELS, NET, SOLVER, START
+    from autodial.project.schedule import describe_epochs
     from autodial.proto import to_text
 
     split = planned.split
@@ -354,7 +356,7 @@ def _contents(
         f"then {split.target} target images. The lists lie beside this file; each label in target.txt is -1.",
     ]
     about_solver = [
-        f"{planned.epochs:.4g} epochs over {len(data.source.images)} source images, made by `autodial init`.",
+        f"{describe_epochs(planned.epochs)} over {len(data.source.images)} source images, made by `autodial init`.",
         "Without a snapshot_prefix, snapshots (solver_iter_N) and logs (solver_run) lie beside this file.",
         *([f"Training starts from {_resolved(weights)}"] if weights else []),
     ]
