@@ -185,9 +185,9 @@ def _begin(
     if source is None or target is None or base is None:
         raise InputError("a comparison takes `source`, `target` and `base`")
     inputs = Inputs(
-        source=str(source),
-        target=str(target),
-        test=None if test is None else str(test),
+        source=str(source.absolute()),
+        target=str(target.absolute()),
+        test=None if test is None else str(test.absolute()),
         base=base,
         weights=weights,
         epochs=epochs,
@@ -268,7 +268,7 @@ def _run(
         parallel = jobs or default_parallel(len(left), cpus, gpu=gpu, memory=memory, job_memory=needed)
         share = max(1, cpus // parallel)
         with job_progress(
-            len(cells), left, parallel, chosen_device, lambda job: results[job.folder].result, failures
+            len(cells), left, parallel, chosen_device, lambda job: results[job.folder].result, failures, "run"
         ) as report:
             for wave in comparison.waves(cells):
                 waiting = [cell.job for cell in wave if cell.ready]

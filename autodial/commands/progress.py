@@ -64,6 +64,7 @@ def job_progress(
     device: torch.device,
     result_of: Callable[[AnyJob], Result | None],
     failures: dict[Path, str],
+    noun: str = "training",
 ) -> Iterator[Callable[[AnyJob, int | None], None]]:
     """Yield a function that reports jobs: a bar on a terminal, a line per finished job.
 
@@ -74,6 +75,7 @@ def job_progress(
         device: where they run.
         result_of: reads a job's result; None if it has none.
         failures: is filled with the reasons why jobs ended without a result, by their folder.
+        noun: what a job is called.
     """
     from rich.progress import (
         BarColumn,
@@ -90,7 +92,7 @@ def job_progress(
     console = Console(stderr=True, soft_wrap=True, highlight=False, markup=False)
     earlier = f", {done} of them finished earlier" if done else ""
     if left:
-        console.print(f"{counted(total, 'training')}{earlier}; {parallel} at a time on {device}")
+        console.print(f"{counted(total, noun)}{earlier}; {parallel} at a time on {device}")
     columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[running]}"), TimeElapsedColumn())
     with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
         task = progress.add_task("", total=total, completed=done, running="")

@@ -56,7 +56,7 @@ AnyJob: TypeAlias = Job | ShallowJob
 
 
 class Inputs(TypedDict):
-    """What a comparison was made from, as the user named it; None for what was not named."""
+    """What a comparison was made from: the images' absolute paths, and options; None for what was not named."""
 
     source: str
     target: str
@@ -227,6 +227,13 @@ class Comparison:
         """Whether labels of the target are known."""
         return self._record["images"][2] > 0
 
+    @property
+    def pair(self) -> str:
+        """The pair of domains in words, by the last parts of the images' paths that tell them apart."""
+        source, target = (Path(self.inputs[name]).parts for name in ("source", "target"))  # type: ignore[literal-required]
+        number = next(n for n in range(1, max(len(source), len(target)) + 1) if source[-n:] != target[-n:])
+        return f"{'/'.join(source[-number:])} to {'/'.join(target[-number:])}"
+
     def request(self) -> Request | None:
         """The cells that were asked for last; None at the beginning."""
         path = self.folder / "request.json"
@@ -255,8 +262,9 @@ class Comparison:
         start = self.inputs["weights"] or "random weights"
         course = "the base net's" if self.inputs["same_schedule"] else "each method's own, as its authors released it"
         return [
-            f"All methods have the same {source} source and {target} target images and the same crops, {batch[0]} "
-            f"source and {batch[1]} target images in a batch, and {counted(self._solver.max_iter, 'iteration')}",
+            f"All methods have the same lists of {source} source and {target} target images and the same crops, "
+            f"{batch[0]} source and {batch[1]} target images in a batch, and "
+            f"{counted(self._solver.max_iter, 'iteration')}",
             f"All start from {self.inputs['base']} with {start}; the course of the learning rate is {course}",
             *([f"Accuracy is that on {tested} labelled target images"] if tested else []),
         ]

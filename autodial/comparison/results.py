@@ -52,11 +52,10 @@ class Chosen(TypedDict):
 
 
 class Results(TypedDict):
-    """The file `results.json`: what all methods have in common, their runs, and the run chosen without labels."""
+    """The file `results.json`: the pair of domains, what all methods have in common, their runs, and the chosen run."""
 
     schema: int
-    source: str
-    target: str
+    pair: str
     conditions: list[str]
     methods: dict[str, list[Run]]
     chosen: Chosen | None
@@ -96,8 +95,7 @@ def judge(comparison: Comparison, methods: Sequence[str], trials: Sequence[Trial
         chosen = Chosen(method=method, seed=seed, commands=comparison.commands(method, seed))
     return Results(
         schema=_SCHEMA,
-        source=comparison.inputs["source"],
-        target=comparison.inputs["target"],
+        pair=comparison.pair,
         conditions=comparison.conditions(),
         methods=runs,
         chosen=chosen,
@@ -127,8 +125,8 @@ def table_of(results: Results) -> Table:
     runs = sum(map(len, results["methods"].values()))
     notes = [
         *results["conditions"],
-        f"The rank is the mean rank of a run among all {runs} by agreement and by information, as `autodial select` "
-        "ranks candidates without labels of the target: the lower the better",
+        f"The rank is a run's mean rank, among {counted(runs, 'run')}, by agreement and by information, as `autodial "
+        "select` ranks candidates without labels of the target: the lower the better",
         *_of_shallow(results["methods"]),
         *_failures(results),
     ]
@@ -144,7 +142,7 @@ def joined_table(results: Mapping[str, Results]) -> Table:
     measured = all(any(v.values for v in _accuracies(each).values()) for each in results.values())
     columns = [Column(name, (_accuracies if measured else _ranks)(each)) for name, each in results.items()]
     named = [name for name in METHODS if any(name in each["methods"] for each in results.values())]
-    notes = [f"{name}: {each['source']} to {each['target']}" for name, each in results.items()]
+    notes = [f"{name}: {each['pair']}" for name, each in results.items()]
     notes += [f"{name}: {text}" for name, each in results.items() for text in each["conditions"]]
     notes += _of_shallow(named)
     notes += [f"{name}: {text}" for name, each in results.items() for text in _failures(each)]
@@ -169,7 +167,7 @@ def save(folder: Path, table: Table, results: Results | None = None) -> None:
 
 def _caption(results: Results) -> str:
     seeds = max(map(len, results["methods"].values()), default=0)
-    return f"{results['source']} to {results['target']}: mean and deviation over {counted(seeds, 'seed')}"
+    return f"{results['pair']}: mean and deviation over {counted(seeds, 'seed')}"
 
 
 def _titles(names: Sequence[str] | Mapping[str, object]) -> dict[str, str]:
