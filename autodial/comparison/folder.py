@@ -255,8 +255,8 @@ class Comparison:
                 "same, or name another folder"
             )
 
-    def conditions(self) -> list[str]:
-        """What all methods have in common, in sentences."""
+    def conditions(self, *, measured: bool) -> list[str]:
+        """What all methods have in common, in sentences; `measured` says whether accuracies are known."""
         source, target, tested = self._record["images"]
         batch = self._record["batch"]
         start = self.inputs["weights"] or "random weights"
@@ -266,7 +266,7 @@ class Comparison:
             f"{batch[0]} source and {batch[1]} target images in a batch, and "
             f"{counted(self._solver.max_iter, 'iteration')}",
             f"All start from {self.inputs['base']} with {start}; the course of the learning rate is {course}",
-            *([f"Accuracy is that on {tested} labelled target images"] if tested else []),
+            *([f"Accuracy is that on {tested} labelled target images"] if measured else []),
         ]
 
     def cells(self, methods: Sequence[str], seeds: Sequence[int], *, device: str, target_labels: bool) -> list[Cell]:
@@ -470,8 +470,9 @@ def _trial(cell: Cell, failures: Mapping[Path, str]) -> Trial:
     candidate = Candidate((), cell.method, cell.seed)
     result = cell.result
     if result is None:
-        missing = isinstance(cell.job, ShallowJob) and not cell.ready
-        reason = f"the net that it needs failed, {cell.job.net}" if missing else "it has not been run"
+        reason = "it has not been run"
+        if isinstance(cell.job, ShallowJob) and not cell.ready:
+            reason = f"it aligns features of {cell.job.net.parent.name}, which failed"
         return Trial(candidate, None, failures.get(cell.job.folder, reason))
     outputs = None if result["error"] is not None else Outputs.read(cell.job.outputs)
     return Trial(candidate, outputs, result["error"], result["collapsed_at"])

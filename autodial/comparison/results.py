@@ -10,7 +10,7 @@ from typing import TypedDict
 import numpy as np
 
 from autodial.comparison.folder import RESULTS, Comparison
-from autodial.comparison.methods import METHODS, Shallow
+from autodial.comparison.methods import METHODS, Method, Shallow
 from autodial.comparison.table import ACCURACY, FORMATS, RANK, Column, Table, Values
 from autodial.errors import InputError
 from autodial.selection.choice import Trial, accuracy, diverse, diversities
@@ -44,7 +44,10 @@ class Run(TypedDict):
 
 
 class Chosen(TypedDict):
-    """The run that is chosen without labels, with the commands that use it (see `Comparison.commands`)."""
+    """The run that is chosen without labels, with the commands that use it (see `Comparison.commands`).
+
+    It is a trained net's if there is one, as nothing exports a Shallow method's.
+    """
 
     method: str
     seed: int
@@ -90,13 +93,14 @@ def judge(comparison: Comparison, methods: Sequence[str], trials: Sequence[Trial
         )
     chosen = None
     if eligible:
-        best = max(eligible, key=lambda number: values[number][DEFAULT] or -np.inf)
+        nets = [number for number in eligible if isinstance(METHODS[str(trials[number].candidate.variant)], Method)]
+        best = max(nets or eligible, key=lambda number: values[number][DEFAULT] or -np.inf)
         method, seed = str(trials[best].candidate.variant), trials[best].candidate.seed
         chosen = Chosen(method=method, seed=seed, commands=comparison.commands(method, seed))
     return Results(
         schema=_SCHEMA,
         pair=comparison.pair,
-        conditions=comparison.conditions(),
+        conditions=comparison.conditions(measured=any(accuracy(trial) is not None for trial in trials)),
         methods=runs,
         chosen=chosen,
     )
