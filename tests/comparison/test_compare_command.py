@@ -107,6 +107,18 @@ def test_a_row_can_be_trained_again(project: Path, tmp_path: Path) -> None:
     assert again["fc"] == pytest.approx(cell["fc"], rel=1e-4, abs=1e-6)
 
 
+def test_what_is_finished_is_not_run_again(project: Path) -> None:
+    """The same words, or the folder alone; a cell that is missing is run. Labels have not been asked for yet."""
+    before = written("table")
+    assert compare("table").exit_code == 0
+    assert compare("table", *WORDS).exit_code == 0
+    assert written("table") == before
+    shutil.rmtree("table/dan/seed_3")
+    assert compare("table", "--methods", ",".join(METHOD_NAMES)).exit_code == 0
+    after = written("table")
+    assert [name for name in after if after[name] != before.get(name)] == ["table/dan/seed_3/result.json"]
+
+
 def test_labels_are_added_without_training(project: Path, tmp_path: Path) -> None:
     before = Path("table/dan/seed_3/weights.caffemodel").stat().st_mtime
     result = compare("table", "--target-labels", "--methods", "dan")
@@ -121,18 +133,6 @@ def test_labels_are_added_without_training(project: Path, tmp_path: Path) -> Non
     (run,) = results("table")["methods"]["dan"]
     assert run["accuracy"] == pytest.approx(accuracy)
     assert "accuracy in %" in result.output and f"{100 * accuracy:.1f}" in result.output
-
-
-def test_what_is_finished_is_not_run_again(project: Path) -> None:
-    """The same words, or the folder alone; a cell that is missing is run."""
-    before = written("table")
-    assert compare("table").exit_code == 0
-    assert compare("table", *WORDS).exit_code == 0
-    assert written("table") == before
-    shutil.rmtree("table/dan/seed_3")
-    assert compare("table", "--methods", ",".join(METHOD_NAMES)).exit_code == 0
-    after = written("table")
-    assert [name for name in after if after[name] != before.get(name)] == ["table/dan/seed_3/result.json"]
 
 
 def test_a_run_that_fails_is_a_cell(project: Path, tmp_path: Path) -> None:
