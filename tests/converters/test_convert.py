@@ -124,6 +124,19 @@ def test_bn_with_the_statistics_of_the_batch_is_refused(tmp_path: Path) -> None:
         convert(net, random_weights(net), tmp_path / "net.onnx")
 
 
+def test_the_phase_may_be_written_in_small_letters(autodial: Any, tmp_path: Path) -> None:
+    write_text(parse_net(DEPLOY), tmp_path / "net.prototxt")
+    status, _, errors = autodial("convert", tmp_path / "net.prototxt", "-o", tmp_path / "net.onnx", "--phase", "test")
+    assert status == 0, errors
+
+
+def test_another_net_s_weights_are_called_so(deploy: tuple[Any, Weights], tmp_path: Path) -> None:
+    net, weights = deploy
+    weights.layers[0].blobs = [np.zeros((9, 3, 3, 3), np.float32)]
+    with pytest.raises(InputError, match=r"shape is \(6, 3, 3, 3\) .* \(9, 3, 3, 3\); these are another net's weights"):
+        convert(net, weights, tmp_path / "net.onnx")
+
+
 def test_names_are_those_of_the_net_and_nothing_else_is_in_the_file(
     deploy: tuple[Any, Weights], tmp_path: Path
 ) -> None:
