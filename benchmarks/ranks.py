@@ -37,9 +37,8 @@ from autodial.training.data_parallel import DataParallel
 from autodial.training.update import SGD
 
 
-def measure(path: Path, steps: int, kind: str) -> float:
-    """Images per second of this process and those that it trains with: of the median step after two others."""
-    ranks = Ranks.join()
+def speed(path: Path, steps: int, kind: str, ranks: Ranks | None) -> float:
+    """Images per second of this process and the ranks that it trains with: of the median step after two others."""
     device = choose_device(kind, index=0 if ranks is None else ranks.local_rank)
     message, _ = replace_missing_data(filter_net(read_net(path), pb.TRAIN), None)
     net = Net(message, pb.TRAIN).to(device)
@@ -63,7 +62,6 @@ def measure(path: Path, steps: int, kind: str) -> float:
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         seconds.append(time.perf_counter() - started)
-    Ranks.leave()
     return images / statistics.median(seconds[2:])
 
 
@@ -96,9 +94,10 @@ def main() -> None:
     parser.add_argument("--result", type=Path, help=argparse.SUPPRESS)  # a process of a round writes its number there
     arguments = parser.parse_args()
     if arguments.result is not None:
-        speed = measure(arguments.net, arguments.steps, arguments.device)
+        reached = speed(arguments.net, arguments.steps, arguments.device, Ranks.join())
+        Ranks.leave()
         if os.environ.get("RANK", "0") == "0":
-            arguments.result.write_text(str(speed))
+            arguments.result.write_text(str(reached))
         return
     if arguments.quick:
         arguments.net, arguments.rounds, arguments.steps = shipped_net("digits"), 1, 2
@@ -111,8 +110,8 @@ def main() -> None:
     print(f"{arguments.net}, {available_cpus()} CPUs, {describe(torch.device(arguments.device))}")
     first = next(iter(kinds))
     for kind in kinds:
-        speeds = [speed[kind] for speed in rounds]
-        ratios = sorted(speed[kind] / speed[first] for speed in rounds)
+        speeds = [each[kind] for each in rounds]
+        ratios = sorted(each[kind] / each[first] for each in rounds)
         print(
             f"{kind:<26} {statistics.median(speeds):8.1f} images/s ({min(speeds):.1f} to {max(speeds):.1f}), "
             f"{statistics.median(ratios):.2f} times the first ({ratios[0]:.2f} to {ratios[-1]:.2f})"
