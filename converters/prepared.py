@@ -57,6 +57,7 @@ class Prepared:
         measure: computes from the ONNX file the training images' statistics that its metadata keeps, and notes; None if
             there are no training images.
         caffe: the Caffe net; None for a torch module and for an ensemble.
+        license: as in ExportOptions.
     """
 
     make_predictor: Callable[[], nn.Module]
@@ -71,6 +72,7 @@ class Prepared:
     lowering: Lowering | None = None
     measure: Callable[[bytes], tuple[Reference | None, list[str]]] | None = None
     caffe: FoldedNet | None = None
+    license: str | None = None
 
     def report(
         self,
@@ -107,6 +109,7 @@ class Prepared:
             logits_range=logits_range,
             precision=precision,
             agreement=agreement,
+            license=self.license,
             notes=(*self.notes, *notes),
         )
 
