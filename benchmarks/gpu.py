@@ -9,7 +9,8 @@ PART is one or more of these; without any, all run, in this order, each in a pro
 - layer: a DA-layer's passes against batch normalization by torch and by cuDNN, and against a copy's bandwidth
 - steps: training steps of AlexNet, Inception-BN and ResNet-50 in float32, TF32 and bf16, and their memory
 - tests: the tests with the marker `gpu`
-- ranks: steps under torchrun with one rank, whose sums go through NCCL, against steps without it
+- ranks: steps under torchrun with one rank, whose sums go through NCCL at the end of the backward pass or beside it,
+  against steps without it
 - train: training on JPEG files, against reading and computing alone, and how much of its time it waits for data
 - predict: an exported net in float32 and fp16, with and without I/O binding, against decoding and running alone
 
@@ -330,24 +331,24 @@ def be_rank(result: Path, options: Options) -> None:
     signal.alarm(60)  # torchrun gives it a process group of its own, and NCCL may wait for ever
     import ranks as benchmark
     import torch
-    import torch.distributed as dist
 
     from autodial.netparam.shipped import shipped_net
     from autodial.system.ranks import Ranks
 
     path, count = (shipped_net("digits"), 2) if options.quick else (shipped_net("alexnet"), 20)
     cuda = options.device == "cuda"
-    dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo")
+    group = Ranks.meet()
     speeds = {
-        name: benchmark.speed(path, count, options.device, group)
-        for name, group in (("without", None), ("with", Ranks(0, 1, 0, 1)))
+        "without": benchmark.speed(path, count, options.device, None),
+        "at the end": benchmark.speed(path, count, options.device, group, overlap=False),
+        "beside": benchmark.speed(path, count, options.device, group),
     }
     row: Row = {"what": f"torchrun, one rank, sums by {'NCCL' if cuda else 'gloo'}"}
     row |= {f"images/s {name}": value for name, value in speeds.items()}
     if cuda:
         row["NCCL"] = ".".join(map(str, torch.cuda.nccl.version()))
     result.write_text(json.dumps(row))
-    dist.destroy_process_group()
+    Ranks.leave()
 
 
 def train(options: Options) -> Iterator[Item]:

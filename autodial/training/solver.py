@@ -361,6 +361,8 @@ class Solver:
         outputs: Mapping[str, Tensor] = {}
         losses = []
         for pass_ in range(self.param.iter_size):
+            if pass_ == self.param.iter_size - 1:
+                self._process.begin_last_pass()
             outputs = self.forward_backward(pass_)
             with torch.no_grad():
                 losses.append(self.net.loss(outputs))
