@@ -63,8 +63,8 @@ class TimedFeed(Feed):
 class SameBatch(Iterator[dict[str, Tensor]]):
     """In a Feed's place: its first batch again and again."""
 
-    def __init__(self, net: Any, indexes: Iterable[int], *, device: torch.device, workers: int, ranks: None) -> None:
-        self._batch = next(Feed(net, [0], device=device, workers=0, ranks=ranks))
+    def __init__(self, net: Any, indexes: Iterable[int], *, device: torch.device, **_: Any) -> None:
+        self._batch = next(Feed(net, [0], device=device, workers=0))
 
     def __next__(self) -> dict[str, Tensor]:
         return self._batch
@@ -138,7 +138,7 @@ class Measurement:
 
     def decode(self) -> float:
         count = available_cpus()
-        feed = Feed(self._both.net, range(4 * count + self._iterations), device=self._device, workers=count)
+        feed = Feed(self._both.net, range(4 * count + self._iterations), device=self._device, workers=count, brief=True)
         for _ in range(3 * count):  # the workers' start, and what they made ready since
             next(feed)
         started = time.perf_counter()

@@ -408,7 +408,7 @@ class Solver:
         if self._feed is None or self._fed != index:
             self.close()
             batches = itertools.count(index)
-            self._feed = Feed(self.net, batches, device=self.device, workers=self.workers, ranks=self.ranks)
+            self._feed = Feed(self.net, batches, device=self.device, workers=self.workers, ranks=self.ranks, brief=True)
         self._fed = index + 1
         return next(self._feed)
 
