@@ -71,7 +71,8 @@ class Feed(Iterator[dict[str, Tensor]]):
     Raises:
         InputError: the net has Input or MemoryData layers, which only Python can fill. Iterating: a batch can't be
             read; it names the file and the row.
-        WorkError: the workers can't be started, or get no shared memory. Iterating: they die again and again (autodial.net.workers).
+        WorkError: the workers can't be started, or get no shared memory. Iterating: they die again and again
+            (autodial.net.workers).
     """
 
     def __init__(
