@@ -12,7 +12,8 @@ generated JPEGs of 256 x 256 pixels in the page cache. Three things take turns:
   they leave; where a GPU computes, the slower of the two. `waited` is the share of the time in which the solver had
   nothing to compute with.
 
-Seconds are of the clock. Medians are printed, with the least and the most.
+Seconds are of the clock. Medians are printed, with the least and the most, and what the best of each say, which others
+on the machine disturb the least.
 """
 
 from __future__ import annotations
@@ -164,8 +165,11 @@ class Measurement:
 
     def round(self) -> Round:
         decode, step, train = self.decode(), self.step(), self.train()
-        both = 1 / (1 / decode + 1 / step) if self._device.type == "cpu" else min(decode, step)
-        return Round(decode, step, train, train / both, self.waited)
+        return Round(decode, step, train, train / self.both(decode, step), self.waited)
+
+    def both(self, decode: float, step: float) -> float:
+        """What reading and computing leave."""
+        return 1 / (1 / decode + 1 / step) if self._device.type == "cpu" else min(decode, step)
 
     def _rate(self, solver: Solver) -> float:
         self._synchronize()
@@ -223,12 +227,15 @@ def main() -> None:
         rounds = [measurement.round() for _ in range(options.rounds)]
         measurement.close()
     print(f"{describe(device)}, {available_cpus()} CPUs, {workers} workers, {options.arch} in {options.precision}")
+    best = {}
     for name in ("decode", "step", "train"):
         rates = [getattr(each, name) for each in rounds]
+        best[name] = max(rates)
         print(f"  {name:6} {statistics.median(rates):8.1f} images/s ({min(rates):.1f} to {max(rates):.1f})")
     bound = "1 / (1 / decode + 1 / step)" if device.type == "cpu" else "min(decode, step)"
     shares = [each.reached for each in rounds]
     print(f"  train reaches {statistics.median(shares):.2f} of {bound} ({min(shares):.2f} to {max(shares):.2f})")
+    print(f"  the best of each: {best['train'] / measurement.both(best['decode'], best['step']):.2f}")
     waited = [each.waited for each in rounds]
     print(f"  waited {statistics.median(waited):.1%} ({min(waited):.1%} to {max(waited):.1%})")
 
