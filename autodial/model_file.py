@@ -12,11 +12,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Annotated, Any, TypedDict
+from typing import Annotated, Any, Literal, TypeAlias, TypedDict
 
 from autodial.errors import InputError
 from autodial.system.json_files import WrongValueError, check
 from autodial.wording import counted
+
+Domain: TypeAlias = Literal["source", "target"]
+"""Whose statistics an alignment layer normalizes with: the entry `statistics`, null for a net without such layers."""
 
 KEY = "autodial"
 """The metadata property that holds the JSON object."""

@@ -9,12 +9,13 @@ from typing import Any
 
 from torch import nn
 
-from autodial.converters.fold import Domain, Folded
+from autodial.converters.fold import Folded
 from autodial.converters.image_input import ImageInput
 from autodial.converters.precision import Agreement, Lowering, Precision
 from autodial.converters.verification import BATCHES, TOLERANCE, Comparison, ExportReport
 from autodial.data.image_statistics import Reference
 from autodial.errors import InputError
+from autodial.model_file import Domain
 from autodial.net.net import Net
 from autodial.proto import Weights
 

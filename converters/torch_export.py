@@ -15,7 +15,6 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 
 from autodial.converters.class_names import note_repeated
 from autodial.converters.destinations import Destination, ExportOptions, as_destination
-from autodial.converters.fold import Domain
 from autodial.converters.image_input import ImageInput
 from autodial.converters.metadata import digest, make_metadata
 from autodial.converters.onnx_file import Preprocess, TargetPredictor
@@ -31,7 +30,7 @@ from autodial.data.sequences import is_one_name
 from autodial.data.transforms import Transform
 from autodial.errors import InputError, WorkError
 from autodial.layers import DomainAlignment
-from autodial.model_file import INPUT
+from autodial.model_file import INPUT, Domain
 from autodial.wording import counted
 
 

@@ -268,12 +268,14 @@ def describe(report: ExportReport) -> str:
     taken = f'blob "{report.input}"'
     if not metadata["raw_input"]:
         height, width = metadata["size"]
-        taken = f"images of {height} x {width}, {metadata['channel_order']}"
-    statistics = f", {metadata['statistics']} statistics" if metadata["statistics"] else ""
+        color = "gray" if metadata["channel_order"] == "GRAY" else metadata["channel_order"]
+        taken = f"{color} images of {height} x {width} pixels"
+    classes = counted(len(metadata["classes"]), "class", "classes")
+    statistics = f", with the {metadata['statistics']}'s statistics" if metadata["statistics"] else ""
     kept = f"; in the graph remain {', '.join(report.kept)}" if report.kept else ""
     return "\n".join(
         [
-            f"Wrote {report.output}: {taken} to {counted(len(metadata['classes']), 'class', 'classes')}{statistics}",
+            f"Wrote {report.output}, which takes {taken} and scores {classes}{statistics}",
             f"Folded into other layers: {len(report.merged)}{kept}",
             f"Largest difference from the unfolded net: {report.max_difference:.2g}, {report.relative_difference:.1g} "
             f"of the logits' range {report.logits_range:.3g} (on {report.compared_on})",

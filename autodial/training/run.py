@@ -323,8 +323,9 @@ def _check_free(prefix: str) -> None:
     found = sorted(path for name in names for path in Path(prefix).parent.glob(name))
     if found:
         raise InputError(
-            f"{found[0]} is a snapshot of an earlier run, which this run might overwrite: name another place with "
-            "`overrides` solver.snapshot_prefix=PREFIX, resume from a snapshot with `snapshot`, or delete them"
+            f"{found[0]} is a snapshot of an earlier run, and this run might write over it: name another place with "
+            "`overrides` solver.snapshot_prefix=PREFIX, go on from a snapshot with `snapshot`, or delete the earlier "
+            "run's snapshots"
         )
 
 

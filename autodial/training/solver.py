@@ -114,7 +114,8 @@ class Solver:
             raise InputError(f"`keep`, the number of snapshots, must be at least 1, and is {keep}")
         self.param = pb.SolverParameter()
         self.param.CopyFrom(param)
-        apply_to_solver(overrides, self.param)
+        with _errors_of_overrides():
+            apply_to_solver(overrides, self.param)
         self._name, self._base_dir = name, base_dir
         with _errors_prefixed(name):
             _check(self.param)
@@ -136,7 +137,8 @@ class Solver:
         for source in unique.values():
             with _errors_prefixed(source.origin):
                 source.param.CopyFrom(apply_variants(source.param, variants, source.base_dir))
-        apply_to_nets(for_nets(overrides), [source.param for source in unique.values()])
+        with _errors_of_overrides():
+            apply_to_nets(for_nets(overrides), [source.param for source in unique.values()])
         self.net_params = [source.param for source in (train, *tests)]
         self.net_names = [source.origin for source in (train, *tests)]
         self.net = self._build(train)
@@ -680,6 +682,15 @@ def _errors_prefixed(name: str) -> Iterator[None]:
         yield
     except InputError as error:
         raise InputError(f"{name}: {error}") from error
+
+
+@contextmanager
+def _errors_of_overrides() -> Iterator[None]:
+    """Put the parameter that gives settings before the message of an InputError, which begins with the setting."""
+    try:
+        yield
+    except InputError as error:
+        raise InputError(f"`overrides` {error}") from error
 
 
 @dataclass(frozen=True)

@@ -14,10 +14,10 @@ from autodial.converters.licenses import check_license
 from autodial.errors import InputError
 
 if TYPE_CHECKING:
-    from autodial.converters.fold import Domain
     from autodial.converters.precision import Precision
     from autodial.converters.prepared import Prepared
     from autodial.converters.verification import ExportReport
+    from autodial.model_file import Domain
     from autodial.proto import messages as pb
 
 

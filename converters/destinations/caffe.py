@@ -18,12 +18,13 @@ from numpy.typing import NDArray
 
 from autodial import __version__, proto
 from autodial.converters.destinations import Destination, ExportOptions
-from autodial.converters.fold import Domain, Folded
+from autodial.converters.fold import Folded
 from autodial.converters.metadata import make_metadata
 from autodial.converters.net_text import net_to_text, write_net
 from autodial.converters.prepared import FoldedNet, Prepared, check_size, load
 from autodial.converters.verification import ExportReport, Runner, verify
 from autodial.errors import InputError
+from autodial.model_file import Domain
 from autodial.net.net import Net
 from autodial.proto import LayerWeights, Weights
 from autodial.proto import messages as pb
