@@ -28,8 +28,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import data_loading
 import torch
-from data_loading import write_images
 from measuring import describe
 from torch import Tensor
 from training_step import batch_settings
@@ -84,12 +84,15 @@ def fed_by(kind: type) -> Iterator[None]:
         solver_module.Feed = Feed  # type: ignore[misc]
 
 
-def write_project(folder: Path, arch: str, images: int) -> None:
-    """The net and the solver with image lists beside them."""
+def write_images(folder: Path, count: int) -> None:
+    """JPEG files of SIDE x SIDE pixels, and their list."""
+    data_loading.write_images(folder, count, SIDE)
+
+
+def write_project(folder: Path, arch: str, images: Path) -> None:
+    """A shipped net and its solver, with lists of the images that `write_images` wrote."""
     shutil.copytree(shipped_folder(arch), folder, dirs_exist_ok=True)
-    (folder / "images").mkdir()
-    write_images(folder / "images", images, SIDE)
-    listed = (folder / "images" / "list.txt").read_text()
+    listed = (images / "list.txt").read_text()
     if arch in ("digits", "svhn_mnist"):  # ten classes
         listed = "".join(f"{line.split()[0]} {int(line.split()[1]) % 10}\n" for line in listed.splitlines())
     for name in ("source", "target", "target_test"):
@@ -216,9 +219,11 @@ def main() -> None:
         keep_freed_memory()
     workers = default_workers() if options.workers is None else options.workers
     with tempfile.TemporaryDirectory() as work:
-        write_project(Path(work), options.arch, options.images)
+        folder = Path(work) / "project"
+        write_images(Path(work), options.images)
+        write_project(folder, options.arch, Path(work))
         measurement = Measurement(
-            Path(work),
+            folder,
             device,
             batch_size=options.batch_size,
             iterations=options.iterations,
