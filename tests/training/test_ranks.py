@@ -61,6 +61,25 @@ def test_numbers_do_not_depend_on_the_number_of_ranks(on_ranks: OnRanks, size: i
         assert all(map(torch.equal, rank[2], several[0][2])), "the ranks have drifted apart"
 
 
+def test_sums_begun_in_the_backward_pass_are_those_of_its_end(on_ranks: OnRanks) -> None:
+    at_its_end = finished(on_ranks(2, "train", overrides=FOUR))
+    begun = finished(on_ranks(2, "train", overrides=(*FOUR, "solver.snapshot_prefix=begun"), bucket_bytes=200))
+    for rank, other in zip(begun, at_its_end, strict=True):
+        assert [(row.loss, row.outputs) for row in rank[0]] == [(row.loss, row.outputs) for row in other[0]]
+        assert all(map(torch.equal, rank[2], other[2]))  # to the bit: a sum of two has one order
+
+
+def test_gradients_are_summed_as_soon_as_the_last_pass_completes_them(on_ranks: OnRanks) -> None:
+    first, second = finished(on_ranks(2, "order"))[0]
+    passes = [event for event in first if not event.startswith("sum")]
+    assert first[: len(passes)] == passes, "which blobs get a gradient is known after one iteration"
+    half = len(passes) // 2
+    assert second[:half] == passes[:half], "a pass before the last begins no sums"
+    last = second[half:]
+    assert last.index("sum of fc 0") < last.index("conv 0") < last.index("sum of conv 0")
+    assert sorted(event for event in last if event.startswith("sum")) == sorted({f"sum of {name}" for name in passes})
+
+
 def test_any_number_of_ranks_goes_on_from_a_snapshot(on_ranks: OnRanks) -> None:
     train, test, state = finished(on_ranks(2, "train"))[0]
     for size in (1, 3):
