@@ -91,6 +91,7 @@ def export(
     min_agreement: float | None = None,
     transform: pb.TransformationParameter | None = None,
     size: tuple[int, int] | None = None,
+    license: str | None = None,
     base_dir: Path | None = None,
     progress: Progress | None = None,
 ) -> ExportReport:
@@ -105,7 +106,7 @@ def export(
         weights: a caffemodel with every layer that has parameters; several caffemodels make an ensemble, a file that
             averages the probabilities of the net with each. Its logits are the log of the mean probabilities.
         output: the ONNX file to write, whose folder must exist, or another destination.
-        logits, labels, keep_affine, raw_input, domain, precision, calibration, min_agreement, transform, size,
+        logits, labels, keep_affine, raw_input, domain, precision, calibration, min_agreement, transform, size, license,
             base_dir: see `autodial.converters.destinations.ExportOptions`.
         progress: called while training images are measured, which domain shifts are detected with.
 
@@ -128,6 +129,7 @@ def export(
         min_agreement=min_agreement,
         transform=transform,
         size=size,
+        license=license,
         base_dir=base_dir,
     )
     destination.check(options, net_param)
@@ -244,6 +246,7 @@ def prepare(
         )
         if len(nets) == 1
         else None,
+        license=options.license,
     )
 
 

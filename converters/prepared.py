@@ -58,6 +58,7 @@ class Prepared:
         measure: computes from the ONNX file the training images' statistics that its metadata keeps, and notes; None if
             there are no training images.
         caffe: the Caffe net; None for a torch module and for an ensemble.
+        license: as in ExportOptions.
     """
 
     make_predictor: Callable[[], nn.Module]
@@ -72,6 +73,7 @@ class Prepared:
     lowering: Lowering | None = None
     measure: Callable[[bytes], tuple[Reference | None, list[str]]] | None = None
     caffe: FoldedNet | None = None
+    license: str | None = None
 
     def report(
         self,
@@ -108,6 +110,7 @@ class Prepared:
             logits_range=logits_range,
             precision=precision,
             agreement=agreement,
+            license=self.license,
             notes=(*self.notes, *notes),
         )
 

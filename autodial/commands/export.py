@@ -42,6 +42,7 @@ OPTIONS = {
     "transform": "--transform",
     "size": "--resize",
     "weights": "--weights",
+    "license": "--license",
 }
 """Options of the command by the parameters of `autodial.converters.net_export.export`."""
 
@@ -169,6 +170,10 @@ def export(
             show_default="0.99",
         ),
     ] = None,
+    license: Annotated[
+        str | None,
+        typer.Option(metavar="SPDX", help="The license that the file names, such as Apache-2.0.", show_default="none"),
+    ] = None,
     settings: SettingsOption = None,
     variants: VariantOption = None,
     level: LevelOption = 0,
@@ -215,20 +220,22 @@ def export(
             "layers to replace earlier ones"
         )
     param = read_net(net, variants, settings, level, stage)
-    options = ExportOptions(
-        logits=logits,
-        labels=labels,
-        keep_affine=keep_affine,
-        raw_input=raw_input,
-        domain=domain.value if domain else None,
-        precision=precision.value,
-        calibration=calibration,
-        min_agreement=min_agreement,
-        base_dir=net.parent,
-        ensemble=ensemble,
-        transform=read_transform(transform, mean),
-        size=read_size(resize),
-    )
+    with naming_options(**OPTIONS):
+        options = ExportOptions(
+            logits=logits,
+            labels=labels,
+            keep_affine=keep_affine,
+            raw_input=raw_input,
+            domain=domain.value if domain else None,
+            precision=precision.value,
+            calibration=calibration,
+            min_agreement=min_agreement,
+            base_dir=net.parent,
+            ensemble=ensemble,
+            transform=read_transform(transform, mean),
+            size=read_size(resize),
+            license=license,
+        )
     form, place = next(iter(given.items()), ("onnx", Path(f"{options.domain or 'target'}_predictor.onnx")))
     inputs: list[str | Path] = [
         net,

@@ -107,7 +107,7 @@ def prepare(
         tries: values and variants to try, as in `grid`.
         folder: the folder for all results.
         restarts: trainings of each combination; their seeds count up from `seed`.
-        weights, device: arguments of `Training`.
+        weights, device: arguments of `Training`; without weights, those that the solver names.
         variants: variants of every candidate; a candidate's own variant is applied after them.
         overrides: settings of every candidate.
         hold_out: whether a fifth of the source is left out of the trainings.
@@ -132,8 +132,8 @@ def prepare(
 
     run = read(())
     candidates = grid(tries, range(run.seed, run.seed + restarts))
-    if weights:
-        run.load_weights(weights)
+    weights = weights or [str(path) for path in run.own_weights]
+    run.load_weights(weights)
     net = _of_both_phases(run)
     source, reader = _source(run, net, hold_out=hold_out)
     own_fields = _own_settings(Path(), source if hold_out else None, Path())
