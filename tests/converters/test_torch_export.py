@@ -136,7 +136,8 @@ def test_report_and_metadata(resnet: Any) -> None:
     assert info.scale == pytest.approx([1 / 255 / value for value in STD[::-1]])
     assert info.classes == tuple("abcdefg")
     text = describe(report)
-    assert "images of 70 x 66, BGR to 7 classes, target statistics" in text and "Folded into other layers: 20" in text
+    taken = "which takes BGR images of 70 x 66 pixels and scores 7 classes, with the target's statistics\n"
+    assert taken in text and "Folded into other layers: 20" in text
 
 
 def run(path: Path, images: Any) -> Any:
