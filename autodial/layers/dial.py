@@ -22,7 +22,6 @@ from autodial.proto import messages as pb
 from autodial.wording import counted
 
 
-
 def _channels(shape: Sequence[int]) -> int:
     if not shape:
         raise LayerError("normalizes a batch and gets a single number")
@@ -91,9 +90,9 @@ class DomainAlignment(Layer):
             "source 1", "source 2" and so on.
 
     State: `alpha` (1,); `mean`, `variance` (D, C), a row for each source and the last for the target, moving sums, the
-    variances' with a factor of m / (m - 1) for the m values per channel of all domains; `normalizer` (1,), the moving sum of ones that
-    divides them (0: nothing stored yet, mean and variance count as 0). Where the layer is made bfloat16 or float16, the
-    statistics stay as they are.
+    variances' with a factor of m / (m - 1) for the m values per channel of all domains; `normalizer` (1,), the moving
+    sum of ones that divides them (0: nothing stored yet, mean and variance count as 0). Where the layer is made
+    bfloat16 or float16, the statistics stay as they are.
 
     Raises:
         LayerError: num_features, sources or a slice_point that is no whole number, or is below 1, a source_slice_point
@@ -299,11 +298,6 @@ class DomainAlignment(Layer):
                     f"{layer} gets a batch of {batch_size} where source and target together are {sum(pair)}: keep the "
                     "samples along the first axis, and merge that axis with no other, so that the two domains can be "
                     "told apart"
-                )
-            if len(pair) != self.sources + 1:
-                raise LayerError(
-                    f"{layer} has statistics of {counted(self.sources, 'source')}, and the AutoDIAL is given "
-                    f"{len(pair) - 1}: convert_batchnorm(module, sources={len(pair) - 1}) makes layers for them"
                 )
             return tuple(accumulate(pair[:-1]))
         if pairs.evaluated() is not None:

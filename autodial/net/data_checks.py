@@ -11,6 +11,7 @@ from autodial.layers import DomainAlignment
 from autodial.layers.base import canonical_axis
 from autodial.net.feed import sources
 from autodial.net.net import Net
+from autodial.proto import messages as pb
 
 _log = logging.getLogger(__name__)
 
@@ -60,34 +61,47 @@ def check_data(net: Net) -> None:
 def check_slices(net: Net) -> None:
     """Warn where a train net splits the batch into source and target at several rows: one of them is a mistake."""
     points: dict[int, str] = {}
+    between: set[int] = set()
+    """Where one source ends and the next begins, where their rows are joined, too."""
     for message in net.param.layer:
         layer = net.layer(message.name)
         if isinstance(layer, DomainAlignment) and layer.training and layer.slice_point is not None:
             points.setdefault(layer.slice_point, message.name)
+            between.update(layer.source_slice_point)
         elif message.type == "Slice" and message.slice_param.axis == 0 and len(message.slice_param.slice_point) == 1:
             points.setdefault(message.slice_param.slice_point[0], message.name)
         elif message.type == "Concat" and message.concat_param.axis == 0 and len(message.bottom) == 2:
             points.setdefault(net.blob_shapes[message.bottom[0]][0], message.name)
+    for point in between.intersection(points):
+        del points[point]
     if len(points) > 1:
         places = ", ".join(f'{point} by layer "{name}"' for point, name in points.items())
         _log.warning("The batch is split into source and target at several rows: %s", places)
 
 
 def label_readers(net: Net) -> Iterator[LabelReader]:
-    """The losses and accuracies to which labels of a data layer go as they are."""
+    """The losses and accuracies to which labels of data layers go as they are, or joined along the batch axis."""
     read = sources(net)
-    labels: dict[str, tuple[str, int]] = {}
+    labels: dict[str, list[tuple[str, int]]] = {}
     for message in net.param.layer:
         layer = net.layer(message.name)
         if layer.reads_labels and message.bottom[1] in labels:
             reader = cast(_ReadsLabels, layer)
             shape = net.blob_shapes[message.bottom[0]]
             classes = shape[canonical_axis(reader.axis, len(shape))]
-            yield LabelReader(message.name, *labels[message.bottom[1]], classes, reader.ignore_label)
-        passed_on = labels.get(message.bottom[0]) if message.type == "Split" else None
+            for source, number in labels[message.bottom[1]]:
+                yield LabelReader(message.name, source, number, classes, reader.ignore_label)
+        passed_on = None
+        if message.type == "Split" or _joins_rows(message):
+            parts = [labels.get(bottom) for bottom in message.bottom]
+            passed_on = None if None in parts else [part for some in parts for part in some or ()]
         for j, top in enumerate(message.top):
             labels.pop(top, None)
             if passed_on is not None:
                 labels[top] = passed_on
             elif message.name in read:
-                labels[top] = (message.name, j)
+                labels[top] = [(message.name, j)]
+
+
+def _joins_rows(layer: pb.LayerParameter) -> bool:
+    return bool(layer.type == "Concat" and layer.concat_param.axis == 0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -289,8 +289,11 @@ def _become_batch_norm(layer: pb.LayerParameter) -> None:
 
 
 def _without_target(net: pb.NetParameter) -> pb.NetParameter:
-    joins = [layer for layer in net.layer if layer.type == "Concat" and _axis(layer) == 0]
     splits = [layer for layer in net.layer if layer.type == "Slice" and _axis(layer) == 0]
+    among_sources = _joins_of_sources(net)
+    joins = [
+        layer for layer in net.layer if layer.type == "Concat" and _axis(layer) == 0 and layer not in among_sources
+    ]
     _check_two_domains(joins, splits)
     kept = [layer for layer in net.layer if layer not in (*joins, *splits)]
     target = {join.bottom[1] for join in joins} | {split.top[1] for split in splits}
@@ -308,6 +311,31 @@ def _without_target(net: pb.NetParameter) -> pb.NetParameter:
     for layer in kept:
         _add(source, layer, renamed)
     return source
+
+
+def _joins_of_sources(net: pb.NetParameter) -> list[pb.LayerParameter]:
+    """The Concat layers that join several sources' images, before these are joined with the target's, or labels.
+
+    A net with such layers has Dial layers that say where each source begins.
+    """
+    if not any(layer.dial_param.source_slice_point for layer in net.layer):
+        return []
+    joins = [layer for layer in net.layer if layer.type == "Concat" and _axis(layer) == 0]
+    with_target = {
+        layer.top[0] for layer in joins if _leads_to(net, layer.top[0], {"Dial"}, {other.name for other in joins})
+    }
+    return [layer for layer in joins if layer.top[0] not in with_target]
+
+
+def _leads_to(net: pb.NetParameter, blob: str, types: Collection[str], but_not_by: Collection[str]) -> bool:
+    """Whether a layer of these types depends on a blob in another way than by these layers."""
+    reached = {blob}
+    for layer in net.layer:
+        if layer.name not in but_not_by and reached.intersection(layer.bottom):
+            if layer.type in types:
+                return True
+            reached.update(layer.top)
+    return False
 
 
 def _check_two_domains(joins: Sequence[pb.LayerParameter], splits: Sequence[pb.LayerParameter]) -> None:

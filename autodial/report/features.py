@@ -36,7 +36,7 @@ class LayerFeatures:
 
     Attributes:
         layer: the layer's name.
-        alpha: clipped to [0.5, 1].
+        alpha: clipped as the layer does, to [0.5, 1] where there is one source.
         channels: some channels' values, sorted by channel.
         before, after: how far the two domains are apart: per channel sqrt((difference of means)^2 + (difference of
             deviations)^2), the Wasserstein distance of two normal distributions, averaged over all channels. `before`
@@ -57,10 +57,10 @@ class Capture:
 
     Args:
         dial: the layer, with its stored statistics. Channels are ordered by how much their stored means differ between
-            source and target; the chosen ones are spread from the first to the middle of that order.
+            the first source and the target; the chosen ones are spread from the first to the middle of that order.
 
     Attributes:
-        domain: the domain whose images are being run.
+        domain: whose images are being run: "target", or "source" whichever source they are of.
     """
 
     def __init__(self, dial: DomainAlignment) -> None:
@@ -123,12 +123,12 @@ class Capture:
         return mean, np.maximum(squares / count - mean**2, 0)
 
 
-_DOMAINS: tuple[Domain, Domain] = ("source", "target")
+_DOMAINS: tuple[Domain, ...] = ("source", "target")
 
 
 def _spread_channels(dial: DomainAlignment) -> list[int]:
     scale = 1 / dial.normalizer.item() if dial.normalizer.any() else 0.0
     mean, variance = (blob.double().cpu().numpy() * scale for blob in (dial.mean, dial.variance))
-    order = np.argsort(-np.abs(mean[0] - mean[1]) / np.sqrt(variance.mean(0) + dial.eps), kind="stable")
+    order = np.argsort(-np.abs(mean[0] - mean[-1]) / np.sqrt(variance.mean(0) + dial.eps), kind="stable")
     places = np.linspace(0, (len(order) - 1) / 2, min(_CHANNELS, len(order)))
     return sorted({int(order[round(place)]) for place in places})
