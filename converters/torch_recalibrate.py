@@ -26,9 +26,9 @@ from torch.utils.data import DataLoader
 from autodial.converters.torch_modules import is_batch_norm, join_batches
 from autodial.errors import InputError, WorkError
 from autodial.evaluation.recalibrate import MEMORY, Recalibration
-from autodial.evaluation.statistics import Domain, LayerChange, Moments, check_without_source, store_statistics
+from autodial.evaluation.statistics import LayerChange, Moments, check_without_source, store_statistics
 from autodial.layers import DomainAlignment
-from autodial.layers.dial import domain_names
+from autodial.layers.dial import DomainName, domain_names
 
 _log = logging.getLogger(__name__)
 
@@ -144,7 +144,7 @@ class _Images:
         count: number of images.
     """
 
-    domain: Domain
+    domain: DomainName
     loader: Iterable[Any]
     kept: list[Any] | None = None
     count: int = 0
@@ -293,7 +293,7 @@ class _Run:
         self.changes.clear()
         self.batch_norms.clear()
         for name in order:
-            moments: dict[Domain, Moments] = {}
+            moments: dict[DomainName, Moments] = {}
             for images in self.domains:
                 moments[images.domain] = Moments()
                 images.count = 0
@@ -323,7 +323,7 @@ class _Run:
             hook.remove()
         raise InputError(f'layer "{name}" does not run for every batch, so that it has no statistics of all images')
 
-    def _store(self, name: str, moments: Mapping[Domain, Moments]) -> None:
+    def _store(self, name: str, moments: Mapping[DomainName, Moments]) -> None:
         """Store statistics in a layer, and note what changed."""
         layer = self.layers[name]
         if isinstance(layer, DomainAlignment):
@@ -392,7 +392,7 @@ def _layers(net: nn.Module) -> dict[str, nn.Module]:
 
 
 @contextmanager
-def _by_domain(layer: DomainAlignment, sizes: Mapping[Domain, int]) -> Iterator[None]:
+def _by_domain(layer: DomainAlignment, sizes: Mapping[DomainName, int]) -> Iterator[None]:
     """Let a layer in eval mode normalize the first rows with one domain's statistics, and the next with another's."""
     forward: Callable[[Tensor], Tensor] = layer.forward
 
@@ -423,7 +423,7 @@ def _leaves(tree: Any) -> list[Tensor]:
     return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, Tensor)]
 
 
-def _count(batch: Any, domain: Domain) -> int:
+def _count(batch: Any, domain: DomainName) -> int:
     """The number of images in a batch."""
     counts = {len(leaf) for leaf in _leaves(batch) if leaf.dim()}
     if len(counts) != 1:

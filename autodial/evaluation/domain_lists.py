@@ -22,8 +22,7 @@ from autodial.evaluation.domains import (
     sources_of,
     without_augmentation,
 )
-from autodial.evaluation.statistics import Domain
-from autodial.layers.dial import domain_names
+from autodial.layers.dial import DomainName, domain_names
 from autodial.proto import messages as pb
 
 
@@ -60,11 +59,11 @@ class DomainLists:
     ) -> None:
         self._base_dir, self._device, self._batch_size, self._workers = base_dir, device, batch_size, workers
         self.test = data_in_test(net)
-        self.domains: tuple[Domain, ...] = domain_names(sources_of(net))
+        self.domains: tuple[DomainName, ...] = domain_names(sources_of(net))
         trained = data_in_train(net)
         tops = () if trained is None else (*trained.sources, trained.target)
         self._trained = dict(zip(self.domains, tops, strict=False))
-        self.names: dict[Domain, str] = {}
+        self.names: dict[DomainName, str] = {}
 
     def __enter__(self) -> DomainLists:
         self._folder = tempfile.TemporaryDirectory(prefix="autodial-")
@@ -76,7 +75,9 @@ class DomainLists:
             line = re.escape(self._folder.name + os.sep) + r"\w+\.txt:\d+: "
             raise InputError(re.sub(line, "", str(error))) from error
 
-    def open(self, domain: Domain, given: Path | None = None, *, size: tuple[int, int] | None = None) -> DomainBatches:
+    def open(
+        self, domain: DomainName, given: Path | None = None, *, size: tuple[int, int] | None = None
+    ) -> DomainBatches:
         """A domain's images, prepared as the TEST phase prepares images.
 
         Args:
@@ -111,7 +112,7 @@ class DomainLists:
             raise InputError(f"{self.names[domain]}: a single image has no statistics to align: name more images")
         return images
 
-    def _list(self, domain: Domain, given: Path, data: DataTop) -> Path:
+    def _list(self, domain: DomainName, given: Path, data: DataTop) -> Path:
         """`given`, or a list of its images if it is a folder or a list without labels."""
         if data.layer.type != "ImageData":
             return given
@@ -135,7 +136,7 @@ class DomainLists:
         return path
 
 
-def _option(domain: Domain) -> str:
+def _option(domain: DomainName) -> str:
     """The parameter that names a domain's images."""
     return domain.partition(" ")[0]
 

@@ -21,15 +21,9 @@ import torch
 from torch import Tensor
 
 from autodial.errors import InputError, WorkError
-from autodial.evaluation.statistics import (
-    Domain,
-    LayerChange,
-    Moments,
-    check_without_source,
-    store_statistics,
-)
+from autodial.evaluation.statistics import LayerChange, Moments, check_without_source, store_statistics
 from autodial.layers.batch_norm import BatchNorm
-from autodial.layers.dial import DomainAlignment, domain_names
+from autodial.layers.dial import DomainAlignment, DomainName, domain_names
 from autodial.net.net import Net
 from autodial.proto import Weights
 from autodial.proto import messages as pb
@@ -38,7 +32,6 @@ from autodial.wording import counted
 __all__ = [
     "MEMORY",
     "Batches",
-    "Domain",
     "LayerChange",
     "Progress",
     "Recalibration",
@@ -76,7 +69,7 @@ class Progress:
 
     number: int
     passes: int
-    domain: Domain
+    domain: DomainName
     share: float
 
 
@@ -275,7 +268,7 @@ class _Samples:
         old_classes, classes: for each batch, the most probable classes with the stored and with the new statistics.
     """
 
-    domain: Domain
+    domain: DomainName
     batches: Batches
     kept: list[dict[str, Tensor]] = field(default_factory=list)
     count: int = 0
@@ -349,7 +342,7 @@ class _Run:
         changes: dict[str, LayerChange] = {}
         for number, pass_ in enumerate(self._passes):
             names = [name for name, depth in self._steps.depths.items() if depth == pass_.step]
-            moments: dict[str, dict[Domain, Moments]] = {name: {} for name in names}
+            moments: dict[str, dict[DomainName, Moments]] = {name: {} for name in names}
             for samples in self._running(number):
                 for name in names:
                     moments[name][samples.domain] = Moments()
@@ -421,7 +414,7 @@ class _Run:
 
 def _of_sources(
     source: Batches | Sequence[Batches] | None, dials: Mapping[str, DomainAlignment]
-) -> dict[Domain, Batches]:
+) -> dict[DomainName, Batches]:
     """The samples of each source, by its name."""
     if source is None:
         return {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -12,12 +12,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from autodial.errors import InputError, WorkError
-from autodial.layers.dial import DomainAlignment, domain_names
+from autodial.layers.dial import DomainAlignment, DomainName, domain_names
 
 Array = NDArray[np.float64]
-Domain: TypeAlias = str
-"""A domain's name: "target" and "source", with several sources "source 1" and so on
-(`autodial.layers.dial.domain_names`)."""
 
 
 @dataclass(frozen=True)
@@ -136,7 +133,7 @@ def check_without_source(dials: Mapping[str, DomainAlignment]) -> None:
             )
 
 
-def store_statistics(name: str, dial: DomainAlignment, moments: Mapping[Domain, Moments]) -> LayerChange:
+def store_statistics(name: str, dial: DomainAlignment, moments: Mapping[DomainName, Moments]) -> LayerChange:
     """Mix all domains' statistics, store them in a layer, and return what changed.
 
     Args:

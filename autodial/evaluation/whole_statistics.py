@@ -14,7 +14,7 @@ from autodial.errors import InputError
 from autodial.evaluation.domain_lists import DomainLists, check_same_size
 from autodial.evaluation.domains import fed_net
 from autodial.evaluation.recalibrate import Progress, Recalibration, recalibrate, with_statistics
-from autodial.evaluation.statistics import Domain
+from autodial.layers.dial import DomainName
 from autodial.net.net import Net
 from autodial.proto import Weights
 from autodial.proto import messages as pb
@@ -37,7 +37,7 @@ class RecalibratedWeights:
 
     weights: Weights
     result: Recalibration
-    names: Mapping[Domain, str]
+    names: Mapping[DomainName, str]
     seconds: float
 
     @property
@@ -116,7 +116,7 @@ def recalibrate_weights(
     return RecalibratedWeights(with_statistics(weights, built), result, lists.names, time.perf_counter() - started)
 
 
-def _of_sources(domains: Sequence[Domain], given: Path | Sequence[Path] | None) -> dict[Domain, Path | None]:
+def _of_sources(domains: Sequence[DomainName], given: Path | Sequence[Path] | None) -> dict[DomainName, Path | None]:
     """The images that the user names for each source; InputError where these are of another number."""
     if given is None:
         return dict.fromkeys(domains)

@@ -7,7 +7,7 @@ import operator
 from collections.abc import Callable, Sequence
 from functools import cache
 from itertools import accumulate, pairwise
-from typing import SupportsIndex
+from typing import SupportsIndex, TypeAlias
 
 import torch
 import torch.nn.functional as F
@@ -28,9 +28,13 @@ def _channels(shape: Sequence[int]) -> int:
     return shape[1] if len(shape) > 1 else 1
 
 
+DomainName: TypeAlias = str
+"""Whose statistics: "target" or "source", with several sources "target", "source 1", "source 2" and so on."""
+
+
 @cache
-def domain_names(sources: int) -> tuple[str, ...]:
-    """What domains are called, by row of a layer's statistics: "source" and "target", or "source 1", "source 2", ..."""
+def domain_names(sources: int) -> tuple[DomainName, ...]:
+    """The domains by row of a layer's statistics."""
     return (*(["source"] if sources == 1 else (f"source {i + 1}" for i in range(sources))), "target")
 
 
@@ -124,7 +128,7 @@ class DomainAlignment(Layer):
         eps: float = 1e-5,
         moving_average_fraction: float = 0.999,
         use_global_stats: bool | None = None,
-        test_stats: str = "target",
+        test_stats: DomainName = "target",
     ) -> None:
         super().__init__()
         num_features = _whole_number("num_features", num_features)

@@ -21,11 +21,10 @@ from torch import Tensor
 from autodial.data.labels import read_labels, tell_apart
 from autodial.errors import InputError
 from autodial.evaluation.domains import DataTop, data_in_train, file_options, sources_of, without_augmentation
-from autodial.evaluation.recalibrate import Domain
 from autodial.evaluation.scoring import ScoredImage
 from autodial.layers import DomainAlignment
 from autodial.layers.data_sources import SourceLayer
-from autodial.layers.dial import domain_names
+from autodial.layers.dial import DomainName, domain_names
 from autodial.net.feed import Feed
 from autodial.net.net import Net
 from autodial.netparam.graph import Graph
@@ -295,7 +294,7 @@ class _Model:
                 self._forward({**unused, self._data.blob: images}, domain)
         return [capture.features(name) for name, capture in self._captures.items()]
 
-    def _source_readers(self) -> dict[Domain, tuple[Net, SourceLayer, DataTop]]:
+    def _source_readers(self) -> dict[DomainName, tuple[Net, SourceLayer, DataTop]]:
         """For each source a net of its data layer, prepared as in TEST; the layer that reads; the top of the images."""
         found = data_in_train(self._run.train_net)
         if found is None:
@@ -325,7 +324,7 @@ class _Model:
                 share = done if part == 0 else 1 + (part - 1 + done) / sources
                 self._progress(share / (2 if self._captures else 1))
 
-    def _forward(self, inputs: Mapping[str, Tensor], domain: Domain) -> Tensor:
+    def _forward(self, inputs: Mapping[str, Tensor], domain: DomainName) -> Tensor:
         """The logits; a source's images go through all Dial layers with that source's statistics."""
         stats = [dial.test_stats for dial in self._dials]
         for capture in self._captures.values():

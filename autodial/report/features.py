@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from autodial.errors import InputError
-from autodial.evaluation.recalibrate import Domain
 from autodial.layers import DomainAlignment
+from autodial.layers.dial import DomainName
 from autodial.report.predictions import Floats
 
 _CHANNELS = 4
@@ -64,11 +64,11 @@ class Capture:
     """
 
     def __init__(self, dial: DomainAlignment) -> None:
-        self.domain: Domain = "target"
+        self.domain: DomainName = "target"
         self._dial = dial
         self._channels = _spread_channels(dial)
-        self._values: dict[tuple[Domain, bool], list[Tensor]] = {}
-        self._sums: dict[tuple[Domain, bool], Tensor] = {}
+        self._values: dict[tuple[DomainName, bool], list[Tensor]] = {}
+        self._sums: dict[tuple[DomainName, bool], Tensor] = {}
         self._handle = dial.register_forward_hook(self._see)
 
     def close(self) -> None:
@@ -117,13 +117,13 @@ class Capture:
             distance /= np.sqrt((source_var + target_var) / 2 + gap**2 / 4 + eps)
         return float(distance.mean())
 
-    def _moments(self, domain: Domain, behind: bool) -> tuple[Floats, Floats]:
+    def _moments(self, domain: DomainName, behind: bool) -> tuple[Floats, Floats]:
         count, total, squares = self._sums[domain, behind].numpy()
         mean = total / count
         return mean, np.maximum(squares / count - mean**2, 0)
 
 
-_DOMAINS: tuple[Domain, ...] = ("source", "target")
+_DOMAINS: tuple[DomainName, ...] = ("source", "target")
 
 
 def _spread_channels(dial: DomainAlignment) -> list[int]:

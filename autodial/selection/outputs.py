@@ -25,9 +25,9 @@ from autodial.evaluation.domains import (
     reading,
     without_augmentation,
 )
-from autodial.evaluation.recalibrate import Domain, recalibrate, with_statistics
+from autodial.evaluation.recalibrate import recalibrate, with_statistics
 from autodial.evaluation.scoring import Scorer
-from autodial.layers.dial import DomainAlignment, domain_names
+from autodial.layers.dial import DomainAlignment, DomainName, domain_names
 from autodial.net.net import Net
 from autodial.netparam.graph import Graph
 from autodial.proto import messages as pb
@@ -220,13 +220,13 @@ class TrainedNet:
         return [given] * len(self._sources) if given is None or isinstance(given, Path) else given
 
     @property
-    def _names(self) -> Sequence[Domain]:
+    def _names(self) -> Sequence[DomainName]:
         return domain_names(len(self._sources))[:-1]
 
     def _batches(self, data: DataTop) -> DomainBatches:
         return DomainBatches(data, self._test.blob, device=self._device, workers=self._workers, base_dir=self._base_dir)
 
-    def _use(self, domain: Domain | None) -> None:
+    def _use(self, domain: DomainName | None) -> None:
         """Normalize with a domain's statistics; None: as the TEST phase states."""
         for dial, of_test in zip(self._dials, self._test_stats, strict=True):
             dial.test_stats = of_test if domain is None else domain
