@@ -50,18 +50,33 @@ def data_in_train(net: pb.NetParameter) -> tuple[DataTop, DataTop] | None:
     """The data tops of the source and the target in a NetParameter's TRAIN phase.
 
     They are the tops of data layers behind the first and the second bottom of the Concat layer that joins them along
-    the batch axis in front of a Dial layer. None if there is no such layer, as in a net with a TEST phase only.
+    the batch axis in front of a Dial layer. If another such layer joins several parts of the target, images with labels
+    and images without, the target's top is that of the last part. None if there is no such layer, as in a net with a
+    TEST phase only.
     """
     try:
         graph = Graph(filter_net(net, pb.TRAIN).layer)
     except InputError:
         return None
-    for node in _ancestors(graph, _dial_tops(graph)):
-        if node.param.type == "Concat" and node.param.concat_param.axis == 0 and len(node.bottoms) == 2:
-            source, target = (_data_tops(graph, [bottom]) for bottom in node.bottoms)
+    joins = [node for node in _ancestors(graph, _dial_tops(graph)) if _joins_two(node)]
+    inner = {id(other) for node in joins for other in graph.ancestors(node.bottoms[1]) if _joins_two(other)}
+    for node in joins:
+        if id(node) not in inner:
+            source, target = (_data_tops(graph, [bottom]) for bottom in (node.bottoms[0], _last_part(graph, node)))
             if len(source) == len(target) == 1 and source != target:
                 return source[0], target[0]
     return None
+
+
+def _joins_two(node: Node) -> bool:
+    """Whether a node joins two blobs along the batch axis."""
+    return node.param.type == "Concat" and node.param.concat_param.axis == 0 and len(node.bottoms) == 2
+
+
+def _last_part(graph: Graph, join: Node) -> int:
+    """The second bottom of a join or, if that was joined in turn, the second bottom there."""
+    inner = [node for node in graph.ancestors(join.bottoms[1]) if _joins_two(node)]
+    return _last_part(graph, inner[-1]) if inner else join.bottoms[1]
 
 
 def data_in_both_phases(net: pb.NetParameter, *, level: int = 0, stages: Sequence[str] = ()) -> bool:
