@@ -11,6 +11,7 @@ import typer
 from autodial.commands.dialize import OPTIONS as DIALIZE_OPTIONS
 from autodial.commands.options import naming_options, with_options
 from autodial.commands.progress import progress_bar
+from autodial.wording import every
 
 if TYPE_CHECKING:
     from autodial.project.project import Project
@@ -124,7 +125,7 @@ def _print_summary(project: Project) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from autodial.project.schedule import drops
+    from autodial.project.schedule import describe_epochs, drops
     from autodial.system.terminal import Console
 
     data, planned = project.data, project.plan
@@ -145,16 +146,16 @@ def _print_summary(project: Project) -> None:
     height, width = planned.size
     steps = f", learning rate drops at iteration {', '.join(map(str, drops(solver)))}" if drops(solver) else ""
     tests = (
-        f"every {solver.test_interval} iterations"
+        every(solver.test_interval, "iteration")
         if data.test
         else "not measured, as no target labels are known: --test adds labelled images"
     )
     console.print(f"net          {project.arch}, {len(data.classes)} classes, images resized to {height} x {width}")
     few = f", the first {planned.labelled} of them with labels" if planned.labelled else ""
     console.print(f"batch        {split.total}: {split.source} source images, then {split.target} target images{few}")
-    console.print(f"iterations   {solver.max_iter} ({planned.epochs:.4g} epochs over the source){steps}")
+    console.print(f"iterations   {solver.max_iter} ({describe_epochs(planned.epochs)} over the source){steps}")
     console.print(f"accuracy     {tests}")
-    console.print(f"snapshots    every {solver.snapshot} iterations")
+    console.print(f"snapshots    {every(solver.snapshot, 'iteration')}")
     for domain in data.domains:
         if domain.ignored:
             console.print(f"ignored      {domain.ignored} files in {domain.origin} that are hidden or not images")

@@ -21,7 +21,7 @@ from autodial.evaluation.domains import (
     reading,
     without_augmentation,
 )
-from autodial.evaluation.statistics import Domain
+from autodial.model_file import Domain
 from autodial.proto import messages as pb
 
 

@@ -24,7 +24,9 @@ from autodial.project.net_template import LABELLED_LIST, SOURCE_LIST, TARGET_LIS
 from autodial.project.plan import LABELS, NET, SOLVER, START, Plan, plan
 from autodial.project.recipe import fit_net, read_recipe
 from autodial.project.scan import DomainImages, read_labelled_target, read_source, read_target, read_test
+from autodial.project.schedule import describe_epochs
 from autodial.proto import Weights, to_text
+from autodial.wording import counted
 
 _MOST_EPOCHS = 100_000
 
@@ -75,7 +77,8 @@ class Project:
                 "target's, and the losses on labels read them behind the source's images.",
             ]
         about_solver = [
-            f"{self.plan.epochs:.4g} epochs over {len(data.source.images)} source images, made by `autodial init`.",
+            f"{describe_epochs(self.plan.epochs)} over {counted(len(data.source.images), 'source image')}, made by "
+            "`autodial init`.",
             "Without a snapshot_prefix, snapshots (solver_iter_N) and logs (solver_run) lie beside this file.",
             *([f"Training starts from {real_paths(self.weights)}"] if self.weights else []),
         ]
