@@ -173,7 +173,7 @@ def test_it_trains_and_leaves_as_any_project(done: Callable[..., str], caplog: p
     with Path("scores.csv").open(encoding="utf-8") as file:
         assert len(list(csv.DictReader(file))) == 38
     weights = ("--weights", last_weights("project"))
-    printed = done("export", "--recalibrate", "--net", net, *weights, "-o", "target.onnx", "--device", "cpu")
+    printed = done("export", "--recalibrate", "--net", net, *weights, "-o", "target.onnx")
     assert "40" in printed  # all target images, those with labels too
     done("predict", "target.onnx", "target", "-o", "labels.csv", "--device", "cpu", "-q", "--drift", "drift.json")
     assert json.loads(Path("drift.json").read_text("utf-8"))["verdict"] != "shifted"
@@ -188,7 +188,7 @@ def test_a_slice_at_a_wrong_row_is_pointed_out(
     wrong = ("--set", "fc3-dial.dial_param.slice_point=12")
     with caplog.at_level(logging.WARNING):
         done("train", "--solver", "project/solver.prototxt", *CPU, *wrong)
-    assert 'several rows: 11 by layer "data-concat", 12 by layer "fc3-dial"' in caplog.text
+    assert 'several rows: 11 by layer "label-concat", 12 by layer "fc3-dial"' in caplog.text
 
 
 @pytest.mark.slow
