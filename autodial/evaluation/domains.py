@@ -56,22 +56,27 @@ class TrainData(NamedTuple):
 def data_in_train(net: pb.NetParameter) -> TrainData | None:
     """The data tops of the sources and the target in a NetParameter's TRAIN phase.
 
-    They are the tops of data layers behind the first and the second bottom of the Concat layer that joins source and
-    target along the batch axis in front of a Dial layer. Several sources, as many as the Dial layers align, are joined
-    by that layer too, or by Concat layers before it. None if there is no such layer, as in a net with a TEST phase
-    only.
+    They are the tops of data layers behind the first and the last bottom of the Concat layer that joins source and
+    target along the batch axis in front of a Dial layer. Several sources, as many as the Dial layers align, are the
+    bottoms but the last, or another Concat layer joined them before. If another such layer joined several parts of the
+    target, images with labels and images without, the target's top is that of the last part. None if there is no such
+    layer, as in a net with a TEST phase only.
     """
     try:
         graph = Graph(filter_net(net, pb.TRAIN).layer)
     except InputError:
         return None
-    nodes = _ancestors(graph, _dial_tops(graph))
-    wanted = 1 + sources_of(net)
-    for node in nodes:
-        if _joins_rows(node):
-            tops = [_data_tops(graph, [part]) for part in _joined(graph, node.tops[0])]
-            found = [top for (top, *more) in filter(None, tops) if not more]
-            if len(found) == len(tops) == wanted and all(top not in found[:i] for i, top in enumerate(found)):
+    joins = [node for node in _ancestors(graph, _dial_tops(graph)) if _joins_rows(node)]
+    inner = {id(other) for node in joins for other in graph.ancestors(*node.bottoms) if _joins_rows(other)}
+    for node in joins:
+        if id(node) not in inner:
+            *others, last = node.bottoms
+            parts = [*(part for other in others for part in _joined(graph, other)), _joined(graph, last)[-1]]
+            tops = [_data_tops(graph, [part]) for part in parts]
+            found = [some[0] for some in tops if len(some) == 1]
+            if len(found) == len(tops) == 1 + sources_of(net) and not any(
+                top in found[:i] for i, top in enumerate(found)
+            ):
                 return TrainData(tuple(found[:-1]), found[-1])
     return None
 

@@ -11,7 +11,6 @@ from autodial.layers import DomainAlignment
 from autodial.layers.base import canonical_axis
 from autodial.net.feed import sources
 from autodial.net.net import Net
-from autodial.proto import messages as pb
 
 _log = logging.getLogger(__name__)
 
@@ -59,24 +58,54 @@ def check_data(net: Net) -> None:
 
 
 def check_slices(net: Net) -> None:
-    """Warn where a train net splits the batch into source and target at several rows: one of them is a mistake."""
-    points: dict[int, str] = {}
-    between: set[int] = set()
-    """Where one source ends and the next begins, where their rows are joined, too."""
+    """Warn where a train net splits the batch into source and target at several rows: one of them is a mistake.
+
+    A Slice layer may also cut where parts of the target were joined in turn: images with labels and images without.
+    Where one of several sources ends, its rows are joined with the next one's.
+    """
+    cuts: dict[str, int] = {}
+    joined: dict[str, _Join] = {}
+    among_sources: set[int] = set()
     for message in net.param.layer:
         layer = net.layer(message.name)
+        join = joined.get(message.bottom[0]) if message.bottom else None
         if isinstance(layer, DomainAlignment) and layer.training and layer.slice_point is not None:
-            points.setdefault(layer.slice_point, message.name)
-            between.update(layer.source_slice_point)
+            cuts[message.name] = layer.slice_point
+            among_sources.update(layer.source_slice_point)
         elif message.type == "Slice" and message.slice_param.axis == 0 and len(message.slice_param.slice_point) == 1:
-            points.setdefault(message.slice_param.slice_point[0], message.name)
+            if join is None or message.slice_param.slice_point[0] != join.seam:
+                cuts[message.name] = message.slice_param.slice_point[0]
+            join = None
         elif message.type == "Concat" and message.concat_param.axis == 0 and len(message.bottom) == 2:
-            points.setdefault(net.blob_shapes[message.bottom[0]][0], message.name)
-    for point in between.intersection(points):
-        del points[point]
+            inner = joined.get(message.bottom[1])
+            row = net.blob_shapes[message.bottom[0]][0]
+            join = _Join(message.name, row, None if inner is None else row + inner.row)
+            cuts[message.name] = row
+            if inner is not None:
+                cuts.pop(inner.layer, None)
+        for top in message.top:
+            joined.pop(top, None)
+            if join is not None:
+                joined[top] = join
+    points: dict[int, str] = {}
+    for name, row in cuts.items():
+        if row not in among_sources:
+            points.setdefault(row, name)
     if len(points) > 1:
         places = ", ".join(f'{point} by layer "{name}"' for point, name in points.items())
         _log.warning("The batch is split into source and target at several rows: %s", places)
+
+
+class _Join(NamedTuple):
+    """A layer that joined two parts of a batch, and the row at which the second begins.
+
+    Attributes:
+        seam: the row at which the second part was joined in turn; None if it was not.
+    """
+
+    layer: str
+    row: int
+    seam: int | None
 
 
 def label_readers(net: Net) -> Iterator[LabelReader]:
@@ -89,19 +118,14 @@ def label_readers(net: Net) -> Iterator[LabelReader]:
             reader = cast(_ReadsLabels, layer)
             shape = net.blob_shapes[message.bottom[0]]
             classes = shape[canonical_axis(reader.axis, len(shape))]
-            for source, number in labels[message.bottom[1]]:
-                yield LabelReader(message.name, source, number, classes, reader.ignore_label)
+            for origin in labels[message.bottom[1]]:
+                yield LabelReader(message.name, *origin, classes, reader.ignore_label)
         passed_on = None
-        if message.type == "Split" or _joins_rows(message):
-            parts = [labels.get(bottom) for bottom in message.bottom]
-            passed_on = None if None in parts else [part for some in parts for part in some or ()]
+        if message.type in ("Concat", "Split") and all(bottom in labels for bottom in message.bottom):
+            passed_on = [origin for bottom in message.bottom for origin in labels[bottom]]
         for j, top in enumerate(message.top):
             labels.pop(top, None)
             if passed_on is not None:
                 labels[top] = passed_on
             elif message.name in read:
                 labels[top] = [(message.name, j)]
-
-
-def _joins_rows(layer: pb.LayerParameter) -> bool:
-    return bool(layer.type == "Concat" and layer.concat_param.axis == 0)
