@@ -18,7 +18,7 @@ from autodial.errors import AutodialError, InputError, WorkError
 from autodial.wording import shortened
 
 _PROTOCOL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+)://")
-_LOCAL = re.compile(r"file://(?:localhost(?=/))?(?=/)", re.IGNORECASE)
+_LOCAL = re.compile(r"\Afile://(?:localhost(?=/))?(?=/)", re.IGNORECASE)
 _USER = re.compile(r"(?<=://)[^/\s@]*:[^/\s]*@|(?<=http://)[^/\s]+@|(?<=https://)[^/\s]+@")
 """A user's name and password before a host. A name alone is no secret, but for HTTP, where it may be a token."""
 _QUERY = re.compile(r"(?<=[^\s?])\?[^\s?'\"]*=[^\s'\"]*")

@@ -251,6 +251,8 @@ def _check_address(address: str, column: str | None) -> None:
     first = next(images, None)
     shown = addresses.shown(address)
     if first is None:
+        if has_suffix(address, LIST_SUFFIX):
+            raise InputError(f"{shown}: this list names no images")
         found = f"; passed over are {describe_kinds(passed_over.kinds)}" if passed_over.kinds else ""
         raise InputError(f"{shown}: no image is here (images are {', '.join(IMAGE_SUFFIXES)}){found}")
     if first.error is not None and first.path == shown:

@@ -53,6 +53,7 @@ def recalibrate_weights(
     size: tuple[int, int] | None = None,
     batch_size: int | None = None,
     workers: int = 0,
+    begun: Callable[[], object] | None = None,
     report: Callable[[Progress], None] | None = None,
 ) -> RecalibratedWeights:
     """Compute a net's Dial statistics over whole image lists (paper, section 3.2; see `recalibrate`).
@@ -70,6 +71,7 @@ def recalibrate_weights(
         size: height and width to resize the images of `source` and `target` to; None: no resizing.
         batch_size: images per batch; None: as in the TEST phase.
         workers: processes that read images ahead.
+        begun: called when everything is checked, before the first batch.
         report: called after each batch.
 
     Raises:
@@ -101,6 +103,8 @@ def recalibrate_weights(
         target_images.check()
         if unstored := built.without_statistics():
             _log.warning("%s had no statistics stored: there is nothing to compare with", ", ".join(unstored))
+        if begun is not None:
+            begun()
         with full_memory_errors():
             result = recalibrate(built, source_images, target_images, logits=logits, report=report)
     return RecalibratedWeights(with_statistics(weights, built), result, lists.names, time.perf_counter() - started)
