@@ -3,22 +3,31 @@
 The graph takes images, decoded and resized, as its input `image`, uint8 (batch, height, width, channels), and gives
 `logits` and `probabilities`, float32 (batch, classes). A JSON object under the metadata key `autodial` has the rest.
 A file whose input is the net's input blob, float32 under the blob's name, has `raw_input: true` there.
+
+For programs that don't know AutoDIAL, `image` is marked as ONNX marks images (its documents TypeDenotation,
+DimensionDenotation and MetadataProps), and the license is under the key that ONNX has for it.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Annotated, Any, TypedDict
+from typing import Annotated, Any, Literal, TypeAlias, TypedDict
 
 from autodial.errors import InputError
 from autodial.system.json_files import WrongValueError, check
 from autodial.wording import counted
 
+Domain: TypeAlias = Literal["source", "target"]
+"""Whose statistics an alignment layer normalizes with: the entry `statistics`, null for a net without such layers."""
+
 KEY = "autodial"
 """The metadata property that holds the JSON object."""
 SCHEMA = 1
 """Version of the object's schema. A reader refuses files of later versions."""
+
+LICENSE = "model_license"
+"""ONNX's own metadata property for the license; files without one lack it."""
 
 INPUT = "image"
 LOGITS = "logits"
@@ -26,6 +35,12 @@ PROBABILITIES = "probabilities"
 OUTPUTS = (LOGITS, PROBABILITIES)
 CHANNELS = {"BGR": 3, "GRAY": 1}
 """Values of `channel_order`, with an image's number of channels."""
+
+IMAGE = "IMAGE"
+"""ONNX's denotation of the input's type."""
+IMAGE_AXES = ("DATA_BATCH", "DATA_FEATURE", "DATA_FEATURE", "DATA_CHANNEL")
+"""ONNX's denotations of the input's dimensions."""
+_PIXEL_FORMATS = {"BGR": "Bgr8", "GRAY": "Gray8"}
 
 # How an image is prepared for the graph, in training and in prediction: it is stretched to the graph's size, rotated as
 # its EXIF orientation says, and transparent pixels are laid over white.
@@ -99,6 +114,18 @@ class BlobMetadata(_Schema):
     statistics: str | None
     weights_sha256: str
     version: str
+
+
+def image_properties(channel_order: str) -> dict[str, str]:
+    """ONNX's standard metadata of the images that a file takes: their bytes as an image file holds them.
+
+    The gamma is that of sRGB, as decoders leave pixels as they are stored and colour profiles are not applied.
+    """
+    return {
+        "Image.BitmapPixelFormat": _PIXEL_FORMATS[channel_order],
+        "Image.ColorSpaceGamma": "SRGB",
+        "Image.NominalPixelRange": "NominalRange_0_255",
+    }
 
 
 def check_shapes(metadata: ImageMetadata) -> None:

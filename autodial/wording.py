@@ -40,6 +40,11 @@ def counted(number: int, noun: str, plural: str | None = None) -> str:
     return f"{number} {noun if number == 1 else plural or f'{noun}s'}"
 
 
+def every(number: int, noun: str) -> str:
+    """`every iteration`, `every 5 iterations`."""
+    return f"every {noun}" if number == 1 else f"every {number} {noun}s"
+
+
 def shortened(text: str, longest: int = _LONGEST) -> str:
     """Text from a file for a message: whole, or its first characters and three dots.
 

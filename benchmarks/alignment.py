@@ -44,7 +44,7 @@ def by_torch(layer: DomainAlignment, x: Tensor, grad: Tensor) -> Callable[[], No
     """A step of the layer's alignment with the kernels that the CPU has."""
 
     def run() -> None:
-        n = layer.source_samples(len(x))
+        (n,) = layer.points(len(x))
         align(x, layer.alpha, n, layer.eps, kernels=alignment_torch)[0].backward(grad)
         x.grad = layer.alpha.grad = None
 

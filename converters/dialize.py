@@ -43,7 +43,8 @@ class DialReport:
         inserted: names of the layers that a Dial and a Scale layer were put behind.
         renamed: names of the layers with the classes' weights, with their new names; empty without `classes`.
         removed: names of the layers that were left out, besides data, losses on labels, accuracies and Softmax.
-        missing: names of layers whose parameters the weights lack; empty without weights.
+        missing: names of layers whose parameters the weights lack; empty without weights, and where the net was not
+            built.
         ignored: names of layers in the weights that the net lacks.
         max_difference: largest absolute difference of a logit from the original net's in TEST, on random images; None
             if the nets need not agree, or nothing was compared.
@@ -111,7 +112,8 @@ def dialize(
 
     Nothing else changes: frozen layers stay frozen.
 
-    The result is built in both phases. If it keeps the original's weights and classifier, and no Dial layer was
+    The result is built in both phases, unless a layer is of a type that AutoDIAL does not compute; such layers stay as
+    they are, and a note names them. If it keeps the original's weights and classifier, and no Dial layer was
     inserted, both nets run in TEST on random images, and must agree.
 
     Args:
@@ -130,7 +132,7 @@ def dialize(
         base_dir: folder of the net's file.
 
     Raises:
-        InputError: the net can't be dialized, has layers of unknown types, or weights or options don't fit.
+        InputError: the net can't be dialized, or weights or options don't fit.
         WorkError: the net differs from the original where they must agree.
     """
     if classes is not None and classes < 2:
@@ -139,11 +141,7 @@ def dialize(
         if layer.type == "Dial":
             raise InputError(f'layer "{layer.name}" is a Dial layer already, so the net is an AutoDIAL net')
     parts = read_classification(net, logits)
-    for number in parts.body:
-        try:
-            layer_class(net.layer[number].type)
-        except InputError as error:
-            raise InputError(f'layer "{net.layer[number].name}": {error}') from None
+    unknown = _unknown(net, parts)
     data = read_domain_data(net, parts, weights, size=size, transform=transform, base_dir=base_dir)
     source_batch, target_batch = _batches(source_batch, target_batch, data.batch_size)
     body = Body(net, parts, source_batch, classes, dropout)
@@ -160,7 +158,7 @@ def dialize(
 
     missing: list[str] = []
     difference = spread = None
-    if data.shape is not None:
+    if data.shape is not None and not unknown:
         original = _original(net, parts, data)
         train, test = _build(result, data)
         if weights is not None and carried is not None:
@@ -179,7 +177,7 @@ def dialize(
         ignored=tuple(ignored),
         max_difference=difference,
         logits_range=spread,
-        notes=(*data.notes, *([] if weights else _unfilled(body.layers))),
+        notes=(*data.notes, *unknown, *([] if weights else _unfilled(body.layers))),
     )
     sections = {
         readers[0].name: "Data",
@@ -201,6 +199,23 @@ def _batches(source: int | None, target: int | None, total: int | None) -> tuple
     if min(source, target) < 1:
         raise InputError(f"a batch of {source} source and {target} target samples lacks a domain: both need at least 1")
     return source, target
+
+
+def _unknown(net: pb.NetParameter, parts: Classification) -> list[str]:
+    """A note on layers of types that can't be computed here; none if there are none."""
+    layers: dict[str, str] = {}
+    for layer in (net.layer[number] for number in parts.body):
+        try:
+            layer_class(layer.type)
+        except InputError:
+            layers.setdefault(layer.type, layer.name)
+    if not layers:
+        return []
+    types = ", ".join(f'{kind} (layer "{name}")' for kind, name in layers.items())
+    return [
+        f"AutoDIAL does not compute layers of the types {types}: they stay as they are, the net was neither built nor "
+        "compared with the original, and only a Caffe that has these layers and Dial trains it"
+    ]
 
 
 def _removed(net: pb.NetParameter, parts: Classification) -> tuple[str, ...]:

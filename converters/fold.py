@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,9 +24,6 @@ from autodial.netparam.graph import Graph, Node
 from autodial.proto import messages as pb
 
 Blobs = dict[str, list[NDArray[np.floating[Any]]]]
-
-Domain = Literal["source", "target"]
-"""Whose statistics a Dial layer normalizes with."""
 
 _DOMAIN_ROWS = {"source": 0, "target": 1}
 

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from autodial.converters.class_names import read_class_names
 from autodial.converters.destinations import Destination, ExportOptions, as_destination
-from autodial.converters.fold import Domain, Folded, check_frozen, fold
+from autodial.converters.fold import Folded, check_frozen, fold
 from autodial.converters.image_input import ImageInput
 from autodial.converters.metadata import make_metadata, weights_digest
 from autodial.converters.onnx_file import Preprocess, TargetPredictor
@@ -29,7 +29,7 @@ from autodial.converters.prepared import FoldedNet, Prepared, check_size, load
 from autodial.converters.reference import Progress, TrainingImages, measure
 from autodial.converters.verification import BATCHES, Comparison, ExportReport
 from autodial.errors import InputError
-from autodial.model_file import INPUT
+from autodial.model_file import INPUT, Domain
 from autodial.net.net import Net
 from autodial.netparam.graph import Graph, Node
 from autodial.netparam.layer_types import NO_IMAGES
@@ -91,6 +91,7 @@ def export(
     min_agreement: float | None = None,
     transform: pb.TransformationParameter | None = None,
     size: tuple[int, int] | None = None,
+    license: str | None = None,
     base_dir: Path | None = None,
     progress: Progress | None = None,
 ) -> ExportReport:
@@ -105,7 +106,7 @@ def export(
         weights: a caffemodel with every layer that has parameters; several caffemodels make an ensemble, a file that
             averages the probabilities of the net with each. Its logits are the log of the mean probabilities.
         output: the ONNX file to write, whose folder must exist, or another destination.
-        logits, labels, keep_affine, raw_input, domain, precision, calibration, min_agreement, transform, size,
+        logits, labels, keep_affine, raw_input, domain, precision, calibration, min_agreement, transform, size, license,
             base_dir: see `autodial.converters.destinations.ExportOptions`.
         progress: called while training images are measured, which domain shifts are detected with.
 
@@ -128,6 +129,7 @@ def export(
         min_agreement=min_agreement,
         transform=transform,
         size=size,
+        license=license,
         base_dir=base_dir,
     )
     destination.check(options, net_param)
@@ -200,8 +202,9 @@ def prepare(
     if data.transform_param.mirror:
         notes.append(f'layer "{data.name}" mirrors at random in TEST too, as Caffe does; the exported file does not')
     if len(nets) > 1:
+        times = "twice" if len(nets) == 2 else f"{len(nets)} times"
         notes.append(
-            f"the file averages the probabilities of {len(nets)} nets, and takes {len(nets)} times as long as one net"
+            f"the file averages the probabilities of {len(nets)} nets, so that it needs {times} as long as one net"
         )
     samples, compared_on = _samples(images, shape)
     blobs = torch.from_numpy(images.blob(samples) if images else samples)
@@ -216,7 +219,7 @@ def prepare(
             training = TrainingImages.of_caffe(net_param, folded.statistics, base_dir)
             measured = partial(measure, training=training, images=pictures, progress=progress)
         except InputError as error:
-            notes.append(f"the file can't detect a domain shift, as it keeps no training images' statistics: {error}")
+            notes.append(f"the file can't detect a domain shift, as no training images could be measured ({error})")
     return Prepared(
         make_predictor=lambda: TargetPredictor(
             _averaged([NetLogits(_deployed(folded), folded.logits) for folded in foldings]),
@@ -243,6 +246,7 @@ def prepare(
         )
         if len(nets) == 1
         else None,
+        license=options.license,
     )
 
 

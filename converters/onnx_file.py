@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import onnx
 import onnxruntime  # type: ignore[import-untyped]
@@ -15,12 +14,13 @@ from torch import Tensor, nn
 
 from autodial.converters.destinations import Destination
 from autodial.converters.image_input import ImageInput
+from autodial.converters.onnx_description import describe_model
 from autodial.converters.precision import Precision, lower
 from autodial.converters.prepared import Prepared, check_size
 from autodial.converters.runtime import cpu_session
 from autodial.converters.verification import ExportReport, Runner, verify
 from autodial.errors import WorkError
-from autodial.model_file import KEY, OUTPUTS, check_written, to_text
+from autodial.model_file import OUTPUTS, check_written
 
 OPSET = 18
 """The opset that torch's exporter is written in; any other goes through a version converter."""
@@ -112,7 +112,9 @@ def make_verified(net: Prepared) -> VerifiedModel:
     precision: Precision = "float32" if lowering is None else lowering.precision
     metadata = {**net.metadata, "precision": precision}
     check_written(metadata)
-    model = _to_onnx(net.make_predictor(), torch.from_numpy(comparison.fed[:2]), net.input, metadata)
+    model = _to_onnx(net.make_predictor(), torch.from_numpy(comparison.fed[:2]), net.input)
+    describe_model(model, metadata, net.license)
+    _check(model, net.input, f"torch {torch.__version__}")
     data: bytes = model.SerializeToString()
     verified = verify(_onnx_runner(data), comparison, "ONNX Runtime")
     agreement, notes = None, list(verified.notes)
@@ -120,7 +122,7 @@ def make_verified(net: Prepared) -> VerifiedModel:
     if lowering is not None:
         model, agreement, more = lower(model, lowering, comparison.fed, comparison.words)
         notes += more
-        _set_metadata(model, metadata)
+        describe_model(model, metadata, net.license)
         _check(model, net.input, runtime)
         data = model.SerializeToString()
     if net.measure is not None:
@@ -128,7 +130,7 @@ def make_verified(net: Prepared) -> VerifiedModel:
         notes += more
         if reference is not None:
             metadata = {**metadata, "reference": reference.record()}
-            _set_metadata(model, metadata)
+            describe_model(model, metadata, net.license)
             data = model.SerializeToString()
     report = partial(
         net.report,
@@ -145,8 +147,8 @@ def make_verified(net: Prepared) -> VerifiedModel:
     return VerifiedModel(model, data, report)
 
 
-def _to_onnx(predictor: nn.Module, example: Tensor, input_name: str, metadata: dict[str, Any]) -> onnx.ModelProto:
-    """The ONNX model of a predictor, checked for what its readers rely on; WorkError if the exporter fails."""
+def _to_onnx(predictor: nn.Module, example: Tensor, input_name: str) -> onnx.ModelProto:
+    """The ONNX model of a predictor; WorkError if the exporter fails."""
     held = {tensor.data_ptr(): (name, tensor.nbytes) for name, tensor in predictor.state_dict().items()}  # tied: once
     check_size(dict(held.values()), Destination.limit)
     try:
@@ -167,13 +169,7 @@ def _to_onnx(predictor: nn.Module, example: Tensor, input_name: str, metadata: d
     model = program.model_proto
     _strip(model)
     model.ir_version = IR_VERSION  # the exporter's own is of what was stripped
-    _set_metadata(model, metadata)
-    _check(model, input_name, f"torch {torch.__version__}")
     return model
-
-
-def _set_metadata(model: onnx.ModelProto, metadata: dict[str, Any]) -> None:
-    onnx.helper.set_model_props(model, {KEY: to_text(metadata)})
 
 
 def _strip(model: onnx.ModelProto) -> None:

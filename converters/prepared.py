@@ -9,12 +9,13 @@ from typing import Any
 
 from torch import nn
 
-from autodial.converters.fold import Domain, Folded
+from autodial.converters.fold import Folded
 from autodial.converters.image_input import ImageInput
 from autodial.converters.precision import Agreement, Lowering, Precision
 from autodial.converters.verification import BATCHES, TOLERANCE, Comparison, ExportReport
 from autodial.data.image_statistics import Reference
 from autodial.errors import InputError
+from autodial.model_file import Domain
 from autodial.net.net import Net
 from autodial.proto import Weights
 
@@ -57,6 +58,7 @@ class Prepared:
         measure: computes from the ONNX file the training images' statistics that its metadata keeps, and notes; None if
             there are no training images.
         caffe: the Caffe net; None for a torch module and for an ensemble.
+        license: as in ExportOptions.
     """
 
     make_predictor: Callable[[], nn.Module]
@@ -71,6 +73,7 @@ class Prepared:
     lowering: Lowering | None = None
     measure: Callable[[bytes], tuple[Reference | None, list[str]]] | None = None
     caffe: FoldedNet | None = None
+    license: str | None = None
 
     def report(
         self,
@@ -107,6 +110,7 @@ class Prepared:
             logits_range=logits_range,
             precision=precision,
             agreement=agreement,
+            license=self.license,
             notes=(*self.notes, *notes),
         )
 

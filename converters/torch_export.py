@@ -15,7 +15,6 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 
 from autodial.converters.class_names import note_repeated
 from autodial.converters.destinations import Destination, ExportOptions, as_destination
-from autodial.converters.fold import Domain
 from autodial.converters.image_input import ImageInput
 from autodial.converters.metadata import digest, make_metadata
 from autodial.converters.onnx_file import Preprocess, TargetPredictor
@@ -31,7 +30,7 @@ from autodial.data.sequences import is_one_name
 from autodial.data.transforms import Transform
 from autodial.errors import InputError, WorkError
 from autodial.layers import DomainAlignment
-from autodial.model_file import INPUT
+from autodial.model_file import INPUT, Domain
 from autodial.wording import counted
 
 
@@ -63,13 +62,15 @@ def export_module(
     precision: Precision = "float32",
     calibration: str | Path | None = None,
     min_agreement: float | None = None,
+    license: str | None = None,
 ) -> ExportReport:
     """Fold a torch classifier in eval mode, export it, and compare the file with the module before it is written.
 
     The file is what `autodial predict` and any ONNX runtime take, as autodial.converters.net_export.export writes it
     for Caffe nets: input `image`, uint8 `(batch, *size, 3)` in BGR order or `(batch, *size, 1)`; outputs `logits` and
-    `probabilities`, float32 (batch, classes); one metadata key, `autodial`. The graph does
-    what torchvision's ToTensor and Normalize do: `(image * scale - mean) / std`. All batch normalizations are folded.
+    `probabilities`, float32 (batch, classes); the metadata key `autodial`, and ONNX's own metadata of images. The graph
+    does what torchvision's ToTensor and Normalize do: `(image * scale - mean) / std`. All batch normalizations are
+    folded.
     `autodial predict` stretches an image to `size`, bilinear without antialiasing; train on images made likewise.
 
     Args:
@@ -89,6 +90,7 @@ def export_module(
         calibration: a folder of images, or a list of them, to calibrate int8 on and to compare a lower precision with
             float32 on; None: target_images. int8 needs either.
         min_agreement: share of these images that must keep their most probable class, in [0, 1]; None: 0.99.
+        license: an SPDX license expression, such as "Apache-2.0", that the file names; None for none.
 
     Raises:
         InputError: the file can't be written there, an argument makes no sense, the module can't run on such images or
@@ -101,6 +103,7 @@ def export_module(
         precision=precision,
         calibration=None if calibration is None else Path(calibration),
         min_agreement=min_agreement,
+        license=license,
     )
     destination = as_destination(output)
     destination.check(options)
@@ -137,6 +140,7 @@ def export_module(
         notes=tuple(notes),
         lowering=lowering,
         measure=partial(measure, training=training, images=images) if training.files else None,
+        license=options.license,
     )
     return destination.write(prepared)
 

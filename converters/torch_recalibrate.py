@@ -26,8 +26,9 @@ from torch.utils.data import DataLoader
 from autodial.converters.torch_modules import is_batch_norm, join_batches
 from autodial.errors import InputError, WorkError
 from autodial.evaluation.recalibrate import MEMORY, Recalibration
-from autodial.evaluation.statistics import Domain, LayerChange, Moments, check_without_source, store_statistics
+from autodial.evaluation.statistics import LayerChange, Moments, check_without_source, store_statistics
 from autodial.layers import DomainAlignment
+from autodial.model_file import Domain
 
 _log = logging.getLogger(__name__)
 

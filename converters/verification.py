@@ -49,6 +49,7 @@ class ExportReport:
         logits_range: largest minus smallest logit of the unfolded net, over all compared rows.
         precision: of weights and computation.
         agreement: how far a file of lower precision agrees with the float32 file; None for float32.
+        license: the SPDX license expression that the file names; None for none.
         notes: further sentences for the user.
     """
 
@@ -69,6 +70,7 @@ class ExportReport:
     logits_range: float
     precision: Precision
     agreement: Agreement | None
+    license: str | None
     notes: tuple[str, ...]
 
     @property

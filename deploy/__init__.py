@@ -6,8 +6,9 @@
     logits, probabilities = predictor.predict(["a.jpg", "b.jpg"])
 
 `predict_folder` does the same for any number of files and writes a table: CSV, JSON Lines or Parquet. `BatchLabeller`
-labels columns, for tables on clusters. `autodial.deploy.serve` is the service. Names load when they are first used, so
-that importing this package brings neither ONNX Runtime nor OpenCV.
+labels columns, for tables on clusters. `choose_to_label` chooses among image files what a person should label, and
+`worth_labelling` by any model's probabilities. `autodial.deploy.serve` is the service. Names load when they are first
+used, so that importing this package brings neither ONNX Runtime nor OpenCV.
 """
 
 from __future__ import annotations
@@ -21,8 +22,19 @@ if TYPE_CHECKING:
     from autodial.deploy.predictions import Predictions
     from autodial.deploy.predictor import Predictor
     from autodial.deploy.runner import Summary, predict_folder
+    from autodial.deploy.to_label import ToLabel, choose_to_label, worth_labelling
 
-__all__ = ["BatchLabeller", "ModelInfo", "Predictions", "Predictor", "Summary", "predict_folder"]
+__all__ = [
+    "BatchLabeller",
+    "ModelInfo",
+    "Predictions",
+    "Predictor",
+    "Summary",
+    "ToLabel",
+    "choose_to_label",
+    "predict_folder",
+    "worth_labelling",
+]
 
 _HOME = {
     "BatchLabeller": "batch_labeller",
@@ -30,7 +42,10 @@ _HOME = {
     "Predictions": "predictions",
     "Predictor": "predictor",
     "Summary": "runner",
+    "ToLabel": "to_label",
+    "choose_to_label": "to_label",
     "predict_folder": "runner",
+    "worth_labelling": "to_label",
 }
 
 

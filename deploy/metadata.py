@@ -15,6 +15,7 @@ from autodial.model_file import (
     EXIF,
     INPUT,
     KEY,
+    LICENSE,
     OUTPUTS,
     RESIZE,
     SCHEMA,
@@ -59,6 +60,8 @@ class ModelInfo:
     """Version of AutoDIAL that made the file."""
     reference: Mapping[str, Any] | None = field(default=None, repr=False)
     """What the file keeps of its training images (see `autodial.data.image_statistics.Reference`); None for nothing."""
+    license: str | None = None
+    """The SPDX license expression of `autodial export --license`; None where the file names no license."""
 
     @property
     def channels(self) -> int:
@@ -135,10 +138,10 @@ class ModelInfo:
                 f"{path} was exported with `raw_input` and takes preprocessed blobs, not images: "
                 "export it again without `raw_input`"
             )
-        return cls._from_record(_checked(record, ImageMetadata, path), path)
+        return cls._from_record(_checked(record, ImageMetadata, path), metadata.get(LICENSE), path)
 
     @classmethod
-    def _from_record(cls, record: ImageMetadata, path: Path) -> ModelInfo:
+    def _from_record(cls, record: ImageMetadata, license: str | None, path: Path) -> ModelInfo:
         stated = {"alpha": ALPHA, **record}
         for entry, known in _KNOWN.items():
             if stated[entry] not in known:
@@ -164,6 +167,7 @@ class ModelInfo:
             weights_sha256=record["weights_sha256"],
             version=record["version"],
             reference=record.get("reference"),
+            license=license,
         )
 
 

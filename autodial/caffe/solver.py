@@ -25,7 +25,7 @@ class Solver:
     """Base of pycaffe's solver classes. The class decides the type of the solver, whatever type the file states.
 
     `set_mode_cpu` or `set_mode_gpu` decides the device, whatever solver_mode the file states. Caffe's progress lines go
-    to stderr (`init_log`).
+    to stderr (`init_log`). Files that the solver's field `weights` names are loaded.
 
     Args:
         solver_file: solver.prototxt; relative paths in it mean the working directory, then its folder.
@@ -53,6 +53,8 @@ class Solver:
         self.net = self._solver.shown
         self.test_nets = self._solver.shown_tests
         self.param: pb.SolverParameter = self._solver.param
+        self._solver.load_weights(self._solver.own_weights)
+        self.net.download()
 
     @property
     def iter(self) -> int:

@@ -42,6 +42,7 @@ OPTIONS = {
     "transform": "--transform",
     "size": "--resize",
     "weights": "--weights",
+    "license": "--license",
 }
 """Options of the command by the parameters of `autodial.converters.net_export.export`."""
 
@@ -169,6 +170,10 @@ def export(
             show_default="0.99",
         ),
     ] = None,
+    license: Annotated[
+        str | None,
+        typer.Option(metavar="SPDX", help="The license that the file names, such as Apache-2.0.", show_default="none"),
+    ] = None,
     settings: SettingsOption = None,
     variants: VariantOption = None,
     level: LevelOption = 0,
@@ -215,20 +220,22 @@ def export(
             "layers to replace earlier ones"
         )
     param = read_net(net, variants, settings, level, stage)
-    options = ExportOptions(
-        logits=logits,
-        labels=labels,
-        keep_affine=keep_affine,
-        raw_input=raw_input,
-        domain=domain.value if domain else None,
-        precision=precision.value,
-        calibration=calibration,
-        min_agreement=min_agreement,
-        base_dir=net.parent,
-        ensemble=ensemble,
-        transform=read_transform(transform, mean),
-        size=read_size(resize),
-    )
+    with naming_options(**OPTIONS):
+        options = ExportOptions(
+            logits=logits,
+            labels=labels,
+            keep_affine=keep_affine,
+            raw_input=raw_input,
+            domain=domain.value if domain else None,
+            precision=precision.value,
+            calibration=calibration,
+            min_agreement=min_agreement,
+            base_dir=net.parent,
+            ensemble=ensemble,
+            transform=read_transform(transform, mean),
+            size=read_size(resize),
+            license=license,
+        )
     form, place = next(iter(given.items()), ("onnx", Path(f"{options.domain or 'target'}_predictor.onnx")))
     inputs: list[str | Path] = [
         net,
@@ -261,12 +268,14 @@ def describe(report: ExportReport) -> str:
     taken = f'blob "{report.input}"'
     if not metadata["raw_input"]:
         height, width = metadata["size"]
-        taken = f"images of {height} x {width}, {metadata['channel_order']}"
-    statistics = f", {metadata['statistics']} statistics" if metadata["statistics"] else ""
+        color = "gray" if metadata["channel_order"] == "GRAY" else metadata["channel_order"]
+        taken = f"{color} images of {height} x {width} pixels"
+    classes = counted(len(metadata["classes"]), "class", "classes")
+    statistics = f", with the {metadata['statistics']}'s statistics" if metadata["statistics"] else ""
     kept = f"; in the graph remain {', '.join(report.kept)}" if report.kept else ""
     return "\n".join(
         [
-            f"Wrote {report.output}: {taken} to {counted(len(metadata['classes']), 'class', 'classes')}{statistics}",
+            f"Wrote {report.output}, which takes {taken} and scores {classes}{statistics}",
             f"Folded into other layers: {len(report.merged)}{kept}",
             f"Largest difference from the unfolded net: {report.max_difference:.2g}, {report.relative_difference:.1g} "
             f"of the logits' range {report.logits_range:.3g} (on {report.compared_on})",

@@ -27,7 +27,10 @@ def read_net(
     from autodial.netparam.variants import read_variant
 
     param: pb.NetParameter = read_variant(path, variants or ())
-    apply_to_nets(settings or (), [param])
+    try:
+        apply_to_nets(settings or (), [param])
+    except InputError as error:
+        raise InputError(f"--set {error}") from error
     put_in_state(param, level, stages or ())
     return param
 

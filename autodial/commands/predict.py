@@ -18,6 +18,7 @@ from autodial.wording import counted
 if TYPE_CHECKING:
     from autodial.deploy.drift import Drift
     from autodial.deploy.runner import Summary
+    from autodial.deploy.to_label import ToLabel
 
 CLASSES_SHOWN = 10
 BALANCE_SHOWN = 3
@@ -30,6 +31,7 @@ OPTIONS = {
     "batch_size": "--batch-size",
     "sort_into": "--sort-into",
     "raw_input": "--raw-input",
+    "to_label": "--to-label",
     "label_damaged": "--on-damage label",
 }
 """The options by which parameters of `predict_folder` are set, and `raw_input` of `autodial export`."""
@@ -137,6 +139,17 @@ def predict(
             show_default=False,
         ),
     ] = None,
+    to_label: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            max=1000,
+            metavar="N",
+            help="Write only the N images that are most worth labelling, those of which the model is uncertain, unlike "
+            "one another, with an empty column label. Filled in, OUT.csv is for `autodial init --labelled-target`.",
+            show_default=False,
+        ),
+    ] = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Images per batch.")] = 32,
     device: Annotated[
         str, typer.Option(help="auto (a GPU where one works, else the CPU), cpu, cuda, or cuda:N.")
@@ -198,6 +211,7 @@ def predict(
     from autodial.deploy.drift import Verdict
     from autodial.deploy.progress import show_progress
     from autodial.deploy.runner import predict_folder
+    from autodial.deploy.to_label import choose_to_label
 
     if copy and sort_into is None:
         raise InputError("--copy says how --sort-into sorts: name a folder with --sort-into")
@@ -207,8 +221,37 @@ def predict(
         if max_failures:
             raise InputError("--on-error fail ends at the first failure, so it allows no --max-failures: leave out one")
         max_failures = 0
+    if to_label is not None:
+        given = {"--logits": logits, "--resume": resume, "--shard": shard != "1/1", "--drift": drift is not None}
+        given["--ray"] = ray is not None
+        for option in (option for option, is_given in given.items() if is_given):
+            raise InputError(f"{option} is for a table of all images, and --to-label writes a few: leave out one")
     try:
         with naming_options(**OPTIONS), nullcontext() if quiet else show_progress() as progress:
+            if to_label is not None:
+                chosen = choose_to_label(
+                    model,
+                    inputs,
+                    output,
+                    to_label,
+                    top_k=top_k,
+                    entropy=entropy,
+                    spreadsheet_safe=spreadsheet_safe,
+                    batch_size=batch_size,
+                    device=device,
+                    workers=workers,
+                    threads=threads,
+                    max_failures=max_failures,
+                    label_damaged=on_damage is OnDamage.label,
+                    sort_into=sort_into,
+                    copy=copy,
+                    progress=progress,
+                )
+                if as_json:
+                    typer.echo(json.dumps(chosen.record(), indent=2))
+                elif not quiet:
+                    typer.echo(describe_chosen(chosen, sort_into), err=True)
+                return
             summary = predict_folder(
                 model,
                 inputs,
@@ -282,6 +325,20 @@ def describe(summary: Summary) -> str:
         lines.append(f"{'':>9}  and {counted(len(summary.counts) - len(shown), 'more class', 'more classes')}")
     if summary.drift is not None:
         lines += describe_drift(summary.drift)
+    return "\n".join(lines)
+
+
+def describe_chosen(chosen: ToLabel, sorted_into: Path | None) -> str:
+    """A ToLabel as a few lines of text."""
+    lines = [f"{counted(chosen.images, 'image')} in {chosen.seconds:.1f} s on {chosen.provider}"]
+    if chosen.errors:
+        lines.append(f"{chosen.errors} without labels, such as {chosen.first_error}")
+    lines.append(f"{chosen.table} lists {counted(chosen.chosen, 'image')} to label, the most useful first")
+    what = "Fill in its column label with class names"
+    if sorted_into is not None:
+        what += f", or move the images in {sorted_into} to the right folders"
+    given = "it" if sorted_into is None else "either"
+    lines.append(f"{what}, and give {given} to `autodial init --labelled-target`")
     return "\n".join(lines)
 
 

@@ -119,7 +119,8 @@ def _different(runs: Sequence[Path]) -> list[Path]:
     seen: dict[Path, Path] = {}
     for run in runs:
         if (folder := run.resolve()) in seen:
-            raise InputError(f"{run} is named twice, as {seen[folder]} is the same folder: name each run once")
+            same = "is given twice" if str(run) == str(seen[folder]) else f"and {seen[folder]} are the same folder"
+            raise InputError(f"{run} {same}: name each run once")
         seen[folder] = run
     return list(runs)
 

@@ -27,7 +27,7 @@ _CHOSEN = "chosen"
 """Name of the chosen weights without the suffix, and prefix of the snapshots when they are trained once more."""
 _MODEL = "target_predictor.onnx"
 _OPTIONS = {
-    **{"tries": "--try", "settings": "--set", "variants": "--variant", "folder": "-o", "restarts": "--restarts"},
+    **{"tries": "--try", "overrides": "--set", "variants": "--variant", "folder": "-o", "restarts": "--restarts"},
     **{"target_labels": "--target-labels", "ensemble": "--ensemble"},
 }
 """The options behind the parameters of `autodial.selection.experiment.prepare`."""
@@ -126,7 +126,8 @@ def select(
     often differ more than settings do. Each criterion judges all candidates by their predictions for the unlabelled
     target. `consensus` decides unless --criterion names another: it ranks candidates by how far they agree with the
     average of all, and by how decided and how spread over the classes their predictions are. A candidate that gives
-    the target far fewer classes than others do is passed over.
+    the target far fewer classes than others do is passed over; the column `diversity` shows it: near 1, the target is
+    spread over as many classes as the source, near 0 over one.
 
     DIR gets the chosen weights, chosen.caffemodel; select.json, which holds the tables; and for each candidate its
     weights, its scores and its logs. What is finished is not run again: the same command goes on after an interruption,
@@ -137,7 +138,8 @@ def select(
     from autodial.errors import INTERRUPTED, InputError, WorkError
     from autodial.selection.choice import average, choose
     from autodial.selection.criteria import CRITERIA
-    from autodial.selection.experiment import locked, prepare
+    from autodial.selection.experiment import prepare
+    from autodial.selection.folder import locked
     from autodial.selection.processes import default_parallel, free_memory, run_jobs
     from autodial.system.cpus import available_cpus
     from autodial.system.files import replacing
@@ -154,7 +156,7 @@ def select(
             output,
             restarts=restarts,
             weights=split_names(weights),
-            settings=settings or (),
+            overrides=settings or (),
             variants=variants or (),
             hold_out=needed if hold_out is None else hold_out,
             recalibrate=recalibrate,

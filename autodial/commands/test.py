@@ -19,6 +19,7 @@ from autodial.commands.options import (
     WeightsOption,
     WorkersOption,
     naming_options,
+    with_options,
 )
 from autodial.commands.progress import tracked
 from autodial.errors import InputError, WorkError
@@ -26,6 +27,9 @@ from autodial.wording import counted
 
 if TYPE_CHECKING:
     from autodial.proto import messages as pb
+
+_OPTIONS = {"iterations": "--iterations", "output": "-o", "logits": "--logits", "settings": "--set"}
+"""The options of parameters that messages name."""
 
 
 def test(
@@ -82,7 +86,7 @@ def test(
     chosen = choose_device(device)
     try:
         built = Net(param, proto.messages.TEST, base_dir=net.parent).to(chosen)
-        scores = _find_logits(param, logits, required=output is not None)
+        scores, unscored = _find_logits(param, logits, required=output is not None)
     except InputError as error:
         raise InputError(f"{net}, TEST phase: {error}") from error
     if missing := load_weights(built, split_names(weights), whole=param):
@@ -91,11 +95,11 @@ def test(
         typer.echo(f"{', '.join(unstored)} have no statistics stored: train the net first.", err=True)
     check_data(built)
 
-    if scores is not None and output is None and logits is None and why_no_rows(built, scores):
+    if scores is not None and output is None and logits is None and (unscored := why_no_rows(built, scores)):
         scores = None  # nobody asked for the rows
     started = time.perf_counter()
     try:
-        with naming_options(iterations="--iterations", output="-o", logits="--logits"):
+        with naming_options(**_OPTIONS):
             scorer = Scorer(
                 built,
                 device=chosen,
@@ -110,6 +114,8 @@ def test(
         for _ in tracked(scorer.run(), "testing", scorer.batches):
             pass
     means = scorer.means()
+    if not means:
+        unscored = unscored if scores is None else scorer.why_no_accuracy()
     seconds = time.perf_counter() - started
     if as_json:
         record = {
@@ -137,12 +143,14 @@ def test(
             typer.echo(f"{counted(len(scorer.rows), 'image')} in {seconds:.1f} s{over_them}")
     if output is not None:
         write_scores(scorer.rows, output)
+    if not means and unscored is not None:
+        typer.echo(f"There is no score: {with_options(unscored, _OPTIONS)}", err=True)
     if scorer.not_finite:
         raise WorkError(f"{weights}: {describe(scorer.not_finite)}: the training diverged, or the file is damaged")
 
 
-def _find_logits(param: pb.NetParameter, blob: str | None, *, required: bool) -> str | None:
-    """The blob that the TEST phase reads as class scores; None if there is not just one, unless `required`."""
+def _find_logits(param: pb.NetParameter, blob: str | None, *, required: bool) -> tuple[str, None] | tuple[None, str]:
+    """The blob that the TEST phase reads as class scores; unless `required`, None and why if there is not just one."""
     from autodial.netparam.graph import Graph
     from autodial.netparam.net_state import filter_net
     from autodial.proto import messages as pb
@@ -150,14 +158,14 @@ def _find_logits(param: pb.NetParameter, blob: str | None, *, required: bool) ->
     graph = Graph(filter_net(param, pb.TEST).layer)
     try:
         value = graph.logits(blob)
-    except InputError:
+    except InputError as error:
         if required or blob is not None:
             raise
-        return None
+        return None, str(error)
     name = str(graph.names[value])
     if graph.last(name) != value:
         raise InputError(f'a layer overwrites blob "{name}", the logits, in place; give its top another name')
-    return name
+    return name, None
 
 
 def _accuracies(param: pb.NetParameter, scores: str) -> set[str]:

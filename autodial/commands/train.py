@@ -58,7 +58,11 @@ def train(
     solver: Annotated[Path, typer.Option(metavar="SOLVER.prototxt", help="The solver; it names the net.")],
     weights: Annotated[
         str | None,
-        typer.Option(metavar="W1,W2", help="Start from these .caffemodel files; layers are matched by name."),
+        typer.Option(
+            metavar="W1,W2",
+            help="Start from these .caffemodel files; layers are matched by name.",
+            show_default="those that the solver names",
+        ),
     ] = None,
     snapshot: Annotated[Path | None, typer.Option(metavar="X.solverstate", help="Resume from this snapshot.")] = None,
     device: SolverDeviceOption = "auto",
@@ -161,7 +165,8 @@ def train(
         )
         run, folder = training.solver, training.folder
         if training.missing:
-            say(f"Not in {weights}, so initialized by their fillers: {', '.join(training.missing)}")
+            files = ",".join(map(str, training.weights))
+            say(f"Not in {files}, so initialized by their fillers: {', '.join(training.missing)}")
         if training.done:
             say(
                 f"Nothing is left to do: {snapshot} is from iteration {run.iter}, and max_iter is "

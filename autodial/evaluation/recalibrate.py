@@ -21,15 +21,10 @@ import torch
 from torch import Tensor
 
 from autodial.errors import InputError, WorkError
-from autodial.evaluation.statistics import (
-    Domain,
-    LayerChange,
-    Moments,
-    check_without_source,
-    store_statistics,
-)
+from autodial.evaluation.statistics import LayerChange, Moments, check_without_source, store_statistics
 from autodial.layers.batch_norm import BatchNorm
 from autodial.layers.dial import DomainAlignment
+from autodial.model_file import Domain
 from autodial.net.net import Net
 from autodial.proto import Weights
 from autodial.proto import messages as pb
@@ -37,7 +32,6 @@ from autodial.proto import messages as pb
 __all__ = [
     "MEMORY",
     "Batches",
-    "Domain",
     "LayerChange",
     "Progress",
     "Recalibration",

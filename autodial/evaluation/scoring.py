@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from autodial.data.source import Source
+from autodial.data.source import FILE_OPTIONS, Source
 from autodial.errors import InputError
 from autodial.net.data_checks import label_readers
 from autodial.net.feed import Feed, sources
@@ -149,6 +149,22 @@ class Scorer:
         """The share of images whose label is predicted, among those whose label is a class; None if there are none."""
         right = [row.predicted == row.label for row in self.rows if row.loss is not None]
         return sum(right) / len(right) if right else None
+
+    def why_no_accuracy(self) -> str | None:
+        """Why `accuracy` is None, and what to do; None if it is not. To be called after `run`, with `logits`."""
+        if self.accuracy() is not None or self._list is None or not self.rows:
+            return None
+        (name,) = (name for name, source in sources(self._net).items() if source is self._list)
+        layer = self._net.param.layer[self._net.layer_names.index(name)]
+        if self._labels is None:
+            return f'layer "{name}" ({layer.type}) reads images without labels: name a net that reads labels, too'
+        classes = len(self.rows[0].probabilities)
+        field = f"{name}.{FILE_OPTIONS[layer.type]}.source" if layer.type in FILE_OPTIONS else ""
+        named = f"`settings` {field}=LIST" if field else "another net"
+        return (
+            f'no label that layer "{name}" ({layer.type}) reads is one of the {classes} classes, from 0 to '
+            f"{classes - 1}: name labelled images with {named}"
+        )
 
 
 def why_no_rows(net: Net, logits: str) -> str | None:

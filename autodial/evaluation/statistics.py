@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -13,9 +13,9 @@ from torch import Tensor
 
 from autodial.errors import InputError, WorkError
 from autodial.layers.dial import SOURCE, TARGET, DomainAlignment
+from autodial.model_file import Domain
 
 Array = NDArray[np.float64]
-Domain = Literal["source", "target"]
 
 
 @dataclass(frozen=True)

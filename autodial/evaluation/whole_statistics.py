@@ -14,7 +14,7 @@ from autodial.errors import InputError
 from autodial.evaluation.domain_lists import DomainLists, check_same_size
 from autodial.evaluation.domains import fed_net
 from autodial.evaluation.recalibrate import Progress, Recalibration, recalibrate, with_statistics
-from autodial.evaluation.statistics import Domain
+from autodial.model_file import Domain
 from autodial.net.net import Net
 from autodial.proto import Weights
 from autodial.proto import messages as pb

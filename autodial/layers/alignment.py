@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from functools import cache
+from itertools import pairwise
 from types import ModuleType
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from autodial.layers import alignment_cpu, alignment_torch
+from autodial.layers.alignment_torch import Points
 from autodial.layers.shares import Shares
 
 _log = logging.getLogger(__name__)
@@ -21,7 +23,7 @@ _log = logging.getLogger(__name__)
 def align(
     x: Tensor,
     alpha: Tensor,
-    slice_point: int,
+    slice_point: Points,
     eps: float,
     scale: Tensor | None = None,
     bias: Tensor | None = None,
@@ -30,7 +32,7 @@ def align(
     shares: Shares | None = None,
     kernels: ModuleType | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Normalize the two domains of a batch with their mixed statistics.
+    """Normalize the domains of a batch with their mixed statistics.
 
     With biased moments m_d and v_d of domain d per channel, the predictor of domain p, whose other domain is q, has
 
@@ -39,16 +41,26 @@ def align(
 
     The latter is the appendix's variance around the mixed mean, in a form that stays exact for large offsets.
 
+    Of D > 2 domains, of which the paper has none, each predictor gives its own domain the weight alpha and each other
+    domain beta = (1 - alpha) / (D - 1). Its statistics are those of this mixture: with the average m and v of all
+    domains' moments and gamma = alpha - beta,
+
+        mean = m + gamma * (m_p - m)
+        variance = v + gamma * (v_p - v) + beta * (sum over d of (m_d - m)^2) + gamma * (1 - gamma) * (m_p - m)^2
+
+    alpha 1 / D gives all predictors the same statistics, alpha 1 each its own domain's. With D = 2 it is the paper's.
+
     A scale and a bias per channel and a ReLU, which follow batch normalization in most nets, can be done in the same
     passes. Gradients reach `x`, `alpha`, `scale` and `bias`. Alone, alignment computes them from its output, so that no
     copy of the input is kept (appendix A); with any of the others it keeps its input and a ReLU's output, and nothing
     between. There are no second derivatives.
 
     Args:
-        x: (N, C, ...), the source's samples first; float32, float64, or bfloat16 and float16, whose statistics are
+        x: (N, C, ...), each domain's samples together, the target's last; float32, float64, or bfloat16 and float16, whose statistics are
             float32. Contiguous and channels-last stay what they are.
-        alpha: one element, in [0.5, 1].
-        slice_point: the number of source samples, from 1 to N - 1.
+        alpha: one element, in [1 / D, 1].
+        slice_point: the number of source samples, from 1 to N - 1; of more domains, the samples at which the second
+            and later ones begin.
         eps: added to variances.
         scale, bias: (C,), what the normalized values are multiplied by, and what is added to that.
         relu: whether negative results become 0.
@@ -56,19 +68,21 @@ def align(
             N and slice_point are the whole batch's, and so are the statistics, forward and backward. The gradients of
             alpha, scale and bias are those of the rows here, which add up over the processes.
         kernels: what works on the batch, `alignment_cpu`, `alignment_torch` or `alignment_triton`; None: what
-            `kernels_for` says.
+            `kernels_for` says. With more than two domains it is `alignment_torch`.
 
     Returns:
-        the output, of x's shape and dtype; the mixed means and the biased mixed variances, (2, C), row 0 the source's
-        predictor and row 1 the target's, without gradients.
+        the output, of x's shape and dtype; the mixed means and the biased mixed variances, (D, C), a row for each
+        domain's predictor, without gradients.
     """
-    kernels = kernels_for(x) if kernels is None else kernels
-    y, mean, var = _Align.apply(kernels.dense(x), alpha, slice_point, eps, scale, bias, relu, shares, kernels)
+    points = (slice_point,) if isinstance(slice_point, int) else slice_point
+    if kernels is None:
+        kernels = kernels_for(x) if len(points) == 1 else alignment_torch
+    y, mean, var = _Align.apply(kernels.dense(x), alpha, points, eps, scale, bias, relu, shares, kernels)
     return y, mean, var
 
 
 class _Align(torch.autograd.Function):
-    """What both sets of kernels do in the same order, and what is kept between the passes."""
+    """What all sets of kernels do in the same order, and what is kept between the passes."""
 
     @staticmethod
     @torch.no_grad()  # given for torch.export, which traces through the function
@@ -76,7 +90,7 @@ class _Align(torch.autograd.Function):
         ctx: Any,
         x: Tensor,
         alpha: Tensor,
-        slice_point: int,
+        points: tuple[int, ...],
         eps: float,
         scale: Tensor | None,
         bias: Tensor | None,
@@ -84,17 +98,19 @@ class _Align(torch.autograd.Function):
         shares: Shares | None,
         kernels: ModuleType,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        n = slice_point if shares is None else shares.before(slice_point)
+        here = points if shares is None else tuple(map(shares.before, points))
+        n = here[0] if len(here) == 1 else here
         moments = kernels.moments(x, n)
         if shares is not None:
-            moments = shares.merge(alignment_torch.stacked(moments), [slice_point])
+            moments = shares.merge(alignment_torch.stacked(moments), points)
         mixed = kernels.mix(moments, alpha, eps)
         y = kernels.normalize(x, n, mixed, scale, bias, relu=relu)
         ctx.shifted = relu or scale is not None or bias is not None
         ctx.save_for_backward(x if ctx.shifted else y, scale, y if relu else None)
         ctx.n, ctx.mixed, ctx.shares, ctx.kernels = n, mixed, shares, kernels
         # the domains' samples in the whole batch
-        ctx.samples = slice_point, (x.shape[0] if shares is None else shares.rows) - slice_point
+        ends = (0, *points, x.shape[0] if shares is None else shares.rows)
+        ctx.samples = tuple(end - start for start, end in pairwise(ends))
         mean, variance = mixed.mean, mixed.variance
         ctx.mark_non_differentiable(mean, variance)
         ctx.set_materialize_grads(False)
@@ -117,7 +133,7 @@ class _Align(torch.autograd.Function):
         if needed[0] and ctx.shares is not None:
             whole = ctx.shares.whole(alignment_torch.stacked(sums).clone())
         positions = math.prod(saved.shape[2:])
-        counts = ctx.samples[0] * positions, ctx.samples[1] * positions
+        counts = tuple(samples * positions for samples in ctx.samples)
         by, parts = kernels.coefficients(sums, whole, mixed, scale, counts, shifted=ctx.shifted)
         grad_x = kernels.input_grad(grad, saved, n, parts, shift, positive) if needed[0] else None
         grad_scale, grad_bias = by.scale if needed[4] else None, by.bias if needed[5] else None

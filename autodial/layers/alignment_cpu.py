@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from autodial.layers import alignment_torch
-from autodial.layers.alignment_torch import Coefficients, Gradients, Mixed, Pairs, halves
+from autodial.layers.alignment_torch import Coefficients, Gradients, Mixed, Pairs, parts_of
 from autodial.layers.alignment_torch import dense as dense
 from autodial.layers.alignment_torch import moments as moments
 from autodial.layers.alignment_torch import prepared as prepared
@@ -63,7 +63,7 @@ def normalize(x: Tensor, n: int, mixed: Mixed, scale: Tensor | None, bias: Tenso
             np.subtract(_parameter(bias, mixed), constant, out=constant)
     y = torch.empty_like(x)
     lines = (torch.from_numpy(line).unbind() for line in (slope, constant))
-    for half, out, a, b in zip(halves(x, n), halves(y, n), *lines, strict=True):
+    for half, out, a, b in zip(parts_of(x, n), parts_of(y, n), *lines, strict=True):
         torch.addcmul(b, half, a, out=out)
     return y.relu_() if relu else y
 
@@ -123,7 +123,7 @@ def input_grad(
         constant = torch.addcmul(coefficients.constant, coefficients.factor, shift, value=-1)
         coefficients = coefficients._replace(constant=constant)
     grad_x = torch.empty_like(saved) if positive is None else grad  # `prepared`'s own copy
-    blobs = (halves(blob, n) for blob in (grad, saved, grad_x))
+    blobs = (parts_of(blob, n) for blob in (grad, saved, grad_x))
     for g, half, out, a, b, c in zip(*blobs, *(rows.unbind() for rows in coefficients), strict=True):
         torch.addcmul(b, g, a, out=out)
         out.addcmul_(half, c)

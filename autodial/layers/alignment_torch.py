@@ -2,12 +2,14 @@
 
 What works on whole blobs are torch's batch normalization kernels, several times faster on the CPU than reductions and
 broadcasts; the rest are rows of C numbers, in as few operations as there can be. `n` is the number of the source's
-rows, which come first.
+rows, which come first; with several sources, the rows at which the second and later domains begin. Of D domains the
+target is the last.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 import torch
@@ -16,19 +18,22 @@ from torch import Tensor
 _aten = torch.ops.aten
 
 
+Points = int | tuple[int, ...]
+"""Rows at which the second and later domains begin; a number is such a row alone."""
 Pairs = Sequence[Sequence[Tensor]]
-"""Two rows of C numbers for each domain, the source's first; a (2, 2, C) tensor is such, too."""
+"""Two rows of C numbers for each domain, the target's last; a (D, 2, C) tensor is such, too."""
 
 
 class Mixed(NamedTuple):
-    """What predictors normalize with: (2, C), row 0 the source's and row 1 the target's, of the statistics' dtype."""
+    """What predictors normalize with: (D, C), the target's row last, of the statistics' dtype."""
 
     mean: Tensor
     variance: Tensor
     inv_std: Tensor
     """1 / sqrt(variance + eps)"""
     gaps: Tensor
-    """Row 0 how much larger the source's mean is than the target's, row 1 its variance."""
+    """How the domains differ in mean and variance: here (D, 2, C), from the average of all domains; in kernels for two
+    domains (2, C), how much larger the source's mean and variance are."""
     alpha: Tensor | float
     """A copy, as the layer clips it in place at its next pass; a number where that takes no waiting."""
     eps: float
@@ -43,7 +48,7 @@ class Gradients(NamedTuple):
 
 
 class Coefficients(NamedTuple):
-    """Of the input's gradient, slope * grad + constant + factor * (saved - shift): (2, C) each, a row per domain."""
+    """Of the input's gradient, slope * grad + constant + factor * (saved - shift): (D, C) each, a row per domain."""
 
     slope: Tensor
     constant: Tensor
@@ -55,34 +60,46 @@ def dense(x: Tensor) -> Tensor:
     return x
 
 
-def moments(x: Tensor, n: int) -> Pairs:
+def moments(x: Tensor, n: Points) -> Pairs:
     """Mean and biased variance of each domain."""
-    return [moments_of(half) for half in halves(x, n)]
+    return [moments_of(part) for part in parts_of(x, n)]
 
 
 def stacked(pairs: Pairs) -> Tensor:
-    """As one tensor, (2, 2, C)."""
+    """As one tensor, (D, 2, C)."""
     return pairs if isinstance(pairs, Tensor) else torch.stack([torch.stack(list(pair)) for pair in pairs])
 
 
 def mix(moments: Pairs, alpha: Tensor, eps: float) -> Mixed:
-    """Both predictors' statistics, from what `moments` gives and one-element alpha."""
-    both = stacked(moments)
-    alpha = alpha.reshape(()).to(both.dtype, copy=True)
-    gaps = both[0] - both[1]
-    mean, variance = torch.lerp(both.flip(0), both, alpha).unbind(1)
-    gap = gaps[0]
-    variance.addcmul_(gap, gap * (alpha - alpha * alpha))
+    """All predictors' statistics, from what `moments` gives and one-element alpha (the formulas are in `align`)."""
+    domains = stacked(moments)
+    alpha = alpha.reshape(()).to(domains.dtype, copy=True)
+    # from differences, which are exact where domains are close to each other and far from 0
+    gaps = (domains.unsqueeze(1) - domains).mean(1)
+    other, rest, own = _shares_of(alpha, len(domains))
+    mean, variance = (domains - rest * gaps).unbind(1)
+    between = gaps[:, 0].square()
+    variance = variance + other * between.sum(0) + (own * rest) * between
     return Mixed(mean, variance, (variance + eps).rsqrt_(), gaps, alpha, eps)
 
 
-def normalize(x: Tensor, n: int, mixed: Mixed, scale: Tensor | None, bias: Tensor | None, *, relu: bool) -> Tensor:
-    """Both domains normalized, times `scale`, plus `bias` ((C,)), negative results as 0 if `relu`; like x."""
+def _shares_of(alpha: Tensor, domains: int) -> tuple[Tensor, Tensor, Tensor]:
+    """beta, the weight of each other domain in a predictor; domains * beta; and 1 minus that.
+
+    A predictor's mean lies between the average of all domains and its own domain's, at the last of these.
+    """
+    other = (1 - alpha) / (domains - 1)
+    rest = domains * other
+    return other, rest, 1 - rest
+
+
+def normalize(x: Tensor, n: Points, mixed: Mixed, scale: Tensor | None, bias: Tensor | None, *, relu: bool) -> Tensor:
+    """All domains normalized, times `scale`, plus `bias` ((C,)), negative results as 0 if `relu`; like x."""
     mean, variance = mixed.mean, mixed.variance
     scale, bias = (row if row is None else row.to(mean.dtype) for row in (scale, bias))
     y = torch.empty_like(x)
-    for half, out, m, v in zip(halves(x, n), halves(y, n), mean, variance, strict=True):
-        normalize_into(half, m, v, scale, bias, mixed.eps, out)
+    for part, out, m, v in zip(parts_of(x, n), parts_of(y, n), mean, variance, strict=True):
+        normalize_into(part, m, v, scale, bias, mixed.eps, out)
     return y.relu_() if relu else y
 
 
@@ -99,7 +116,7 @@ def prepared(grad: Tensor, saved: Tensor, positive: Tensor | None) -> Tensor:
 def grad_sums(
     grad: Tensor,
     saved: Tensor,
-    n: int,
+    n: Points,
     shift: Sequence[Tensor] | None,
     factor: Sequence[Tensor] | None,
     positive: Tensor | None,
@@ -110,12 +127,13 @@ def grad_sums(
     """
     if shift is None or factor is None:
         ones = torch.ones(saved.shape[1], dtype=torch.promote_types(saved.dtype, torch.float32), device=saved.device)
-        shift, factor = [torch.zeros_like(ones)] * 2, [ones] * 2
-    return list(map(grad_sums_of, halves(grad, n), halves(saved, n), shift, factor))
+        domains = 2 if isinstance(n, int) else len(n) + 1
+        shift, factor = [torch.zeros_like(ones)] * domains, [ones] * domains
+    return list(map(grad_sums_of, parts_of(grad, n), parts_of(saved, n), shift, factor))
 
 
 def coefficients(
-    sums: Pairs, whole: Pairs, mixed: Mixed, scale: Tensor | None, counts: tuple[int, int], *, shifted: bool
+    sums: Pairs, whole: Pairs, mixed: Mixed, scale: Tensor | None, counts: Sequence[int], *, shifted: bool
 ) -> tuple[Gradients, Coefficients]:
     """Gradients by alpha, scale and bias, and what the input's is made of (paper, appendix A).
 
@@ -128,37 +146,39 @@ def coefficients(
         shifted: whether `grad_sums` had a shift: what is saved is not the normalized values.
     """
     local = stacked(sums)
-    inv_std, gaps, alpha = mixed.inv_std, mixed.gaps, mixed.alpha
+    inv_std, gaps = mixed.inv_std, mixed.gaps
+    domains = len(gaps)
+    other, _, own = _shares_of(torch.as_tensor(mixed.alpha, device=gaps.device), domains)
     slope = inv_std if scale is None else inv_std * scale.to(inv_std.dtype)
     # the loss's derivatives, times -1 and -2, by each predictor's mean, in which its variance is stationary, and by
     # its variance
     derivatives = _by_moments(local, slope, inv_std)
-    source, target = derivatives
-    apart = (source - target).mul_(gaps).sum(1)
-    gap = gaps[0]
-    by_gap = torch.dot(source[1] + target[1], gap.square())
-    grad_alpha = (apart[1] + by_gap * (1 - 2 * alpha)).mul_(-0.5).sub_(apart[0]).reshape(1)
+    gap, gap_of_variances = gaps.unbind(1)
+    # what alpha moves: other by -1 / (domains - 1), own by domains / (domains - 1)
+    between = gap.square()
+    moved = domains * (gap_of_variances + (1 - 2 * own) * between) - between.sum(0)
+    by_mean, by_variance = derivatives.unbind(1)
+    grad_alpha = (by_mean * gap).sum() * domains + (by_variance * moved).sum() / 2
+    grad_alpha = (grad_alpha / (1 - domains)).reshape(1)
     grad_bias, grad_scale = local.sum(0).unbind() if shifted else (None, None)
 
-    # Of domain d's samples, x - (mean of d's predictor) = normalized / inv_std[d], and the predictors' means differ by
-    # (2 * alpha - 1) * gap: the gradient is slope * grad - (constant + factor * normalized) / count.
+    # Of domain d's samples, x - (mean of d's predictor) = normalized / inv_std[d], and the domain's own mean lies
+    # rest * gap beside that of its predictor: the gradient is slope * grad - (constant + factor * normalized) / count.
     if whole is not sums:
         derivatives = _by_moments(stacked(whole), slope, inv_std)
-    rows = torch.lerp(derivatives.flip(0), derivatives, alpha)
+    total = derivatives.sum(0)
+    rows = other * total + own * derivatives
     constant, factor = rows.unbind(1)
-    between = gap * ((2 * alpha - 1) * (1 - alpha))
-    by_source, by_target = derivatives.unbind()
-    constant[0].addcmul_(between, by_target[1])
-    constant[1].addcmul_(between, by_source[1], value=-1)
+    crossed = (derivatives[:, 1] * gap).sum(0)
+    constant = constant + (own * other) * (gap * total[1] - crossed)
     if not shifted:
-        factor.div_(inv_std)
-    for row, count in zip(rows, counts, strict=True):
-        row.mul_(-1 / count)
-    return Gradients(grad_alpha, grad_scale, grad_bias), Coefficients(slope, constant, factor)
+        factor = factor / inv_std
+    count = torch.tensor([[-1 / count] for count in counts], dtype=rows.dtype, device=rows.device)
+    return Gradients(grad_alpha, grad_scale, grad_bias), Coefficients(slope, constant * count, factor * count)
 
 
 def input_grad(
-    grad: Tensor, saved: Tensor, n: int, coefficients: Coefficients, shift: Tensor | None, positive: Tensor | None
+    grad: Tensor, saved: Tensor, n: Points, coefficients: Coefficients, shift: Tensor | None, positive: Tensor | None
 ) -> Tensor:
     """slope * grad + constant + factor * (saved - shift), like saved; shift and the rest as in `grad_sums`."""
     slope, constant, factor = coefficients
@@ -168,31 +188,38 @@ def input_grad(
     if shift is not None:
         constant = torch.addcmul(constant, factor, shift, value=-1)
     grad_x = torch.empty_like(saved) if positive is None else grad  # `prepared`'s own copy
-    rows = slope, constant, factor.view(2, -1, *[1] * (saved.dim() - 2))
-    blobs = (halves(blob, n) for blob in (grad, saved, grad_x))
-    for g, half, out, a, b, c in zip(*blobs, *rows, strict=True):
+    rows = slope, constant, factor.view(len(factor), -1, *[1] * (saved.dim() - 2))
+    blobs = (parts_of(blob, n) for blob in (grad, saved, grad_x))
+    for g, part, out, a, b, c in zip(*blobs, *rows, strict=True):
         normalize_into(g, torch.zeros_like(a), torch.ones_like(a), a, b, 0.0, out)
-        out.addcmul_(half, c)
+        out.addcmul_(part, c)
     return grad_x
 
 
-def _input_grad_in_one(grad: Tensor, saved: Tensor, n: int, coefficients: Coefficients, shift: Tensor | None) -> Tensor:
-    """`input_grad` as one expression: of writes into halves torch 2.14's inductor makes wrong code for small shapes."""
+def _input_grad_in_one(
+    grad: Tensor, saved: Tensor, n: Points, coefficients: Coefficients, shift: Tensor | None
+) -> Tensor:
+    """`input_grad` as one expression: of writes into parts torch 2.14's inductor makes wrong code for small shapes."""
     positions = [1] * (saved.dim() - 2)
-    is_source = (torch.arange(saved.shape[0], device=saved.device) < n).view(-1, 1, *positions)
+    samples = torch.arange(saved.shape[0], device=saved.device).view(-1, 1, *positions)
+    points = (n,) if isinstance(n, int) else n
 
     def of_samples(rows: Tensor) -> Tensor:
-        source, target = rows.view(2, -1, *positions).unbind()
-        return torch.where(is_source, source, target)
+        first, *others = rows.view(len(rows), -1, *positions).unbind()
+        for point, row in zip(points, others, strict=True):
+            first = torch.where(samples < point, first, row)
+        return first
 
     slope, constant, factor = map(of_samples, coefficients)
     centred = saved if shift is None else saved - of_samples(shift)
     return (slope * grad + constant + factor * centred).to(saved.dtype)
 
 
-def halves(x: Tensor, n: int) -> tuple[Tensor, ...]:
-    """The two domains' samples."""
-    return x.split_with_sizes((n, x.shape[0] - n))
+def parts_of(x: Tensor, n: Points) -> tuple[Tensor, ...]:
+    """The domains' samples."""
+    if isinstance(n, int):
+        return x.split_with_sizes((n, x.shape[0] - n))
+    return x.split_with_sizes([end - start for start, end in pairwise((0, *n, x.shape[0]))])
 
 
 def _by_moments(sums: Tensor, slope: Tensor, inv_std: Tensor) -> Tensor:

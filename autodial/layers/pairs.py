@@ -12,7 +12,7 @@ import itertools
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -23,11 +23,8 @@ _running = threading.local()  # no ContextVar, which torch.compile can't set
 _numbers = itertools.count()
 
 
-class Pair(NamedTuple):
-    """Samples in a training batch: the source's, at its head, and the target's behind them."""
-
-    source: int
-    target: int
+Pair: TypeAlias = tuple[int, ...]
+"""Samples in a training batch of each source, in order from its head, and of the target, which is the last."""
 
 
 class _Mark(NamedTuple):

@@ -11,6 +11,7 @@ from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
 from autodial.errors import InputError
+from autodial.netparam.layer_types import PARAMETRIZED
 from autodial.proto import messages as pb
 from autodial.wording import alternatives, counted, shortened
 
@@ -50,7 +51,8 @@ def apply_to_nets(settings: Sequence[str], nets: Sequence[pb.NetParameter]) -> N
 
     Raises:
         InputError: a setting without "=", one of a solver, a layer or field that does not exist (with the closest that
-            do), or a value that the field can't hold.
+            do), `param` of a layer without parameters, or a value that the field can't hold. The message begins with
+            the setting.
     """
     for setting in settings:
         path, value = _split(setting)
@@ -64,6 +66,11 @@ def apply_to_nets(settings: Sequence[str], nets: Sequence[pb.NetParameter]) -> N
         for net in nets:
             for layer in net.layer:
                 if layer.name in owners:
+                    if field.startswith(("param[", "param.")) and layer.type not in PARAMETRIZED:
+                        raise _error(
+                            setting,
+                            f'layer "{layer.name}" ({layer.type}) has no parameters: name only layers that have some',
+                        )
                     _assign(setting, layer, f'layer "{layer.name}"', field, value)
 
 
@@ -82,7 +89,7 @@ def _find_layers(path: str, names: Sequence[str]) -> tuple[set[str], str]:
 
 
 def _error(setting: str, problem: str) -> InputError:
-    return InputError(f"setting {shortened(setting)}: {problem}")
+    return InputError(f"{shortened(setting)}: {problem}")
 
 
 def _split(setting: str) -> tuple[str, str]:

@@ -27,6 +27,9 @@ VARIANTS = {
 }
 """Names of the variants that every AutoDIAL net has, with their meanings. The unchanged net has no name."""
 
+UNALIGNED = ("source-only", "entropy-only")
+"""Variants without Dial layers."""
+
 FIXING = ("adabn", "fixed-alpha")
 """Variants that fix alpha, whatever alpha the initial weights hold."""
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from autodial.errors import InputError
 from autodial.project.data import Data
 from autodial.project.net_template import SOURCE_LIST, TARGET_LIST, TEST_LIST, Filling, NetTemplate
-from autodial.project.schedule import fill_intervals, iterations, stretch
+from autodial.project.schedule import describe_epochs, fill_intervals, iterations, stretch
 from autodial.project.split import Split, even_batches, split_batch
 from autodial.proto import Weights
 from autodial.proto import messages as pb
@@ -106,7 +106,8 @@ def plan(
     done = filled.max_iter * per_iteration / source
     if filled.max_iter < _FEW_ITERATIONS or done < 1:
         notes.append(
-            f"{counted(filled.max_iter, 'iteration')} ({done:.3g} epochs) may be too few to learn from: raise `epochs`"
+            f"{counted(filled.max_iter, 'iteration')} ({describe_epochs(done)}) may be too few to learn from: raise "
+            "`epochs`"
         )
     return Plan(net, filled, split, done, size, notes)
 

@@ -22,6 +22,12 @@ def iterations(epochs: float, images: int, batch: int) -> int:
     return max(1, ceil(epochs * images / batch))
 
 
+def describe_epochs(epochs: float) -> str:
+    """`1 epoch`, `0.533 epochs`, `427 epochs`: three digits, or all those of whole epochs."""
+    text = f"{epochs:.0f}" if epochs >= 100 else f"{epochs:.3g}"
+    return f"{text} epoch{'' if text == '1' else 's'}"
+
+
 def stretch(solver: pb.SolverParameter, max_iter: int) -> None:
     """Change a solver in place to another number of iterations; the learning rate's curve keeps its shape.
 

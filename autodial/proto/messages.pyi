@@ -818,7 +818,7 @@ class BatchNormParameter(_message.Message):
     def __init__(self, use_global_stats: _Optional[bool] = ..., moving_average_fraction: _Optional[float] = ..., eps: _Optional[float] = ..., update_global_stats: _Optional[bool] = ..., scale_filler: _Optional[_Union[FillerParameter, _Mapping]] = ..., bias_filler: _Optional[_Union[FillerParameter, _Mapping]] = ..., scale_bias: _Optional[bool] = ..., engine: _Optional[_Union[BatchNormParameter.Engine, str]] = ..., use_weight_bias: _Optional[bool] = ..., bias_term: _Optional[bool] = ..., filler: _Optional[_Union[FillerParameter, _Mapping]] = ...) -> None: ...
 
 class DialParameter(_message.Message):
-    __slots__ = ("use_global_stats", "moving_average_fraction", "eps", "slice_point", "test_stats", "weight_filler")
+    __slots__ = ("use_global_stats", "moving_average_fraction", "eps", "slice_point", "test_stats", "weight_filler", "source_slice_point")
     class TestStats(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         SOURCE: _ClassVar[DialParameter.TestStats]
@@ -831,13 +831,15 @@ class DialParameter(_message.Message):
     SLICE_POINT_FIELD_NUMBER: _ClassVar[int]
     TEST_STATS_FIELD_NUMBER: _ClassVar[int]
     WEIGHT_FILLER_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_SLICE_POINT_FIELD_NUMBER: _ClassVar[int]
     use_global_stats: bool
     moving_average_fraction: float
     eps: float
     slice_point: int
     test_stats: DialParameter.TestStats
     weight_filler: FillerParameter
-    def __init__(self, use_global_stats: _Optional[bool] = ..., moving_average_fraction: _Optional[float] = ..., eps: _Optional[float] = ..., slice_point: _Optional[int] = ..., test_stats: _Optional[_Union[DialParameter.TestStats, str]] = ..., weight_filler: _Optional[_Union[FillerParameter, _Mapping]] = ...) -> None: ...
+    source_slice_point: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, use_global_stats: _Optional[bool] = ..., moving_average_fraction: _Optional[float] = ..., eps: _Optional[float] = ..., slice_point: _Optional[int] = ..., test_stats: _Optional[_Union[DialParameter.TestStats, str]] = ..., weight_filler: _Optional[_Union[FillerParameter, _Mapping]] = ..., source_slice_point: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class BiasParameter(_message.Message):
     __slots__ = ("axis", "num_axes", "filler")

@@ -21,7 +21,8 @@ from .dialects import DIALECTS
 from .schema import STRIDE, UNREAD, schema
 
 _NAME, _V1_LAYERS, _LAYERS = 1, 2, 100  # of NetParameter
-_TYPE = 2  # of LayerParameter
+_TYPE, _BLOBS = 2, 7  # of LayerParameter
+_parsed = pb.NetParameter.FromString  # before caffe_pb2 gives scripts another one
 _VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5
 _WIRE_TYPES = {
     FieldDescriptor.TYPE_DOUBLE: _FIXED64,
@@ -54,19 +55,29 @@ class _Meaning(NamedTuple):
 
 def net_from_file(data: bytes) -> pb.NetParameter:
     """The name and the layers of a net in a file; DecodeError if it is none."""
-    fields = [field for field in _split(data) if field.number in (_NAME, _V1_LAYERS, _LAYERS)]
+    return _parsed(_net_from_file([f for f in _split(data) if f.number in (_NAME, _V1_LAYERS, _LAYERS)]))
+
+
+def from_file_numbers(net: bytes) -> bytes:
+    """A serialized NetParameter of any dialect in the numbers of the schema; DecodeError if it is none."""
+    return _net_from_file(list(_split(net)))
+
+
+def to_file_numbers(net: bytes) -> bytes:
+    """A serialized NetParameter of the schema in the numbers of a dialect, as `layers_to_file` chooses it."""
+    fields = list(_split(net))
     layers = [list(_split(field.value)) for field in fields if field.number == _LAYERS]
-    forks = _forks(layers)
-    converted = iter([_layer_from_file(layer, forks) for layer in layers])
-    parts = []
-    for field in fields:
-        value = field.value
-        if field.number == _LAYERS:
-            value = next(converted)
-        elif field.number == _V1_LAYERS:
-            value = _from_file(pb.V1LayerParameter.DESCRIPTOR, value, _ANY)
-        parts.append(_joined(field.number, field.wire_type, value))
-    return pb.NetParameter.FromString(b"".join(parts))
+    # Blobs mean the same everywhere; trying the dialects would copy them again and again.
+    bare = [b"".join(_joined(*field) for field in layer if field.number != _BLOBS) for layer in layers]
+    blobs = [b"".join(_joined(*field) for field in layer if field.number == _BLOBS) for layer in layers]
+    written = iter(_layers_to_file([(_layer_type(layer), part) for layer, part in zip(layers, bare, strict=True)]))
+    following = iter(blobs)
+    return b"".join(
+        _joined(_LAYERS, _LENGTH, next(written) + next(following))
+        if field.number == _LAYERS
+        else _field_to_file(pb.NetParameter.DESCRIPTOR, field, 0)
+        for field in fields
+    )
 
 
 def layers_to_file(layers: Sequence[pb.LayerParameter]) -> list[bytes]:
@@ -74,7 +85,10 @@ def layers_to_file(layers: Sequence[pb.LayerParameter]) -> list[bytes]:
 
     Where no dialect has all of them, each layer is written in a dialect of its own.
     """
-    parts = [(layer.type, layer.SerializeToString()) for layer in layers]
+    return _layers_to_file([(layer.type, layer.SerializeToString()) for layer in layers])
+
+
+def _layers_to_file(parts: Sequence[tuple[str, bytes]]) -> list[bytes]:
     for dialect in range(len(DIALECTS)):
         if all(_covers_layer(dialect, *part) for part in parts):
             return [_layer_to_file(*part, dialect) for part in parts]
@@ -116,6 +130,21 @@ def _layer_type(layer: Iterable[_Field]) -> str:
 
 
 # --- reading
+
+
+def _net_from_file(fields: Sequence[_Field]) -> bytes:
+    layers = [list(_split(field.value)) for field in fields if field.number == _LAYERS]
+    forks = _forks(layers)
+    converted = iter([_layer_from_file(layer, forks) for layer in layers])
+    parts = []
+    for field in fields:
+        if field.number == _LAYERS:
+            parts.append(_joined(_LAYERS, _LENGTH, next(converted)))
+        elif field.number == _V1_LAYERS:
+            parts.append(_joined(_V1_LAYERS, _LENGTH, _from_file(pb.V1LayerParameter.DESCRIPTOR, field.value, _ANY)))
+        else:
+            parts.append(_from_file(pb.NetParameter.DESCRIPTOR, _joined(*field), forks))
+    return b"".join(parts)
 
 
 def _forks(layers: Iterable[Sequence[_Field]]) -> Forks:

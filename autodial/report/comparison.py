@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from autodial.netparam.differences import Difference, differences
 from autodial.report.comparison_figures import (
     DRAWN_RUNS,
     Series,
@@ -21,8 +22,8 @@ from autodial.report.evaluation import Absent, Evaluation
 from autodial.report.figures import CONFUSION_CLASSES, shown_confusion_of
 from autodial.report.predictions import Predictions, recalls
 from autodial.report.run import Curve, Run
-from autodial.report.settings import Difference, Group, differences, groups_of, run_names, settings_of
-from autodial.report.style import figure_style
+from autodial.report.settings import Group, groups_of, run_names, settings_of
+from autodial.report.style import figure_style, shortened
 from autodial.report.words import curve_label, date, number, percent, scope, spread
 from autodial.report.writer import Report, Writer
 from autodial.wording import counted
@@ -207,7 +208,7 @@ class _ComparisonWriter(Writer):
         if len(self.groups) == 1:
             self.page.paragraph("Nothing: the runs differ by their seed alone.")
         else:
-            found = differences([self._settings[group.runs[0]] for group in self.groups])
+            found = differences([self._settings[group.runs[0]] for group in self.groups], shortening=shortened)
             self._differences("Settings", found, [group.letter for group in self.groups])
         around = [{"device": one.run.record["device"]} | dict(one.run.record["versions"]) for one in self.runs]
         names = dict.fromkeys(name for of_one in around for name in of_one)

@@ -20,10 +20,10 @@ from torch import Tensor
 from autodial.data.labels import read_labels, tell_apart
 from autodial.errors import InputError
 from autodial.evaluation.domains import DataTop, data_in_train, file_options, without_augmentation
-from autodial.evaluation.recalibrate import Domain
 from autodial.evaluation.scoring import ScoredImage
 from autodial.layers import DomainAlignment
 from autodial.layers.data_sources import SourceLayer
+from autodial.model_file import Domain
 from autodial.net.feed import Feed
 from autodial.net.net import Net
 from autodial.netparam.graph import Graph

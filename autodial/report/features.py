@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from autodial.errors import InputError
-from autodial.evaluation.recalibrate import Domain
 from autodial.layers import DomainAlignment
+from autodial.model_file import Domain
 from autodial.report.predictions import Floats
 
 _CHANNELS = 4

@@ -87,7 +87,7 @@ def grid(tries: Sequence[str], seeds: Iterable[int]) -> list[Candidate]:
         if len(set(choices[path])) < len(choices[path]):
             raise InputError(f"`tries` {text}: a value is given twice")
         if len(choices[path]) < 2:
-            instead = f"`variants` {choices[path][0]}" if path == _VARIANT else f"`settings` {text}"
+            instead = f"`variants` {choices[path][0]}" if path == _VARIANT else f"`overrides` {text}"
             raise InputError(f"`tries` {text}: one value leaves nothing to choose; state it with {instead}")
     variants: list[str | None] = list(choices.pop(_VARIANT, ())) or [None]
     settings = [[f"{path}={value}" for value in values] for path, values in choices.items()]

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -25,24 +23,20 @@ from autodial.net.feed import sources
 from autodial.net.net import Net
 from autodial.netparam.net_state import filter_net
 from autodial.netparam.overrides import apply_to_nets, apply_to_solver, for_nets
+from autodial.netparam.variants import UNALIGNED
 from autodial.proto import messages as pb
 from autodial.selection.candidates import Candidate, grid
 from autodial.selection.choice import Trial
+from autodial.selection.folder import Inputs, enter
 from autodial.selection.holdout import SourceLists, write_lists
 from autodial.selection.job import Job, read_result
 from autodial.selection.outputs import Outputs
-from autodial.system import json_files
 from autodial.system.devices import choose_device, warn_of_cpu
-from autodial.system.files import entries, replacing
 from autodial.system.hashing import file_hash
-from autodial.system.outputs import lock
 from autodial.training.solver import Solver
 
-RECORD = "experiment.json"
 _CONTEXT_BYTES = 2**29
 """Bytes that a process takes before it has a net: the interpreter, torch, and the context on a GPU."""
-_FORM = 2
-"""Version of the results' format; results of another version are not read."""
 _LEAST = 10
 """The least number of target images that a domain classifier's cross-validation needs."""
 
@@ -98,7 +92,7 @@ def prepare(
     *,
     restarts: int,
     weights: Sequence[str],
-    settings: Sequence[str],
+    overrides: Sequence[str],
     variants: Sequence[str],
     hold_out: bool,
     recalibrate: bool,
@@ -113,9 +107,9 @@ def prepare(
         tries: values and variants to try, as in `grid`.
         folder: the folder for all results.
         restarts: trainings of each combination; their seeds count up from `seed`.
-        weights, device: arguments of `Training`.
+        weights, device: arguments of `Training`; without weights, those that the solver names.
         variants: variants of every candidate; a candidate's own variant is applied after them.
-        settings: overrides of every candidate.
+        overrides: settings of every candidate.
         hold_out: whether a fifth of the source is left out of the trainings.
         recalibrate: whether statistics of all images replace training's moving averages.
         seed: seed of the first restart and of random draws; None: the solver's.
@@ -126,37 +120,43 @@ def prepare(
             list of images; or the folder holds a selection with other inputs.
         WorkError: the folder can't be written to, or the device does not exist.
     """
+    for name in variants:
+        _check_aligned(name, f"`variants` {name}")
     chosen = _look_at(device, solver)
     own = [f"solver.snapshot_prefix={(folder / 'net').absolute()}", "solver.snapshot_format=BINARYPROTO"]
 
     def read(names: Sequence[str]) -> Solver:
         return Solver.from_file(
-            solver, device="cpu", seed=seed, overrides=[*settings, *own], variants=[*variants, *names]
+            solver, device="cpu", seed=seed, overrides=[*overrides, *own], variants=[*variants, *names]
         )
 
     run = read(())
     candidates = grid(tries, range(run.seed, run.seed + restarts))
-    if weights:
-        run.load_weights(weights)
+    weights = weights or [str(path) for path in run.own_weights]
+    run.load_weights(weights)
     net = _of_both_phases(run)
     source, reader = _source(run, net, hold_out=hold_out)
     own_fields = _own_settings(Path(), source if hold_out else None, Path())
     for candidate in candidates:
         _refuse_own(candidate, own_fields)
-    variants_tried = {candidate.variants for candidate in candidates}
-    with_variants = {names: _of_both_phases(read(names)) if names else net for names in variants_tried}
-    for names, param in with_variants.items():
-        if names:
-            _look_at_phases(param, names[0])
+    with_variants = {(): net}
+    for name in dict.fromkeys(name for candidate in candidates for name in candidate.variants):
+        tried = f"`tries` variant={name}"
+        _check_aligned(name, tried)
+        try:
+            with_variants[name,] = _of_both_phases(read([name]))
+            _look_at_phases(with_variants[name,])
+        except InputError as error:
+            raise InputError(f"{tried}: {error}") from error
     try:
         nets = [_with_settings(with_variants[candidate.variants], candidate.settings) for candidate in candidates]
         for candidate in candidates:
             _solver_with(run.param, candidate.settings)
     except InputError as error:
-        raise InputError(f"`tries` {str(error).removeprefix('setting ')}") from None
+        raise InputError(f"`tries` {error}") from None
     labels = _test_labels(net, run.net.base_dir, needed=target_labels)
     run.check()
-    _enter(folder, _fingerprint(run, net, reader, weights, recalibrate=recalibrate))
+    enter(folder, _inputs(run, net, reader, weights, recalibrate=recalibrate))
 
     lists = SourceLists(None, None, None)
     if isinstance(reader, ImageData):
@@ -173,7 +173,7 @@ def prepare(
             solver=solver,
             weights=tuple(weights),
             variants=(*variants, *candidate.variants),
-            overrides=(*settings, *candidate.settings, *_own_settings(job_folder, source, lists.training)),
+            overrides=(*overrides, *candidate.settings, *_own_settings(job_folder, source, lists.training)),
             seed=candidate.seed,
             draw=run.seed,
             base_dir=run.net.base_dir or Path(),
@@ -186,28 +186,23 @@ def prepare(
         jobs.append(job)
     inputs = {
         **{"solver": str(solver), "weights": ",".join(map(str, weights)) or None},
-        **{"settings": list(settings), "variants": list(variants), "seed": run.seed},
+        **{"settings": list(overrides), "variants": list(variants), "seed": run.seed},
         **{"hold_out": hold_out, "recalibrate": recalibrate},
     }
     exports = [
-        _export_options(run, (*variants, *c.variants), (*settings, *c.settings), job)
+        _export_options(run, (*variants, *c.variants), (*overrides, *c.settings), job)
         for c, job in zip(candidates, jobs, strict=True)
     ]
     warn_of_cpu(device, chosen, prefer_gpu=run.param.solver_mode == pb.SolverParameter.GPU)
     return Experiment(inputs, tuple(candidates), tuple(jobs), chosen, tuple(exports), _memory(run))
 
 
-@contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Keep other selections from working in the same folder.
-
-    Raises:
-        InputError: another selection is at work there.
-    """
-    with (folder / "lock").open("w") as file:
-        if not lock(file):
-            raise InputError(f"another `autodial select` is at work in {folder}: wait, or name another folder")
-        yield
+def _check_aligned(variant: str, given: str) -> None:
+    if variant in UNALIGNED:
+        raise InputError(
+            f"{given}: this variant has no Dial layers, and only trainings of nets that have some are compared: leave "
+            "it out here, and train it with `autodial train`"
+        )
 
 
 def _look_at(device: str, solver: Path) -> torch.device:
@@ -277,7 +272,7 @@ def _in_phase(net: pb.NetParameter, phase: pb.Phase) -> Iterator[bool]:
 
 def _source(run: Solver, net: pb.NetParameter, *, hold_out: bool) -> tuple[str, Source]:
     """The layer that reads the source's images, by name, and its reader."""
-    source, target = _look_at_phases(net, None)
+    source, target = _look_at_phases(net)
     for layer in (source, target):
         if layer.name not in sources(run.net):
             raise InputError(f'layer "{layer.name}" ({layer.type}) gets its images from a program')
@@ -295,18 +290,13 @@ def _source(run: Solver, net: pb.NetParameter, *, hold_out: bool) -> tuple[str, 
     return source.name, reader
 
 
-def _look_at_phases(net: pb.NetParameter, variant: str | None) -> tuple[pb.LayerParameter, pb.LayerParameter]:
+def _look_at_phases(net: pb.NetParameter) -> tuple[pb.LayerParameter, pb.LayerParameter]:
     """The layers that read the source and the target; raises InputError if a phase lacks what a selection needs."""
-    before = "" if variant is None else f"variant {variant}: "
-    try:
-        data_in_test(net)
-    except InputError as error:
-        raise InputError(f"{before}{error}") from error
+    data_in_test(net)
     domains = data_in_train(net)
     if domains is None:
         raise InputError(
-            f"{before}the TRAIN phase has no Concat layer that joins a source and a target along axis 0 in front of "
-            "Dial layers"
+            "the TRAIN phase has no Concat layer that joins a source and a target along axis 0 in front of Dial layers"
         )
     return domains[0].layer, domains[1].layer
 
@@ -350,23 +340,18 @@ def _solver_with(param: pb.SolverParameter, settings: Sequence[str]) -> pb.Solve
     return copy
 
 
-def _fingerprint(
-    run: Solver, net: pb.NetParameter, source: Source, weights: Sequence[str], *, recalibrate: bool
-) -> dict[str, Any]:
-    """Hashes of the inputs that must be unchanged for earlier results to count, by the input's name."""
-    solver = _solver_with(run.param, ["solver.snapshot_prefix="])
+def _inputs(run: Solver, net: pb.NetParameter, source: Source, weights: Sequence[str], *, recalibrate: bool) -> Inputs:
     others = (reader for reader in sources(run.net).values() if reader is not source)
     labelled = [f"{e.path} {e.label}" for e in source.entries] if isinstance(source, ImageData) else [_rows_of(source)]
-    return {
-        "the form of its results": _FORM,
-        "the solver": _hash(proto.to_text(solver)),
-        "the net": _hash(proto.to_text(net)),
-        "the source's list": _hash("\n".join(labelled)),
-        "the target's list": _hash("\n".join(map(_rows_of, others))),
-        "the weights": _hash("".join(file_hash(Path(path)) for path in weights)),
-        "the seed": run.seed,
-        "recalibration": recalibrate,
-    }
+    return Inputs(
+        solver=proto.to_text(_solver_with(run.param, ["solver.snapshot_prefix="])),
+        net=proto.to_text(net),
+        source=_hash("\n".join(labelled)),
+        target=_hash("\n".join(map(_rows_of, others))),
+        weights=_hash("".join(file_hash(Path(path)) for path in weights)),
+        seed=run.seed,
+        recalibrate=recalibrate,
+    )
 
 
 def _rows_of(reader: Source) -> str:
@@ -396,29 +381,6 @@ def _test_labels(net: pb.NetParameter, base_dir: Path | None, *, needed: bool) -
 
 def _hash(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
-
-
-def _enter(folder: Path, fingerprint: dict[str, Any]) -> None:
-    """Make the folder, or check that it holds a selection with the same inputs.
-
-    Raises:
-        InputError: the folder holds something else; the message says what differs.
-    """
-    record = folder / RECORD
-    if record.exists():
-        known = json_files.read(record, dict[str, Any], remedy="name another folder with `folder`")
-        differing = [name for name, value in fingerprint.items() if known.get(name) != value]
-        if differing:
-            raise InputError(
-                f"{folder} holds a selection in which {' and '.join(differing)} "
-                f"{'was another' if len(differing) == 1 else 'were others'}: name another folder with `folder`"
-            )
-        return
-    if folder.exists() and (not folder.is_dir() or entries(folder)):
-        raise InputError(f"{folder} exists, is not empty and holds no selection: name another folder with `folder`")
-    folder.mkdir(parents=True, exist_ok=True)
-    with replacing(record) as file:
-        file.write(json.dumps(fingerprint, indent=2).encode())
 
 
 def _memory(run: Solver) -> int:

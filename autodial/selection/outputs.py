@@ -23,9 +23,10 @@ from autodial.evaluation.domains import (
     reading,
     without_augmentation,
 )
-from autodial.evaluation.recalibrate import Domain, recalibrate, with_statistics
+from autodial.evaluation.recalibrate import recalibrate, with_statistics
 from autodial.evaluation.scoring import Scorer
 from autodial.layers.dial import DomainAlignment
+from autodial.model_file import Domain
 from autodial.net.net import Net
 from autodial.netparam.graph import Graph
 from autodial.proto import messages as pb

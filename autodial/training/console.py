@@ -38,8 +38,7 @@ class Lines(Monitor):
         self._write(f"Iteration {row.iteration}, lr = {row.lr:.6g}, loss = {row.loss:.6g}{speed}")
         self._outputs("Train", row.outputs, row.loss_weights)
         if row.alphas:
-            low, high = (choose(row.alphas, key=row.alphas.__getitem__) for choose in (min, max))
-            self._write(f"    alpha from {row.alphas[low]:.4f} ({low}) to {row.alphas[high]:.4f} ({high})")
+            self._write(f"    {_describe_alphas(row.alphas)}")
 
     def tested(self, row: TestRow) -> None:
         self._write(f"Iteration {row.iteration}, testing net {row.net}")
@@ -130,3 +129,11 @@ def describe_output(name: str, values: BlobValues, loss_weight: float) -> str:
         return f"{name} = {values[0]:.6g}{loss}"
     more = f", ... {len(values)} in all" if len(values) > _SHOWN else ""
     return f"{name} = [{', '.join(f'{value:.6g}' for value in values[:_SHOWN])}{more}]"
+
+
+def _describe_alphas(alphas: Mapping[str, float]) -> str:
+    """`alphas are between 0.6000 (conv2-dial) and 1.0000 (conv1-dial)`."""
+    low, high = (choose(alphas, key=alphas.__getitem__) for choose in (min, max))
+    if alphas[low] == alphas[high]:
+        return f"every alpha is {alphas[low]:.4f}"
+    return f"alphas are between {alphas[low]:.4f} ({low}) and {alphas[high]:.4f} ({high})"

@@ -140,7 +140,7 @@ def _layouts(
             )
     if isinstance(layer, DomainAlignment):
         if not layer.uses_stored:
-            _check_points(ranks, parts, [layer.source_samples(sum(parts))])
+            _check_points(ranks, parts, layer.points(sum(parts)))
         return [parts]
     if isinstance(layer, Slice) and across:
         points = layer.points(sum(parts))

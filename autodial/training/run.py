@@ -101,7 +101,8 @@ class Training:
 
     Args:
         solver: solver.prototxt.
-        weights: .caffemodel files to start from, by layer name; a later file's layers replace an earlier one's.
+        weights: .caffemodel files to start from, by layer name; a later file's layers replace an earlier one's. Without
+            any, and without `snapshot`, those that the solver names, as in Caffe.
         snapshot: a .solverstate to resume from.
         device, seed, precision, overrides, variants, ranks, keep: as `Solver` takes them.
         workers: processes that read images ahead; None: one less than the CPUs, 1 to 8, shared by the machine's ranks.
@@ -111,6 +112,7 @@ class Training:
     Attributes:
         solver: the Solver; `solver.stop()` ends `run` after the iteration.
         folder: the run's.
+        weights: the .caffemodel files that the run starts from.
         missing: names of layers with blobs that no file of `weights` holds; their fillers made the blobs.
 
     Raises:
@@ -157,12 +159,14 @@ class Training:
             keep_freed_memory()
         prefix = self.solver.param.snapshot_prefix
         self.folder = _choose_folder(prefix, resumed=snapshot is not None) if folder is None else Path(folder)
+        self.weights: list[Path] = []
         self.missing: list[str] = []
         self._resumed: Snapshot | None = None
         if snapshot is None:
             _check_free(prefix)
-            if weights:
-                self.missing = self.solver.load_weights(weights)
+            self.weights = [Path(path) for path in weights] or self.solver.own_weights
+            if self.weights:
+                self.missing = self.solver.load_weights(self.weights)
         else:
             state = Path(snapshot)
             model = self.solver.restore(state)
@@ -323,8 +327,9 @@ def _check_free(prefix: str) -> None:
     found = sorted(path for name in names for path in Path(prefix).parent.glob(name))
     if found:
         raise InputError(
-            f"{found[0]} is a snapshot of an earlier run, which this run might overwrite: name another place with "
-            "`overrides` solver.snapshot_prefix=PREFIX, resume from a snapshot with `snapshot`, or delete them"
+            f"{found[0]} is a snapshot of an earlier run, and this run might write over it: name another place with "
+            "`overrides` solver.snapshot_prefix=PREFIX, go on from a snapshot with `snapshot`, or delete the earlier "
+            "run's snapshots"
         )
 
 

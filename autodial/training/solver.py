@@ -114,7 +114,9 @@ class Solver:
             raise InputError(f"`keep`, the number of snapshots, must be at least 1, and is {keep}")
         self.param = pb.SolverParameter()
         self.param.CopyFrom(param)
-        apply_to_solver(overrides, self.param)
+        with _errors_of_overrides():
+            apply_to_solver(overrides, self.param)
+        self._name, self._base_dir = name, base_dir
         with _errors_prefixed(name):
             _check(self.param)
             train, tests = _read_nets(self.param, base_dir)
@@ -135,7 +137,8 @@ class Solver:
         for source in unique.values():
             with _errors_prefixed(source.origin):
                 source.param.CopyFrom(apply_variants(source.param, variants, source.base_dir))
-        apply_to_nets(for_nets(overrides), [source.param for source in unique.values()])
+        with _errors_of_overrides():
+            apply_to_nets(for_nets(overrides), [source.param for source in unique.values()])
         self.net_params = [source.param for source in (train, *tests)]
         self.net_names = [source.origin for source in (train, *tests)]
         self.net = self._build(train)
@@ -516,6 +519,19 @@ class Solver:
 
     # --- snapshots
 
+    @property
+    def own_weights(self) -> list[Path]:
+        """The .caffemodel files that the solver's own field `weights` names, for `load_weights`.
+
+        The field may be repeated, and each may name several files with commas between them (Caffe: LoadNetWeights).
+
+        Raises:
+            InputError: a file is not there.
+        """
+        names = [name.strip() for names in self.param.weights for name in names.split(",")]
+        with _errors_prefixed(f"{self._name}: weights"):
+            return [find(name, self._base_dir) for name in names]
+
     def load_weights(self, paths: Iterable[str | os.PathLike[str]]) -> list[str]:
         """Load weights into the train net, and so into the test nets; an alpha that a variant fixes stays."""
         missing = load_weights(self.net, paths)
@@ -666,6 +682,15 @@ def _errors_prefixed(name: str) -> Iterator[None]:
         raise InputError(f"{name}: {error}") from error
 
 
+@contextmanager
+def _errors_of_overrides() -> Iterator[None]:
+    """Put the parameter that gives settings before the message of an InputError, which begins with the setting."""
+    try:
+        yield
+    except InputError as error:
+        raise InputError(f"`overrides` {error}") from error
+
+
 @dataclass(frozen=True)
 class _TestResult:
     """A test of a test net: its averaged outputs, on the CPU, and what a TestRow says of the scores."""
@@ -696,7 +721,7 @@ _LEAST = {
 def _check(param: pb.SolverParameter) -> None:
     """Refuse a SolverParameter that can't be honoured, and warn of fields that change nothing."""
     for path in proto.fork_fields(param):
-        if "." not in path:
+        if "." not in path and path != "weights":
             raise InputError(f"{path}, which only other versions of Caffe have, is not supported")
     update_class(param.type).check(param)
     check_policy(param)

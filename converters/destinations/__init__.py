@@ -10,13 +10,14 @@ from pathlib import Path
 from pkgutil import iter_modules
 from typing import TYPE_CHECKING, ClassVar
 
+from autodial.converters.licenses import check_license
 from autodial.errors import InputError
 
 if TYPE_CHECKING:
-    from autodial.converters.fold import Domain
     from autodial.converters.precision import Precision
     from autodial.converters.prepared import Prepared
     from autodial.converters.verification import ExportReport
+    from autodial.model_file import Domain
     from autodial.proto import messages as pb
 
 
@@ -40,6 +41,8 @@ class ExportOptions:
         ensemble: whether there are several nets, whose probabilities are averaged.
         transform, size: how an image becomes a deploy net's input blob, see `ImageInput.for_blob`; None for both: the
             net has a data layer that says it, or `raw_input` is asked for.
+        license: an SPDX license expression, such as "Apache-2.0", that is written into the file; None: the file names
+            no license.
     """
 
     logits: str | None = None
@@ -54,6 +57,11 @@ class ExportOptions:
     ensemble: bool = False
     transform: pb.TransformationParameter | None = None
     size: tuple[int, int] | None = None
+    license: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.license is not None:
+            object.__setattr__(self, "license", check_license(self.license))
 
 
 class Destination(ABC):

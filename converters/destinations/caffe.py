@@ -18,12 +18,13 @@ from numpy.typing import NDArray
 
 from autodial import __version__, proto
 from autodial.converters.destinations import Destination, ExportOptions
-from autodial.converters.fold import Domain, Folded
+from autodial.converters.fold import Folded
 from autodial.converters.metadata import make_metadata
 from autodial.converters.net_text import net_to_text, write_net
 from autodial.converters.prepared import FoldedNet, Prepared, check_size, load
 from autodial.converters.verification import ExportReport, Runner, verify
 from autodial.errors import InputError
+from autodial.model_file import Domain
 from autodial.net.net import Net
 from autodial.proto import LayerWeights, Weights
 from autodial.proto import messages as pb
@@ -108,7 +109,7 @@ class CaffeFolder(Destination):
         check_size(folded, self.limit)
         deploy, blobs = _deploy(net.folded, prepared.input)
         (probabilities,) = deploy.layer[-1].top
-        text = net_to_text(deploy, header=list(_header(prepared.input, net, probabilities, domain)))
+        text = net_to_text(deploy, header=list(_header(prepared, net, probabilities)))
         mean = net.images.transform.mean if net.images else None
         with replacing_files(self.path, last=DEPLOY) as aside:
             write_net(aside / DEPLOY, text)
@@ -213,11 +214,14 @@ def _plain(value: np.float32) -> str:
     return np.format_float_positional(value, trim="-")
 
 
-def _header(blob: str, net: FoldedNet, probabilities: str, domain: Domain | None) -> Iterator[str]:
+def _header(prepared: Prepared, net: FoldedNet, probabilities: str) -> Iterator[str]:
     """The comments at the top of deploy.prototxt."""
-    yield _title(domain)
+    blob = prepared.input
+    yield _title(net.domain)
     statistics = f", {net.folded.statistics} statistics folded in" if net.folded.statistics else ""
     yield f"autodial {__version__}{statistics}"
+    if prepared.license is not None:
+        yield f"SPDX-License-Identifier: {prepared.license}"
     preparation = _preparation(net)
     origin = ", an image" if preparation else "; the net, having an Input layer, does not say how it is made"
     yield f"{blob}: float32 (N, {', '.join(map(str, net.window[1:]))}){origin}"

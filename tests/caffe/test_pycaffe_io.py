@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from google.protobuf.message import DecodeError
 from PIL import Image
 
 import autodial.caffe as caffe
@@ -23,6 +26,26 @@ def pixels(*shape: int) -> np.ndarray:
 
 
 # --- messages
+
+SWISH = b"\x0a\x01s\x12\x05Swish:\x06*\x04\x00\x00\x80\x3f\x9a\x09\x05\x0d\x00\x00\x00@"
+"""A layer as BVLC's last Caffe writes it: name 1, type 2, blobs 7 (data 5), swish_param 147, where Dial's is here."""
+
+
+def test_a_script_parses_and_serializes_files_of_other_versions_of_caffe() -> None:
+    file = b"\x0a\x03net\x28\x01\xa2\x06" + bytes([len(SWISH)]) + SWISH  # name 1, force_backward 5, layer 100
+    net = caffe_pb2.NetParameter()
+    assert net.ParseFromString(file) == len(file)
+    (layer,) = net.layer
+    assert net.name == "net" and net.force_backward and not layer.HasField("dial_param")
+    assert layer.swish_param.beta == 2 and list(layer.blobs[0].data) == [1]
+    for again in (caffe_pb2.NetParameter.FromString(file), copy.deepcopy(net), pickle.loads(pickle.dumps(net))):
+        assert again == net
+    assert len(net.layer) == 1 and net.MergeFromString(file) and len(net.layer) == 2
+    written = again.SerializeToString()
+    assert sorted(written) == sorted(file)  # blobs may stand elsewhere in the layer
+    assert b"\x9a\x09\x05\x0d\x00\x00\x00@" in written and again.SerializePartialToString() == written
+    with pytest.raises(DecodeError):
+        caffe_pb2.NetParameter.FromString(file[:-1])
 
 
 def test_blobs_of_any_shape() -> None:

@@ -75,6 +75,18 @@ def test_restoring_goes_on_as_if_nothing_had_been(solver: caffe.SGDSolver) -> No
         np.testing.assert_array_equal(other.net.params["conv"][0].data, solver.net.params["conv"][0].data)
 
 
+def test_the_solvers_own_weights_are_there(line: Callable[[str], str]) -> None:
+    first = caffe.SGDSolver(line(""))
+    first.net.params["ip"][0].data[...] = 3
+    first.net.save("three.caffemodel")
+    solver = caffe.get_solver(line('weights: "three.caffemodel" test_iter: 1 test_interval: 1'))
+    for net in (solver.net, solver.test_nets[0]):
+        np.testing.assert_array_equal(net.params["ip"][0].data, [[3, 3, 3]])
+    solver.net.blobs["x"].data[...] = 1
+    solver.step(1)
+    assert np.all(solver.net.params["ip"][0].data < 3)
+
+
 def test_nets_outlive_the_solver(solver: caffe.SGDSolver) -> None:
     nets = [solver.net, *solver.test_nets]
     del solver

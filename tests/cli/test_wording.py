@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from autodial.wording import alternatives, counted, printable
+from autodial.wording import alternatives, counted, every, printable
 
 
 @pytest.mark.parametrize(
@@ -17,6 +17,11 @@ from autodial.wording import alternatives, counted, printable
 )
 def test_counted(number: int, noun: str, plural: str | None, words: str) -> None:
     assert counted(number, noun, plural) == words
+
+
+def test_every() -> None:
+    assert every(1, "iteration") == "every iteration"
+    assert every(5, "iteration") == "every 5 iterations"
 
 
 @pytest.mark.parametrize(

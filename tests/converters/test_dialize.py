@@ -208,6 +208,26 @@ def test_a_vendors_batch_norm_is_refused_by_name() -> None:
         dialize(parse_net(RESNET), weights)
 
 
+def test_layers_of_unknown_types_stay_as_they_are() -> None:
+    text = RESNET.replace(
+        'type: "ReLU"', 'type: "DeformableConvolution" deformable_convolution_param { num_output: 6 kernel_size: 3 }'
+    )
+    weights = resnet_weights()
+    made = dialize(parse_net(text), weights, classes=7)
+    kept = [layer for layer in made.net.layer if layer.type == "DeformableConvolution"]
+    assert kept == [layer for layer in parse_net(text).layer if layer.type == "DeformableConvolution"]
+    assert made.report.replaced == {"bn1": "bn1-dial", "bn2": "bn2-dial", "bn3": "bn3-dial"}
+    assert made.report.renamed == {"fc": "fc-new"}
+    assert made.report.max_difference is None
+    assert 'types DeformableConvolution (layer "relu1"): they stay as they are' in " ".join(made.report.notes)
+    known = dialize(parse_net(RESNET), weights, classes=7)
+    assert made.weights is not None and known.weights is not None
+    for ours, theirs in zip(made.weights.layers, known.weights.layers, strict=True):
+        assert ours.name == theirs.name
+        for one, other in zip(ours.blobs, theirs.blobs, strict=True):
+            np.testing.assert_array_equal(one, other)
+
+
 def test_damaged_statistics_are_noticed() -> None:
     weights = resnet_weights()
     weights.layers[1].blobs[1][0] = np.nan  # type: ignore[index]
@@ -502,11 +522,10 @@ layer { name: "prob" type: "Softmax" bottom: "%s" top: "prob" }
         (SEGMENTATION % "up", None, r'layer "up" \(Deconvolution\) rather than'),
         (SEGMENTATION % "score", ["conv"], r"shape \(2, 2, 6, 6\) rather than \(N, classes\)"),
         (SEGMENTATION % "score", None, "neither BatchNorm nor InnerProduct"),
-        (RESNET.replace('"BatchNorm"', '"BN"'), None, 'layer "bn1": .*"BN"'),
         (RESNET, ["cnov1"], 'no layer "cnov1" lies between the data and the logits; there are conv1, bn1'),
         (RESNET.replace('"Softmax" bottom: "fc"', '"Softmax" bottom: "nowhere"'), None, 'reads blob "nowhere"'),
     ],
-    ids=["siamese", "autoencoder", "fcn", "map", "no layers", "vendor", "after", "broken"],
+    ids=["siamese", "autoencoder", "fcn", "map", "no layers", "after", "broken"],
 )
 def test_refusals(text: str, after: list[str] | None, message: str) -> None:
     with pytest.raises(InputError, match=message):

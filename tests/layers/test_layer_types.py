@@ -12,7 +12,7 @@ import pytest
 
 import autodial.layers
 from autodial.errors import InputError
-from autodial.layers import layer_class, registry
+from autodial.layers import Layer, layer_class, registry
 from autodial.layers.base import NOT_SUPPORTED
 from autodial.layers.shares import Rows
 from autodial.netparam import layer_types
@@ -134,6 +134,7 @@ def test_code_without_torch_knows_the_same() -> None:
     assert _said("reads_scores") == layer_types.READS_SCORES, place
     assert _said("per_channel") == layer_types.PER_CHANNEL, place
     assert no_images == layer_types.NO_IMAGES, place
+    assert {name for name, cls in registry.items() if cls.blobs is not Layer.blobs} == layer_types.PARAMETRIZED, place
 
 
 def test_a_class_knows_its_type() -> None:

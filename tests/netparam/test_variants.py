@@ -177,11 +177,11 @@ def test_settings_beside_the_net_are_variants(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"a.type=ReLU\n\nno-layer.type=ReLU\n", r'x\.settings:3: setting no-layer\.type=ReLU: no layer "no-layer"'),
+        (b"a.type=ReLU\n\nno-layer.type=ReLU\n", r'x\.settings:3: no-layer\.type=ReLU: no layer "no-layer"'),
         (b"solver.base_lr=1\n", r"x\.settings:1: .*a variant changes a net"),
         (b"\xff\xfe\n", r"x\.settings is not a list of settings: it is binary, or text in UTF-16"),
         (b"a.type=ReLU\n\xe4.type=ReLU\n", r"x\.settings:2: a list of settings must be text in UTF-8"),
-        (b".a" * 500_000 + b"=1\n", r'x\.settings:1: setting [a.]{100}\.\.\.: no layer ""'),
+        (b".a" * 500_000 + b"=1\n", r'x\.settings:1: [a.]{100}\.\.\.: no layer ""'),
     ],
 )
 def test_settings_that_can_not_be_applied(tmp_path: Path, content: bytes, message: str) -> None:

@@ -7,10 +7,25 @@ import pytest
 from autodial import proto
 from autodial.errors import InputError
 from autodial.netparam.shipped import shipped_solver
-from autodial.project.schedule import drops, fill_intervals, iterations, stretch
+from autodial.project.schedule import describe_epochs, drops, fill_intervals, iterations, stretch
 from autodial.project.split import even_batches, split_batch
 from autodial.proto import messages as pb
 from autodial.training.lr_policy import learning_rate, next_step
+
+
+@pytest.mark.parametrize(
+    ("epochs", "text"),
+    [
+        (1, "1 epoch"),
+        (1.0667, "1.07 epochs"),
+        (0.53333, "0.533 epochs"),
+        (60, "60 epochs"),
+        (426.67, "427 epochs"),
+        (100_000, "100000 epochs"),
+    ],
+)
+def test_epochs_are_told_as_a_person_would(epochs: float, text: str) -> None:
+    assert describe_epochs(epochs) == text
 
 
 @pytest.mark.parametrize(

@@ -15,10 +15,11 @@ import pytest
 from matplotlib.text import Text
 from sklearn.metrics import accuracy_score, balanced_accuracy_score, recall_score
 
+from autodial.netparam.differences import Difference, differences
 from autodial.report.comparison_figures import Series, draw_confusions, draw_overlaid, draw_overlaid_alphas
 from autodial.report.figures import shown_confusion_of
 from autodial.report.run import Curve, Run
-from autodial.report.settings import Difference, differences, groups_of, run_names, settings_of
+from autodial.report.settings import groups_of, run_names, settings_of
 from autodial.report.style import NARROW, figure_style, picture
 
 Autodial = Callable[..., tuple[int, str, str]]
@@ -127,7 +128,7 @@ def test_what_is_refused(autodial: Autodial, trained: Path, monkeypatch: pytest.
     monkeypatch.chdir(trained)
     status, _, err = autodial("report", "run", "./run")
     assert status == 2
-    assert "run is named twice" in err
+    assert "run is given twice: name each run once" in err
     status, _, err = autodial("report", "run", "source")
     assert status == 2
     assert "source is not a run's folder" in err

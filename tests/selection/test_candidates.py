@@ -63,7 +63,7 @@ def test_folders_are_distinct_and_do_not_depend_on_the_others() -> None:
     [
         (["lambda"], "must be LAYER.FIELD=VALUE,VALUE"),
         (["lambda=1,2"], "must be LAYER.FIELD=VALUE,VALUE"),
-        (["a.b=1"], "leaves nothing to choose; state it with `settings` a.b=1"),
+        (["a.b=1"], "leaves nothing to choose; state it with `overrides` a.b=1"),
         (["variant=adabn"], "leaves nothing to choose; state it with `variants` adabn"),
         (["a.b=1,2", "a.b=3,4"], "`tries` a.b is given twice"),
         (["a.b=1,2,1"], "a value is given twice"),

@@ -24,7 +24,7 @@ from autodial.cli import app
 from autodial.data.image_list import ImageList
 from autodial.errors import InputError
 from autodial.selection import criteria
-from autodial.selection.experiment import locked
+from autodial.selection.folder import locked
 from autodial.selection.job import Job
 from autodial.selection.outputs import Outputs
 from autodial.training.solver import Solver
@@ -178,7 +178,7 @@ def test_an_ensemble_needs_one_net(project: Path) -> None:
 
 def test_held_out_source_is_trained_without(project: Path) -> None:
     result = select("--try", TRY, "-o", "chosen", "--criterion", "source", "--no-recalibrate", "--jobs", "1")
-    assert "in which recalibration was another" in str(result.exception)
+    assert "in which recalibration was on and is off" in str(result.exception)
     before = results("chosen")
     result = select("--try", TRY, "-o", "chosen", "--criterion", "source")
     assert result.exit_code == 0, result.output
@@ -238,9 +238,18 @@ def test_all_failed(project: Path) -> None:
 
 
 def test_changed_inputs_are_refused(project: Path) -> None:
-    assert "in which the seed was another" in error("--try", TRY, "-o", "chosen", "--seed", "9")
-    assert "in which the solver was another" in error("--try", TRY, "-o", "chosen", "--set", "solver.base_lr=0.1")
-    assert "in which the net was another" in error("--try", TRY, "-o", "chosen", "--variant", "fixed-alpha")
+    def refused(*arguments: str) -> str:
+        return error("--try", TRY, "-o", "chosen", *arguments)
+
+    assert "in which the seed was 5 and is 9: name another folder with -o" in refused("--seed", "9")
+    changed = ("--set", "solver.base_lr=0.1", "--set", "solver.weight_decay=0")
+    assert "in which solver.base_lr was 0.02 and is 0.1 and solver.weight_decay was 0.001 and is 0:" in refused(
+        *changed
+    )
+    assert "in which fc.param[0].lr_mult was not set and is 7:" in refused("--set", "fc.param[0].lr_mult=7")
+    in_test = ("--set", "test.image_data_param.batch_size=3")  # in the TEST phase alone
+    assert "in which test.image_data_param.batch_size was 7 and is 3:" in refused(*in_test)
+    assert "in which conv/dial.param[0].lr_mult was not set and is 0" in refused("--variant", "fixed-alpha")
     lines = Path("source.txt").read_text().splitlines(keepends=True)
     Path("source.txt").write_text("".join(lines[:-1]))
     assert "in which the source's list was another" in error("--try", TRY, "-o", "chosen")
@@ -270,11 +279,18 @@ def test_new_target_labels_need_no_training(project: Path) -> None:
         ),
         (["--try", "solver.random_seed=1,2"], "--restarts trains with several seeds"),
         (["--try", "variant=learned,luck"], 'no variant "luck"'),
-        (["--try", "variant=learned,source-only"], "variant source-only: the net has no Dial layer"),
+        (["--try", "variant=learned,source-only"], "--try variant=source-only: this variant has no Dial layers, and"),
+        (["--try", "variant=learned,entropy-only"], "--try variant=entropy-only: this variant has no Dial layers, and"),
         ([], "one candidate leaves nothing to choose: give values with --try, or more than one --restarts"),
         (["--try", TRY, "--criterion", "luck"], "no such criterion; there are agreement, entropy"),
         (["--try", TRY, "--criterion", "source", "--no-hold-out"], "looks at held-out source images"),
-        (["--try", TRY, "--variant", "source-only"], "the net has no Dial layer"),
+        (["--try", TRY, "--variant", "source-only"], "--variant source-only: this variant has no Dial layers, and"),
+        (
+            ["--try", "*.param[0].lr_mult=0,1"],
+            '--try *.param[0].lr_mult=0: layer "source" (ImageData) has no parameters',
+        ),
+        (["--try", TRY, "--set", "relu.param[0].lr_mult=0"], '--set relu.param[0].lr_mult=0: layer "relu" (ReLU) has'),
+        (["--try", TRY, "--set", "loss-targe.loss_weight=0"], '--set loss-targe.loss_weight=0: no layer "loss-targe"'),
         (["--try", TRY, "--weights", "missing.caffemodel"], "missing.caffemodel does not exist"),
         (["--try", TRY, "-o", "chosen/source"], "exists, is not empty and holds no selection"),
     ],

@@ -65,8 +65,8 @@ def test_setting(setting: str, index: int, get: Any, value: Any) -> None:
 )
 def test_pattern_for_several_layers(pattern: str, names: set[str]) -> None:
     net = parse_net(TEXT)
-    apply_to_nets([f"{pattern}.param[0].lr_mult=9"], [net])
-    assert {layer.name for layer in net.layer if layer.param and layer.param[0].lr_mult == 9} == names
+    apply_to_nets([f"{pattern}.loss_weight=9"], [net])
+    assert {layer.name for layer in net.layer if list(layer.loss_weight) == [9]} == names
 
 
 def test_a_name_goes_before_a_pattern() -> None:
@@ -109,6 +109,8 @@ def test_a_layer_need_be_in_one_net_only() -> None:
         ("fc6.inner_product_param.num_output=-1", 'num_output is a whole number from 0, not "-1"'),
         ("fc6.inner_product_param.num_output=2.5", 'num_output is a whole number from 0, not "2.5"'),
         ("fc6.inner_product_param.bias_term=no", 'bias_term is true or false, not "no"'),
+        ("pool.param[0].lr_mult=0", r'^pool\.param\[0\]\.lr_mult=0: layer "pool" \(Pooling\) has no parameters: name'),
+        ("*.param[0].lr_mult=0", r'^\*\.param\[0\]\.lr_mult=0: layer "data" \(ImageData\) has no parameters: name'),
         ("fc6.name[0]=x", r"name is not a list; leave out \[0\]"),
         ("fc6.name.x=y", 'name holds a value and has no field "x"'),
         ("loss.loss_weight=much", 'loss_weight is a number, not "much"'),

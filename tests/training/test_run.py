@@ -8,10 +8,11 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from autodial.errors import InputError
-from autodial.proto import read_state
+from autodial.proto import read_state, read_weights
 from autodial.training.monitor import Monitor, RunningSolver
 from autodial.training.run import Outcome, Snapshot, Training
 
@@ -66,6 +67,25 @@ def test_a_training_that_diverges_says_so_and_names_the_last_good_snapshot() -> 
     assert result.outcome is Outcome.DIVERGED and "NaN or infinity" in str(result.error)
     kept = sorted(Path("snapshots").glob("*.solverstate"), key=lambda path: read_state(path).iter)
     assert (result.snapshot and result.snapshot.state) == (kept[-1] if kept else None)
+
+
+def test_the_solver_may_name_the_weights(edit: Edit) -> None:
+    """As BVLC's last Caffe: the command line's come in their place, and a snapshot needs none."""
+    start().run()
+    other = ("solver.snapshot_prefix=other/stripes",)
+    edit("solver.prototxt", "net:", 'weights: "snapshots/stripes_iter_4.caffemodel" net:')
+    (named,) = {layer.name: layer for layer in read_weights(snapshot_of(4).weights or "").layers}["fc"].blobs[:1]
+    (given,) = {layer.name: layer for layer in read_weights(snapshot_of(8).weights or "").layers}["fc"].blobs[:1]
+    training = start(overrides=other)
+    assert training.weights == [Path("snapshots/stripes_iter_4.caffemodel")] and training.missing == []
+    for net in (training.solver.net, *training.solver.test_nets):
+        np.testing.assert_array_equal(net.layer("fc").blobs[0].detach(), named)
+    training = Training("solver.prototxt", overrides=other, weights=[snapshot_of(8).weights or ""], workers=0)
+    np.testing.assert_array_equal(training.solver.net.layer("fc").blobs[0].detach(), given)
+    Path("snapshots/stripes_iter_4.caffemodel").rename("gone.caffemodel")
+    with pytest.raises(InputError, match=r'solver\.prototxt: weights: "snapshots/stripes_iter_4\.caffemodel" does not'):
+        start(overrides=other)
+    assert start(snapshot=snapshot_of(8).state, folder="resumed").weights == []
 
 
 def test_what_is_done_is_not_trained_again() -> None:

@@ -145,10 +145,12 @@ def test_lines_are_like_caffes() -> None:
     assert lines == [
         "Iteration 100, lr = 0.001, loss = 0.75 (1234 images/s)",
         "    Train net output #0: loss-target = 2 (* 0.1 = 0.2 loss)",
-        "    alpha from 0.6000 (a) to 1.0000 (b)",
+        "    alphas are between 0.6000 (a) and 1.0000 (b)",
         "Iteration 100, testing net 0",
         "    Test net output #0: per-class = [0.25, 0.75]",
         "    Test net output #2: accuracy = 0.5",
     ]
+    Lines(lines.append).displayed(TrainRow(200, 0.001, 0.75, {}, {}, {"a": 1.0, "b": 1.0}, None))
+    assert lines[-1] == "    every alpha is 1.0000"
     assert describe_output("x", (1.0, 2.5), 0) == "x = [1, 2.5]"
     assert describe_output("x", tuple(map(float, range(10))), 0) == "x = [0, 1, 2, 3, 4, 5, 6, 7, ... 10 in all]"

@@ -13,7 +13,7 @@ import torch
 from autodial import proto
 from autodial.errors import InputError, WorkError
 from autodial.proto import messages as pb
-from autodial.proto import parse_solver
+from autodial.proto import parse_solver, read_solver
 from autodial.training.monitor import Monitor, TestRow, TrainRow
 from autodial.training.solver import Solver
 
@@ -175,6 +175,23 @@ def test_weights_from_several_files(project: Path) -> None:
     assert solver.net.layer("conv").blobs[0].unique().tolist() == [1]
     assert solver.net.layer("fc").blobs[0].unique().tolist() == [2]
     assert solver.test_nets[0].layer("fc").blobs[0].unique().tolist() == [2]
+
+
+def test_the_solvers_own_weights(project: Path, edit: Edit, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """BVLC's field `weights`: repeated, with commas, and relative to the solver's folder, too."""
+    edit("solver.prototxt", "net:", 'weights: "one.caffemodel, two.caffemodel" weights: "three.caffemodel" net:')
+    names = ("one", "two", "three")
+    assert read_solver("solver.prototxt").weights == ["one.caffemodel, two.caffemodel", "three.caffemodel"]
+    solver = Solver.from_file("solver.prototxt")
+    with pytest.raises(InputError, match=r'^solver\.prototxt: weights: "one\.caffemodel" does not exist'):
+        _ = solver.own_weights
+    for name in names:
+        Path(f"{name}.caffemodel").touch()
+    assert [path.name for path in solver.own_weights] == [f"{name}.caffemodel" for name in names]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path_factory.mktemp("elsewhere"))
+        elsewhere = Solver.from_file(project / "solver.prototxt")
+        assert elsewhere.own_weights == [project / f"{name}.caffemodel" for name in names]
 
 
 def test_divergence_stops_with_the_snapshots_before_it(project: Path) -> None:

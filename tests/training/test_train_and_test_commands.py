@@ -277,6 +277,25 @@ def test_test_scores_every_image_once(autodial: Run) -> None:
         assert float(out.splitlines()[-1].rpartition(" s: accuracy over them = ")[2]) == pytest.approx(accuracy)
 
 
+def test_without_target_labels_test_says_why_there_is_no_score(autodial: Run) -> None:
+    autodial(*TRAIN)
+    lines = [line.rpartition(" ") for line in Path("test.txt").read_text().splitlines()]
+    Path("test.txt").write_text("".join(f"{path} -1\n" for path, _, _ in lines))
+    Path("labelled.txt").write_text("".join(f"{path} {label}\n" for path, _, label in lines))
+    net = Path("net.prototxt").read_text()
+    net = net.replace('"Accuracy" bottom: "fc" bottom: "label" top: "accuracy"', '"Softmax" bottom: "fc" top: "prob"')
+    net = net.replace('"SoftmaxWithLoss" bottom: "fc" bottom: "label" top: "loss-test"', '"Silence" bottom: "label"')
+    Path("net.prototxt").write_text(net)
+    status, out, err = autodial(*TEST)
+    assert status == 0 and re.fullmatch(r"\d+ images in [\d.]+ s\n", out)
+    assert (
+        'There is no score: no label that layer "test" (ImageData) reads is one of the 3 classes, from 0 to 2: name '
+        "labelled images with --set test.image_data_param.source=LIST\n"
+    ) in err
+    status, out, err = autodial(*TEST, "--set", "test.image_data_param.source=labelled.txt")
+    assert status == 0 and "accuracy over them = " in out and "no score" not in err
+
+
 def test_test_with_iterations_averages_whole_batches(autodial: Run) -> None:
     autodial(*TRAIN)
     status, out, _ = autodial(*TEST, "--iterations", "4", "-o", "scores.csv")

@@ -29,6 +29,7 @@ from . import (
     rfcn,
     ristretto,
     segnet,
+    several_sources,
     shufflenet,
     ssd,
     tsn,
@@ -57,7 +58,7 @@ FORKS = tuple(
     for module in (
         bvlc_master, ceil_mode, ssd, fcn, rcnn, rfcn, pspnet, deeplab, segnet, enet, yolo, shufflenet, proposal, xlearn,
         grl, latent_domains, openpose, tsn, face, nvcaffe, intel, refinedet, flownet2, ristretto, deformable,
-        focal_loss, batch_normalization,
+        focal_loss, batch_normalization, several_sources,
     )
 )  # fmt: skip
 """Where several could have written a field, the first is taken."""

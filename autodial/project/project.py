@@ -1,0 +1,169 @@
+"""A project as a whole: images, a net and a solver become the files that `autodial train` needs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+
+from autodial.errors import InputError
+from autodial.project.checks import check_apart, check_enough, notes_on_copies, without_bad
+from autodial.project.data import Data
+from autodial.project.files import check_folder, list_text, write_files
+from autodial.project.inspection import inspect_images
+from autodial.project.net_template import SOURCE_LIST, TARGET_LIST, TEST_LIST
+from autodial.project.plan import LABELS, NET, SOLVER, START, Plan, plan
+from autodial.project.recipe import fit_net, read_recipe
+from autodial.project.scan import DomainImages, read_source, read_target, read_test
+from autodial.project.schedule import describe_epochs
+from autodial.proto import Weights, to_text
+from autodial.wording import counted
+
+_MOST_EPOCHS = 100_000
+
+
+@dataclass(frozen=True)
+class Project:
+    """A project that can be written.
+
+    Attributes:
+        folder: where to.
+        arch: the net, as the user named it.
+        data: the images.
+        plan: the net and the solver for them.
+        start: weights that the project holds to start from, as the user's had to be changed; None if they had not.
+        weights: the files that training starts from, separated by commas; None for random weights.
+        notes: sentences that the user should read; parameters are in backticks.
+    """
+
+    folder: Path
+    arch: str
+    data: Data
+    plan: Plan
+    start: Weights | None
+    weights: str | None
+    notes: tuple[str, ...]
+
+    def write(self) -> None:
+        """Write the files: all of them or, if one fails, none.
+
+        Raises:
+            WorkError: a file can't be written.
+        """
+        write_files(self.folder, self._contents())
+
+    def _contents(self) -> dict[str, str | Weights]:
+        """The files by name. The solver comes last, as nothing trains without it."""
+        from autodial.converters.net_text import net_to_text
+
+        data, split = self.data, self.plan.split
+        about_net = [
+            f"{self.arch} for {len(data.classes)} classes, made by `autodial init`. A batch holds {split.source} "
+            "source images,",
+            f"then {split.target} target images. The lists lie beside this file; each label in target.txt is -1.",
+        ]
+        about_solver = [
+            f"{describe_epochs(self.plan.epochs)} over {counted(len(data.source.images), 'source image')}, made by "
+            "`autodial init`.",
+            "Without a snapshot_prefix, snapshots (solver_iter_N) and logs (solver_run) lie beside this file.",
+            *([f"Training starts from {real_paths(self.weights)}"] if self.weights else []),
+        ]
+        return {
+            SOURCE_LIST: list_text(data.source, labels=True),
+            TARGET_LIST: list_text(data.target, labels=False),
+            **({TEST_LIST: list_text(data.test, labels=True)} if data.test else {}),
+            LABELS: "".join(f"{name}\n" for name in data.classes),
+            **({START: self.start} if self.start is not None else {}),
+            NET: net_to_text(self.plan.net, header=about_net),
+            SOLVER: "".join(f"# {line}\n" for line in about_solver) + to_text(self.plan.solver),
+        }
+
+
+def prepare(
+    folder: Path,
+    arch: str,
+    source: Path,
+    target: Path,
+    *,
+    test: Path | None = None,
+    weights: str | None = None,
+    epochs: float | None = None,
+    batch_size: int | None = None,
+    skip: bool = False,
+    warn: Callable[[str], None] = lambda warning: None,
+    report: Callable[[float, float], None] = lambda done, total: None,
+) -> Project:
+    """Plan a project for a user's images. Every image is decoded; nothing is written.
+
+    Args:
+        folder: the folder to make; it may exist if it is empty.
+        arch, weights: a net and what it starts from, as `read_recipe` takes them.
+        source: the labelled images: a folder with a folder per class, or a list.
+        target: the unlabelled images: any folder, or a list.
+        test: labelled target images that measure accuracy; None for the target's own, if it has class folders.
+        epochs: passes over the source, above 0; None for the schedule of the net's solver.
+        batch_size: images in a batch, at least 4; None for the net's.
+        skip: whether images that can't be decoded are left out. Otherwise they are an error.
+        warn: is told which images are left out or damaged.
+        report: is told how many images are decoded, and of how many.
+
+    Raises:
+        InputError: the images, the net or the folder can't be used.
+    """
+    if epochs is not None and not 0 < epochs <= _MOST_EPOCHS:
+        raise InputError(f"`epochs` {epochs:g}: choose a number above 0, up to {_MOST_EPOCHS:,}")
+    check_folder(folder, [origin for origin in (source, target, test) if origin is not None])
+    recipe = read_recipe(arch, weights)
+    classes, source_images = read_source(source)
+    others = [read_target(target, classes, measured=test is not None)]
+    if test is not None:
+        others.append(read_test(test, classes))
+    check_apart(source_images, others)
+    fitted = fit_net(recipe, arch, len(classes))
+    data = _decoded(classes, source_images, others, skip=skip, warn=warn, report=report)
+    planned = plan(
+        fitted.template,
+        recipe.solver,
+        data,
+        epochs=recipe.epochs if epochs is None else epochs,
+        batch_size=batch_size,
+        weights=fitted.weights,
+    )
+    notes = [note for domain in (source_images, *others) for note in domain.notes]
+    notes += [*recipe.notes, *fitted.notes, *notes_on_copies(data), *planned.notes]
+    start = fitted.weights if fitted.converted else None
+    return Project(folder, arch, data, planned, start, weights if start is None else str(folder / START), tuple(notes))
+
+
+def real_paths(weights: str) -> str:
+    """The files of weights, separated by commas, with absolute paths."""
+    return ",".join(os.path.realpath(name) for name in weights.split(","))
+
+
+def _decoded(
+    classes: Sequence[str],
+    source: DomainImages,
+    others: Sequence[DomainImages],
+    *,
+    skip: bool,
+    warn: Callable[[str], None],
+    report: Callable[[float, float], None],
+) -> Data:
+    """Decode all images; `others` are the target and a test set."""
+    paths = [image.path for domain in (source, *others) for image in domain.images]
+    number, total = count(1), len(set(paths))
+    inspections = inspect_images(paths, lambda: report(next(number), total))
+    source, target, *rest = (without_bad(domain, inspections, skip=skip) for domain in (source, *others))
+    for inspection in inspections.values():
+        if inspection.problem:
+            warn(f"Left out: {inspection.problem}")
+    for path, inspection in inspections.items():
+        if inspection.damage:
+            warn(f"Warning: {path} is damaged; the part that could be decoded is used: {inspection.damage}")
+    tested = rest[0] if rest else target
+    usable = {path: inspection for path, inspection in inspections.items() if not inspection.problem}
+    data = Data(classes, source, target, tested if tested.labelled else None, usable)
+    check_enough(data)
+    return data

@@ -1,0 +1,7 @@
+"""Dial layers with a predictor for each of several sources, which no fork has."""
+
+from __future__ import annotations
+
+from .dialect import Dialect
+
+DIALECT = Dialect("several_sources", {})
