@@ -116,6 +116,6 @@ def _table_errors(name: str, pa: Any) -> Iterator[None]:
         yield
     except FileNotFoundError as error:
         raise InputError(f"{name}: no such file") from error
-    except (OSError, pa.ArrowException) as error:
+    except (OSError, UnicodeDecodeError, pa.ArrowException) as error:
         why = " ".join(addresses.shown(getattr(error, "strerror", None) or str(error)).split())
         raise InputError(f"{name} can't be read as a Parquet table: {why}") from error

@@ -9,6 +9,9 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
+import sys
+import threading
 import time
 from collections import deque
 from collections.abc import Generator, Iterator
@@ -22,7 +25,7 @@ from autodial.data.decoder_messages import is_watching
 from autodial.deploy.engine import Labelled, Work, versions
 from autodial.deploy.ray_worker import Done, Orders, Started, Worker
 from autodial.deploy.sources import ImageFile
-from autodial.errors import AutodialError, InputError, WorkError
+from autodial.errors import TERMINATED, AutodialError, InputError, WorkError
 from autodial.system.cpus import available_cpus
 from autodial.wording import counted, shortened
 
@@ -122,6 +125,7 @@ class Cluster:
         self._hosts: set[str] = set()
         self._seen: ImageFile | None = None
         self._connected = False
+        self._handler: Any = None
         self._options: dict[str, Any] = {}
         self._room = 0
         self.device = self.provider = self._reason = ""
@@ -151,10 +155,13 @@ class Cluster:
             self._let_go(hand)
         if self._connected:
             self._ray.shutdown()
+        if self._handler is not None:
+            signal.signal(signal.SIGTERM, self._handler)
 
     # --- the cluster
 
     def _connect(self) -> None:
+        before = signal.getsignal(signal.SIGTERM)
         options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
         if self._address == LOCAL:
             os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
@@ -168,6 +175,9 @@ class Cluster:
                 f"`ray start --head`, name another address, or write {LOCAL}"
             ) from error
         self._connected = True
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, _end)  # Ray's own handler ends with another status
+            self._handler = before if before is not None else signal.SIG_DFL
 
     def _plan(self) -> None:
         """Decide what a worker needs of a machine, and how many workers there are."""
@@ -357,3 +367,8 @@ class Cluster:
                 return
             yield _Part(number, part)
             number += 1
+
+
+def _end(number: int, frame: object) -> None:
+    """Let everything be closed after SIGTERM."""
+    sys.exit(TERMINATED)
