@@ -80,7 +80,7 @@ def recalibrate(
     from autodial.evaluation.whole_statistics import recalibrate_weights
     from autodial.net.feed import default_workers
     from autodial.netparam.data_files import files_of
-    from autodial.system.devices import choose_device
+    from autodial.system.devices import choose_device, warn_of_cpu
     from autodial.system.outputs import check_output
 
     param = read_net(net, variants, settings, level, stage)
@@ -102,6 +102,7 @@ def recalibrate(
             size=image_size(param, net) if given else None,
             batch_size=batch_size,
             workers=default_workers() if workers is None else workers,
+            begun=lambda: warn_of_cpu(device, chosen),
             report=report,
         )
     proto.write_weights(recalibrated.weights, output)

@@ -11,7 +11,7 @@ import torch
 
 from autodial.data.image_list import ImageList
 from autodial.data.paths import find
-from autodial.deploy.inputs import expand
+from autodial.deploy.inputs import elsewhere, expand
 from autodial.errors import InputError
 from autodial.evaluation.domains import (
     DataTop,
@@ -121,6 +121,8 @@ class DomainLists:
                 return ImageList.read(given).path
             except InputError:
                 pass  # without labels, or an image
+        if (other := elsewhere([given])) is not None:
+            raise InputError(f"{other}: images are read from files of this machine: copy them here")
         path = Path(self._folder.name) / f"{domain.replace(' ', '_')}.txt"
         with path.open("wb") as file:
             for image in expand([given]):

@@ -59,6 +59,7 @@ def recalibrate_weights(
     size: tuple[int, int] | None = None,
     batch_size: int | None = None,
     workers: int = 0,
+    begun: Callable[[], object] | None = None,
     report: Callable[[Progress], None] | None = None,
 ) -> RecalibratedWeights:
     """Compute a net's Dial statistics over whole image lists (paper, section 3.2; see `recalibrate`).
@@ -77,6 +78,7 @@ def recalibrate_weights(
         size: height and width to resize the images of `source` and `target` to; None: no resizing.
         batch_size: images per batch; None: as in the TEST phase.
         workers: processes that read images ahead.
+        begun: called when everything is checked, before the first batch.
         report: called after each batch.
 
     Raises:
@@ -110,6 +112,8 @@ def recalibrate_weights(
         target_images.check()
         if unstored := built.without_statistics():
             _log.warning("%s had no statistics stored: there is nothing to compare with", ", ".join(unstored))
+        if begun is not None:
+            begun()
         with full_memory_errors():
             sources = source_images if source_images is None or len(source_images) > 1 else source_images[0]
             result = recalibrate(built, sources, target_images, logits=logits, report=report)

@@ -31,7 +31,7 @@ from autodial.selection.folder import Inputs, enter
 from autodial.selection.holdout import SourceLists, write_lists
 from autodial.selection.job import Job, read_result
 from autodial.selection.outputs import Outputs
-from autodial.system.devices import choose_device
+from autodial.system.devices import choose_device, warn_of_cpu
 from autodial.system.hashing import file_hash
 from autodial.training.solver import Solver
 
@@ -192,6 +192,7 @@ def prepare(
         _export_options(run, (*variants, *c.variants), (*overrides, *c.settings), job)
         for c, job in zip(candidates, jobs, strict=True)
     ]
+    warn_of_cpu(device, chosen, prefer_gpu=run.param.solver_mode == pb.SolverParameter.GPU)
     return Experiment(inputs, tuple(candidates), tuple(jobs), chosen, tuple(exports), _memory(run))
 
 
