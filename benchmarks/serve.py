@@ -7,7 +7,8 @@ sends it; LitServe, which takes no such bodies, gets it as from curl -F. Client 
 model the benchmark takes, in turn and `--repeats` times,
 
 - predict: `autodial predict` on the files, in images/s;
-- serve: `autodial serve`, in images/s, with the latencies that half and 99 % of the requests keep within, in ms;
+- serve: `autodial serve`, in images/s, with the latencies that half and 99 % of the requests keep within, in ms, and
+  the CPU time that it takes, in all and of the one thread that reads and answers requests (Linux);
 - fastapi: a route that calls `Predictor.predict` for each request (pip install fastapi);
 - litserve: LitServe with batches of 32 (pip install litserve).
 
@@ -35,6 +36,7 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
+from urllib.request import urlopen
 
 from predict_folder import write_averaging_model, write_images
 
@@ -148,8 +150,8 @@ def be_clients(port: str, path: str, form: str, folder: str, connections: str, s
 
 
 @contextlib.contextmanager
-def running(command: list[str], port: int) -> Iterator[None]:
-    """A service in a process of its own, once it listens."""
+def running(command: list[str], port: int) -> Iterator[int]:
+    """A service in a process of its own, by its id, once it listens."""
     with subprocess.Popen(
         command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True
     ) as process:
@@ -164,10 +166,24 @@ def running(command: list[str], port: int) -> Iterator[None]:
                         assert process.stderr is not None
                         raise SystemExit(f"{command[:4]} doesn't listen: {process.stderr.read()[-2000:]!r}") from None
                     time.sleep(0.1)
-            yield
+            yield process.pid
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
+
+
+def spent(service: int, port: int) -> tuple[float, float, float]:
+    """Images that a service has labelled, and seconds of CPU time of all its threads and of the first.
+
+    The first one reads and answers all requests, and has one CPU at most, however many there are.
+    """
+    with urlopen(f"http://127.0.0.1:{port}/v2/models/m/stats") as answer:
+        images = json.load(answer)["model_stats"][0]["inference_count"]
+    seconds = []
+    for path in (Path(f"/proc/{service}/stat"), Path(f"/proc/{service}/task/{service}/stat")):
+        user, system = path.read_text().rpartition(")")[2].split()[11:13]
+        seconds.append((int(user) + int(system)) / os.sysconf("SC_CLK_TCK"))
+    return images, *seconds
 
 
 def free_port() -> int:
@@ -179,6 +195,7 @@ def free_port() -> int:
 def measure(model: Path, folder: Path, options: argparse.Namespace) -> None:
     files = sorted(folder.iterdir())
     found: dict[tuple[str, int], list[Rate]] = {}
+    costs: dict[int, list[list[float]]] = {}
     predicted: list[float] = []
     for _ in range(options.repeats):
         predicted.append(predict_folder(model, [folder], folder.parent / "out.csv").images_per_second)
@@ -191,14 +208,21 @@ def measure(model: Path, folder: Path, options: argparse.Namespace) -> None:
                 path, script = "/", folder.parent / f"{name}_service.py"
                 script.write_text(OTHERS[name])
                 command = [sys.executable, str(script), str(model), str(port)]
-            with running(command, port):
+            with running(command, port) as service:
                 for connections in options.connections:
+                    before = spent(service, port) if name == "serve" else None
                     rate = clients(port, path, name == "litserve", folder, connections, options.seconds)
                     found.setdefault((name, connections), []).append(rate)
+                    if before is not None:
+                        images, *cpu = (b - a for a, b in zip(before, spent(service, port), strict=True))
+                        costs.setdefault(connections, []).append([1000 * seconds / images for seconds in cpu])
     print(f"  predict             {_spread(predicted):>24} images/s")
     for (name, connections), rates in found.items():
         images, median, slow = (_spread([rate[i] for rate in rates], digits) for i, digits in enumerate((0, 1, 1)))
         print(f"  {name:9} {connections:3} conn. {images:>26} images/s   50 % {median} ms   99 % {slow} ms", flush=True)
+    for connections, rows in costs.items():
+        whole, first = (_spread(list(column), 2) for column in zip(*rows, strict=True))
+        print(f"  serve     {connections:3} conn. {whole} ms of CPU time an image, {first} of them in its first thread")
     predictor, contents = Predictor(model), [file.read_bytes() for file in files[:100]]
     seconds = []
     for data in [*contents[:10], *contents]:
