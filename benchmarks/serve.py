@@ -2,8 +2,9 @@
 
     python benchmarks/serve.py [--model target_predictor.onnx ...] [--connections 1 8 64] [--seconds 5] [--repeats 3]
 
-Each request is one generated JPEG of 256 x 256 pixels, sent as curl --data-binary sends it, over connections that are
-kept. Client and service share the machine. For each model the benchmark takes, in turn and `--repeats` times,
+Each request is one generated JPEG of 256 x 256 pixels, over connections that are kept. It is sent as curl --data-binary
+sends it; LitServe, which takes no such bodies, gets it as from curl -F. Client and service share the machine. For each
+model the benchmark takes, in turn and `--repeats` times,
 
 - predict: `autodial predict` on the files, in images/s;
 - serve: `autodial serve`, in images/s, with the latencies that half and 99 % of the requests keep within, in ms, and
@@ -63,14 +64,13 @@ uvicorn.run(app, port=int(sys.argv[2]), log_level="error")
 LITSERVE = """
 import sys
 import litserve
-from fastapi import Request, Response
 from autodial.deploy import Predictor
 
 class Labels(litserve.LitAPI):
     def setup(self, device):
         self.predictor = Predictor(sys.argv[1])
-    async def decode_request(self, request: Request):
-        return await request.body()
+    def decode_request(self, request):
+        return request["image"].file.read()
     def batch(self, inputs):
         return inputs
     def predict(self, images):
@@ -123,9 +123,9 @@ async def _load(port: int, requests: list[bytes], connections: int, seconds: flo
     return Rate(len(taken) / elapsed, 1000 * taken[len(taken) // 2], 1000 * taken[int(len(taken) * 0.99)])
 
 
-def clients(port: int, path: str, folder: Path, connections: int, seconds: float) -> Rate:
+def clients(port: int, path: str, form: bool, folder: Path, connections: int, seconds: float) -> Rate:
     """The rate of a service, by clients in a process of their own."""
-    arguments = [str(port), path, str(folder), str(connections), str(seconds)]
+    arguments = [str(port), path, "form" if form else "body", str(folder), str(connections), str(seconds)]
     command = [sys.executable, __file__, "--clients", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
@@ -133,12 +133,17 @@ def clients(port: int, path: str, folder: Path, connections: int, seconds: float
     return Rate(*json.loads(done.stdout))
 
 
-def be_clients(port: str, path: str, folder: str, connections: str, seconds: str) -> None:
+def be_clients(port: str, path: str, form: str, folder: str, connections: str, seconds: str) -> None:
     """What that process does."""
     requests = []
     for file in sorted(Path(folder).iterdir())[:200]:
         data = file.read_bytes()
-        head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(data)}\r\n\r\n"
+        kind = ""
+        if form == "form":
+            kind = "Content-Type: multipart/form-data; boundary=---benchmark\r\n"
+            part = b'-----benchmark\r\nContent-Disposition: form-data; name="image"; filename="a.jpg"\r\n\r\n'
+            data = part + data + b"\r\n-----benchmark--\r\n"
+        head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\n{kind}Content-Length: {len(data)}\r\n\r\n"
         requests.append(head.encode() + data)
     asyncio.run(_load(int(port), requests, int(connections), 0.5))
     print(json.dumps(asyncio.run(_load(int(port), requests, int(connections), float(seconds)))))
@@ -206,7 +211,7 @@ def measure(model: Path, folder: Path, options: argparse.Namespace) -> None:
             with running(command, port) as service:
                 for connections in options.connections:
                     before = spent(service, port) if name == "serve" else None
-                    rate = clients(port, path, folder, connections, options.seconds)
+                    rate = clients(port, path, name == "litserve", folder, connections, options.seconds)
                     found.setdefault((name, connections), []).append(rate)
                     if before is not None:
                         images, *cpu = (b - a for a, b in zip(before, spent(service, port), strict=True))

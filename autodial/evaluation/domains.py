@@ -32,17 +32,23 @@ class DataTop(NamedTuple):
     blob: str
 
 
-def data_in_test(net: pb.NetParameter) -> DataTop:
+def data_in_test(net: pb.NetParameter, *, aligned: bool = True) -> DataTop:
     """The data top that a NetParameter's Dial layers depend on in the TEST phase.
+
+    Args:
+        net: the net.
+        aligned: whether the net must have Dial layers; otherwise the data of its logits counts where it has none.
 
     Raises:
         InputError: there is no Dial layer, or it does not depend on one top of one data layer.
     """
     graph = Graph(filter_net(net, pb.TEST).layer)
-    found = _data_tops(graph, _dial_tops(graph))
+    dials = _dial_tops(graph) if aligned else _tops_of_dials(graph)
+    found = _data_tops(graph, dials or [graph.logits()])
     if len(found) != 1:
         names = ", ".join(f'"{data.blob}" of layer "{data.layer.name}"' for data in found) or "none"
-        raise InputError(f"the TEST phase's Dial layers must depend on one blob of one data layer; it is {names}")
+        reader = "Dial layers" if dials else "logits"
+        raise InputError(f"the TEST phase's {reader} must depend on one blob of one data layer; it is {names}")
     return found[0]
 
 
@@ -145,7 +151,7 @@ def fed_net(net: pb.NetParameter, blob: str, shape: Shape) -> tuple[pb.NetParame
         the TEST phase has no such blob, or several, or overwrites it in place.
     """
     graph = Graph(filter_net(net, pb.TEST).layer)
-    dials = _dial_tops(graph)
+    dials = _tops_of_dials(graph)
     try:
         logits = graph.logits()
         behind = _data_tops(graph, [*dials, logits])
@@ -220,8 +226,12 @@ def file_options(layer: pb.LayerParameter) -> FileOptions:
     return options
 
 
+def _tops_of_dials(graph: Graph) -> list[int]:
+    return [top for node in graph.nodes if node.param.type == "Dial" for top in node.tops]
+
+
 def _dial_tops(graph: Graph) -> list[int]:
-    tops = [top for node in graph.nodes if node.param.type == "Dial" for top in node.tops]
+    tops = _tops_of_dials(graph)
     if not tops:
         raise InputError(
             "the net has no Dial layer, so there are no statistics of domains: `autodial dialize` adds Dial layers to "

@@ -22,7 +22,6 @@ from autodial.proto import messages as pb
 from autodial.wording import counted
 
 
-
 def _channels(shape: Sequence[int]) -> int:
     if not shape:
         raise LayerError("normalizes a batch and gets a single number")

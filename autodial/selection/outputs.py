@@ -119,6 +119,8 @@ class TrainedNet:
         base_dir: folder of the net's file.
         device: the device to run on.
         workers: processes that read images ahead.
+        target: list of the target's images, for nets whose TRAIN phase need not read both domains. Both are then
+            prepared by the TEST phase's data layer, and every list of the source must be named.
 
     Attributes:
         weights: the weights; `recalibrate` changes their statistics.
@@ -128,12 +130,22 @@ class TrainedNet:
     """
 
     def __init__(
-        self, net: pb.NetParameter, weights: Path, *, base_dir: Path, device: torch.device, workers: int
+        self,
+        net: pb.NetParameter,
+        weights: Path,
+        *,
+        base_dir: Path,
+        device: torch.device,
+        workers: int,
+        target: Path | None = None,
     ) -> None:
         self._net, self._base_dir, self._device, self._workers = net, base_dir, device, workers
-        self._test = data_in_test(net)
-        trained = data_in_train(net)
-        assert trained is not None, "looked at before training"
+        self._test = data_in_test(net, aligned=target is None)
+        if target is None:
+            trained = data_in_train(net)
+            assert trained is not None, "looked at before training"
+        else:
+            trained = (self._test, reading(self._test, target))
         self._source, self._target = (without_augmentation(data, self._test) for data in trained)
         param, logits = fed_net(net, self._test.blob, self._batches(self._target).shape)
         if logits is None:
@@ -197,6 +209,20 @@ class TrainedNet:
             test_probabilities=probabilities,
             test_labels=labels,
         )
+
+    def features(self, images: Path, domain: Domain | None = None) -> NDArray[np.float32]:
+        """The classifier's inputs (N, D) for the images in a list, in its order.
+
+        Args:
+            images: the list.
+            domain: whose statistics Dial layers use; None: as the TEST phase states.
+
+        Raises:
+            InputError: images can't be read.
+            DivergedError: logits are not finite.
+        """
+        self._use(domain)
+        return self._run(reading(self._target, images), features=True)[1]
 
     def _source_data(self, path: Path | None) -> DataTop:
         return self._source if path is None else reading(self._source, path)
