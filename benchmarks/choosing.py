@@ -168,7 +168,7 @@ def _cells(data: Path, folder: Path, seed: int) -> Project:
             _write(lists[name], [row for row, part in zip(rows, parts, strict=True) if part != 0])
     domains = data_in_train(proto.read_net(project / "train_val.prototxt"))
     assert domains is not None
-    reader = f"{domains[0].layer.name}.image_data_param"
+    reader = f"{domains.sources[0].layer.name}.image_data_param"
     settings = (f"{reader}.source={lists['training']}", f"{reader}.root_folder=")
     return Project(project, lists["held_out"], lists["sample"], settings, runner.start.weights)
 

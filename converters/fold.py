@@ -27,8 +27,6 @@ from autodial.proto import messages as pb
 
 Blobs = dict[str, list[NDArray[np.floating[Any]]]]
 
-_DOMAIN_ROWS = {"source": 0, "target": 1}
-
 
 @dataclass(frozen=True)
 class Folded:
@@ -182,7 +180,13 @@ def _freeze(layer: pb.LayerParameter, blobs: Blobs) -> str | None:
     if layer.type == "Dial":
         domain = "source" if layer.dial_param.test_stats == pb.DialParameter.SOURCE else "target"
         _, means, variances, normalizer = stored
-        mean, variance = means[_DOMAIN_ROWS[domain]], variances[_DOMAIN_ROWS[domain]]
+        if domain == "source" and len(means) > 2:
+            raise InputError(
+                f"{where} has statistics of {len(means) - 1} sources, and a file has those of one domain: take the "
+                "target's"
+            )
+        row = 0 if domain == "source" else -1
+        mean, variance = means[row], variances[row]
     else:
         mean, variance, normalizer = stored
     total = normalizer.item()

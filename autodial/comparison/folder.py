@@ -230,7 +230,7 @@ class Comparison:
     @property
     def pair(self) -> str:
         """The pair of domains in words, by the last parts of the images' paths that tell them apart."""
-        source, target = (Path(self.inputs[name]).parts for name in ("source", "target"))  # type: ignore[literal-required]
+        source, target = (Path(self.inputs[name]).parts for name in ("source", "target"))
         number = next(n for n in range(1, max(len(source), len(target)) + 1) if source[-n:] != target[-n:])
         return f"{'/'.join(source[-number:])} to {'/'.join(target[-number:])}"
 
@@ -363,7 +363,7 @@ class Comparison:
             job = Job(
                 folder=folder,
                 name=f"{name}, seed {seed}",
-                lists=SourceLists(self.folder / SOURCE_LIST, None, self.folder / SAMPLE_LIST),
+                lists=(SourceLists(self.folder / SOURCE_LIST, None, self.folder / SAMPLE_LIST),),
                 solver=method_folder / SOLVER,
                 weights=tuple(self.weights),
                 variants=(name,) if name in FIXING else (),

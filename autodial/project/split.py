@@ -46,6 +46,19 @@ def halved_batch(total: int, source: int, target: int) -> Split:
     return Split(half, half)
 
 
+def labelled_rows(target_rows: int, labelled: int) -> int:
+    """Choose how many of the target's rows in a batch are images with labels.
+
+    A quarter of the target's rows, rounded down, but at least one and at most as many as there are images, so that no
+    image is twice in a batch.
+
+    Args:
+        target_rows: the target's images in a batch, at least MINIMUM.
+        labelled: the images with labels, at least one.
+    """
+    return min(max(target_rows // 4, 1), labelled)
+
+
 def even_batches(images: int, batch: int) -> tuple[int, int]:
     """Choose equal batches for one pass over a list.
 

@@ -73,8 +73,8 @@ def _training_lists(run: Run) -> tuple[str | None, str | None]:
         domains = None
     if domains is None:
         return None, None
-    source, target = (_data_name(data.layer) for data in domains)
-    return source, target
+    sources = [_data_name(data.layer) for data in domains.sources]
+    return ", ".join(name for name in sources if name) or None, _data_name(domains.target.layer)
 
 
 def _data_name(layer: pb.LayerParameter) -> str | None:

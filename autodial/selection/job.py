@@ -41,7 +41,7 @@ class Job:
     Attributes:
         folder: the folder for all results.
         name: the candidate's name in messages.
-        lists: lists of the source's images.
+        lists: lists of each source's images.
         solver, weights, variants, device: arguments of `Training`.
         overrides: the training's settings, including the candidate's.
         seed: seed of the training.
@@ -57,7 +57,7 @@ class Job:
 
     folder: Path
     name: str
-    lists: SourceLists
+    lists: tuple[SourceLists, ...]
     solver: Path
     weights: tuple[str, ...]
     variants: tuple[str, ...]
@@ -115,8 +115,10 @@ class Job:
         for name in ("weights", "variants", "overrides"):
             fields[name] = tuple(fields[name])
         fields["target"] = fields["target"] and Path(fields["target"])
-        lists = fields["lists"].items()
-        fields["lists"] = SourceLists(**{name: None if path is None else Path(path) for name, path in lists})
+        fields["lists"] = tuple(
+            SourceLists(**{name: None if path is None else Path(path) for name, path in lists.items()})
+            for lists in fields["lists"]
+        )
         return cls(**{field.name: fields[field.name] for field in dataclass_fields(cls)})
 
 
@@ -131,7 +133,7 @@ class _JobFile(TypedDict):
 
     folder: FilePath
     name: str
-    lists: _Lists
+    lists: list[_Lists]
     solver: FilePath
     weights: list[str]
     variants: list[str]
@@ -221,7 +223,10 @@ def run(job: Job, workers: int) -> None:
             assert trained.snapshot is not None and trained.snapshot.weights is not None
             _keep(job, open_net(job, trained.snapshot.weights, workers))
         outputs = open_net(job, job.trained, workers).outputs(
-            source=job.lists.sample, held_out=job.lists.held_out, target_labels=bool(job.target_labels), seed=job.draw
+            source=[lists.sample for lists in job.lists],
+            held_out=[lists.held_out for lists in job.lists],
+            target_labels=bool(job.target_labels),
+            seed=job.draw,
         )
         outputs.write(job.outputs)
         result["collapsed_at"] = _collapsed_at(job)
@@ -295,7 +300,7 @@ def _keep(job: Job, net: TrainedNet) -> None:
     from autodial.proto import write_weights
 
     if job.recalibrate:
-        net.recalibrate(job.lists.training)
+        net.recalibrate([lists.training for lists in job.lists])
     write_weights(net.weights, job.trained)
 
 

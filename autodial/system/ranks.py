@@ -67,7 +67,7 @@ class Ranks:
         gpus = torch.cuda.is_available() and dist.is_nccl_available()
         try:
             dist.init_process_group("cpu:gloo,cuda:nccl" if gpus else "gloo", timeout=_TIMEOUT)
-            beside = dist.new_group(timeout=_TIMEOUT)
+            beside: Any = dist.new_group(timeout=_TIMEOUT)  # typed as if some ranks were left out
         except RuntimeError as error:
             raise LostRankError(f"the other ranks did not come ({_first_line(error)})") from error
         names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")

@@ -61,7 +61,7 @@ class DataParallel:
         self._learned = [param.tensor for param in reversed(net.params) if param.tensor.requires_grad]
         """In the order in which a backward pass completes their gradients."""
         for blob in self._learned:
-            blob.register_post_accumulate_grad_hook(self._complete)  # type: ignore[no-untyped-call]
+            blob.register_post_accumulate_grad_hook(self._complete)  # type: ignore[no-untyped-call,unused-ignore]
         self._buckets: list[list[Tensor]] = []
         """Of the blobs that got a gradient in the iteration before."""
         self._missing: list[set[int]] = []

@@ -42,8 +42,12 @@ STAND_INS = {
     r"--nproc-per-node 4": "--nproc-per-node 2",
     r"=0.05,0.1,0.2,0.4": "=0.05,0.1",
     r"torchrun .*": r"OMP_NUM_THREADS=1 \g<0>",
+    r"s3://models/": "local://$PWD/",
+    r"s3://photos/2024/": "local://$PWD/photos/",
+    r"s3://tables/": "local://$PWD/",
+    r" --ray auto": "",
 }
-"""What a block says, and what stands for it here: a small net, few iterations, and what is installed already."""
+"""What a block says, and what stands for it here: a small net, few iterations, and what this machine has already."""
 
 
 class Block(NamedTuple):
