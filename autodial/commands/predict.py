@@ -378,13 +378,13 @@ def describe_drift(drift: Drift) -> list[str]:
             f"Warning: the images don't look like the {reference.domain}'s that the model was trained on ({listed}); "
             "its labels may be worse here"
         )
-    for figure in drift.figures:
-        if figure.shifted:
-            less = figure.below > figure.reference_below
-            found, expected = figure.below, figure.reference_below
+    for statistic in drift.statistics:
+        if statistic.shifted:
+            less = statistic.below > statistic.reference_below
+            found, expected = statistic.below, statistic.reference_below
             shares = (found, expected) if less else (1 - found, 1 - expected)
-            where = f"below {figure.edge:.4g}" if less else f"at {figure.edge:.4g} or more"
-            lines.append(f"  {figure.name}: {shares[0]:.0%} {where}, where {shares[1]:.0%} would be expected")
+            where = f"below {statistic.edge:.4g}" if less else f"at {statistic.edge:.4g} or more"
+            lines.append(f"  {statistic.name}: {shares[0]:.0%} {where}, where {shares[1]:.0%} would be expected")
     if drift.classes is not None and drift.classes.shifted:
         most = drift.classes.moved()[:BALANCE_SHOWN]
         moved = ", ".join(f"{name} {share:.0%} (not {expected:.0%})" for name, expected, share in most)
