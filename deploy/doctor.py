@@ -57,6 +57,10 @@ def examine() -> list[Check]:
         checks += _gpu()
     checks.append(_optional("pyarrow", "tables in Parquet", "parquet"))
     checks.append(_optional("uvicorn", "services over HTTP", "serve"))
+    checks.append(_optional("ray", "clusters", "ray"))
+    found = version("fsspec")
+    missing = "not installed: addresses such as s3:// need it (pip install fsspec s3fs)"
+    checks.append(Check("fsspec", Status.OK, missing if found is None else f"{found}, for addresses"))
     return checks
 
 

@@ -10,24 +10,19 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, TypeAlias
 
 from autodial.data.folders import IMAGE_SUFFIXES, folders, in_order, is_hidden, is_image, walk
 from autodial.data.image_list import paths_of, read_paths
-from autodial.data.paths import find
+from autodial.deploy import addresses
+from autodial.deploy.address_inputs import LIST_SUFFIX, expand_address, has_suffix, names_tables
+from autodial.deploy.parquet_input import TABLE_SUFFIX, images_in_table
+from autodial.deploy.sources import ImageFile, named
 from autodial.errors import InputError
 from autodial.wording import counted
 
-LIST_SUFFIX = ".txt"
 STANDARD_INPUT = ("-", "/dev/stdin")
 """Names of a list of paths on standard input."""
-
-FileState: TypeAlias = tuple[int, int]
-"""A file's size in bytes and its time of modification in nanoseconds, by which a change is noticed."""
-NO_FILE: FileState = (-1, 0)
-"""Where there is no file."""
 
 _DESCRIPTORS = ("/dev/fd/", "/proc/self/fd/")
 """Where a shell's `<(...)` stands: a pipe with a writer, unlike one with a name of its own in a folder."""
@@ -40,49 +35,6 @@ _KINDS = 100
 """How many kinds of files that are passed over are counted separately."""
 _SHOWN = 5
 """How many of these kinds a message names."""
-
-
-@dataclass(frozen=True)
-class ImageFile:
-    """One image to label: a row of the table."""
-
-    path: str
-    """As the user wrote it, or as it was found below a folder that the user named."""
-    base_dir: Path | None = None
-    """Where a relative `path` that isn't in the working directory may be: the folder of the list that names it."""
-    error: str | None = None
-    """Why `path` is known to be no image: it is a folder that can't be listed."""
-
-    def file(self) -> str | Path:
-        """The file to open; InputError if a list's relative path leads nowhere."""
-        settled = self.base_dir is None or os.path.isabs(self.path)  # noqa: PTH117 - a str, and there are millions
-        return self.path if settled else find(self.path, self.base_dir)
-
-    def look(self) -> Look:
-        """Look for the file once, links followed."""
-        if self.error is not None:
-            return Look(self.path, NO_FILE, self.error)
-        try:
-            file = self.file()
-        except InputError as error:
-            return Look(self.path, NO_FILE, str(error))
-        try:
-            status = os.stat(file)  # noqa: PTH116 - as above
-        except (OSError, ValueError) as error:  # ValueError: a NUL in the name
-            why = error.strerror if isinstance(error, OSError) else str(error)
-            return Look(file, NO_FILE, f"{file} can't be read: {why}")
-        return Look(file, (status.st_size, status.st_mtime_ns))
-
-
-class Look(NamedTuple):
-    """What a look for an image's file found."""
-
-    file: str | Path
-    """The file to open."""
-    state: FileState
-    """NO_FILE where there is none."""
-    error: str | None = None
-    """Why there is nothing to open."""
 
 
 class PassedOver:
@@ -118,7 +70,9 @@ def _ignore(path: str) -> None:
     pass
 
 
-def expand(inputs: Sequence[str | Path], passed_over: Callable[[str], None] = _ignore) -> Iterator[ImageFile]:
+def expand(
+    inputs: Sequence[str | Path], passed_over: Callable[[str], None] = _ignore, *, column: str | None = None
+) -> Iterator[ImageFile]:
     """All images that `inputs` name, in the order of the arguments.
 
     An argument is, in this order of precedence:
@@ -134,9 +88,13 @@ def expand(inputs: Sequence[str | Path], passed_over: Callable[[str], None] = _i
       shells make it of `<(...)`. It is read as the images are, path by path. A relative path means the working
       directory;
     - any other file: an image, whatever its suffix;
-    - a glob pattern with `*`, `?`, `[...]`, or `**` for any folders: the matching files with an image's suffix, sorted
-      by path, each real folder once; hidden files match where the pattern spells the dot, and `**` follows links as
-      above.
+    - a glob pattern with `*`, `?`, `[...]`, or `**` for any folders: the matching files with an image's suffix, or
+      with `.parquet` if the pattern ends so, sorted by path, each real folder once; hidden files match where the
+      pattern spells the dot, and `**` follows links as above.
+
+    All of these, but for pipes, may be addresses (`s3://bucket/photos`), where fsspec and what it needs for their
+    protocol are installed. In a list or table at an address, a relative path starts from its folder there. `file://`
+    stands in front of a path of this machine.
 
     Nothing is dropped for being named twice: a list of n images always makes n rows. Arguments are checked at once,
     and read when the result is iterated over: however many images there are, few of them are in memory.
@@ -146,25 +104,32 @@ def expand(inputs: Sequence[str | Path], passed_over: Callable[[str], None] = _i
         passed_over: is told, while the result is iterated over, of every file in a folder or pattern that is hidden
             or, by its name, no image, and, with a separator at its end, of every folder in a folder that is
             there anyway or holds the link to it. Hidden folders are not looked into.
+        column: the column of Parquet tables that has the images; None for the first of `parquet_input.COLUMNS`.
 
     Raises:
         InputError: an argument names nothing that exists, or no image at all, or can't be read; while iterating: a list
-            has been removed or damaged meanwhile, or standard input names no image.
+            or table has been removed or damaged meanwhile, or standard input names no image.
+        WorkError: a package that an argument needs is not installed.
     """
-    arguments = [os.fspath(argument) for argument in inputs]
+    arguments = [addresses.local_path(os.fspath(argument)) for argument in inputs]
     if sum(argument in STANDARD_INPUT for argument in arguments) > 1:
         raise InputError("-: standard input can be read once: name it once")
     for argument in arguments:
-        _check(argument)
-    return (image for argument in arguments for image in _expand_one(argument, passed_over))
+        _check(argument, column)
+    if column is not None and not any(map(names_tables, arguments)):
+        raise InputError(f"`column` {column} is one of a Parquet table, and no input is such a table: leave it out")
+    return (image for argument in arguments for image in _expand_one(argument, passed_over, column))
 
 
-def _check(argument: str) -> None:
+def _check(argument: str, column: str | None) -> None:
     if not argument:
         raise InputError("an input is empty: name a file, a folder, a list or a pattern; the working directory is '.'")
     if is_stream(argument):
         if argument in STANDARD_INPUT and (sys.stdin is None or sys.stdin.isatty()):
             raise InputError(f"{argument}: a list of paths is read from standard input: pipe one into the command")
+        return
+    if addresses.is_address(argument):
+        _check_address(argument, column)
         return
     path = Path(argument)
     if path.is_fifo():
@@ -172,8 +137,12 @@ def _check(argument: str) -> None:
     if not (path.exists() or glob.has_magic(argument)):
         raise InputError(f"{argument}: no such file or folder")
     passed_over = PassedOver()
-    images = _expand_one(argument, passed_over)
+    images = _expand_one(argument, passed_over, column)
     first = next(images, None)
+    if names_tables(argument):
+        if first is None:
+            raise InputError(f"{argument}: no .parquet file {'is there' if path.is_dir() else 'matches this pattern'}")
+        return
     if path.is_dir():
         if first is not None and first.error is not None and Path(first.path) == path:
             raise InputError(f"{argument}: {first.error}")
@@ -190,6 +159,21 @@ def _check(argument: str) -> None:
         raise InputError(f"{argument}: {nothing} (images are {', '.join(IMAGE_SUFFIXES)}){found}")
 
 
+def elsewhere(inputs: Sequence[str | Path]) -> str | None:
+    """What `inputs` name that is no image file of this machine: an address, also one in a list, or a table; or None.
+
+    Lists on standard input are not looked into.
+    """
+    for argument in map(os.fspath, inputs):
+        if addresses.is_address(argument) or names_tables(argument):
+            return addresses.shown(argument)
+        if _is_list(Path(argument)):
+            found = next(filter(addresses.is_address, read_paths(Path(argument))), None)
+            if found is not None:
+                return f"{addresses.shown(found)} in {argument}"
+    return None
+
+
 def is_stream(argument: str) -> bool:
     """Whether an argument is a list that can be read once: standard input or a pipe."""
     return argument in STANDARD_INPUT or (argument.startswith(_DESCRIPTORS) and Path(argument).is_fifo())
@@ -199,17 +183,30 @@ def _is_list(path: Path) -> bool:
     return path.is_file() and path.suffix.lower() == LIST_SUFFIX
 
 
-def _expand_one(argument: str, passed_over: Callable[[str], None]) -> Iterator[ImageFile]:
+def _expand_one(argument: str, passed_over: Callable[[str], None], column: str | None) -> Iterator[ImageFile]:
     if is_stream(argument):
         return _from_stream(argument)
+    if addresses.is_address(argument):
+        return expand_address(argument, passed_over, column)
     path = Path(argument)
     if _is_list(path):
-        return (ImageFile(name, path.parent) for name in read_paths(path))
+        return (named(name, path.parent) for name in read_paths(path))
+    if names_tables(argument):
+        return _in_tables(argument, column)
     if path.is_dir():
         return _in_folder(argument, passed_over)
     if path.exists() or not glob.has_magic(argument):
         return iter([ImageFile(argument)])
     return (ImageFile(name) for name in _images(_match(argument), passed_over))
+
+
+def _in_tables(argument: str, column: str | None) -> Iterator[ImageFile]:
+    """The images of a table, a folder of tables, or the tables that match a pattern."""
+    if Path(argument).is_dir():
+        tables = (name for name in walk(argument) if not Path(name).name.startswith((".", "_")))
+    else:
+        tables = iter([argument]) if Path(argument).exists() else _match(argument)
+    return (image for table in tables if has_suffix(table, TABLE_SUFFIX) for image in images_in_table(table, column))
 
 
 def _from_stream(argument: str) -> Iterator[ImageFile]:
@@ -218,7 +215,7 @@ def _from_stream(argument: str) -> Iterator[ImageFile]:
     with nullcontext(sys.stdin.buffer) if argument in STANDARD_INPUT else Path(argument).open("rb") as file:
         for path in paths_of(file, name):
             nothing = False
-            yield ImageFile(path)
+            yield named(path, None)
     if nothing:
         raise InputError(f"{name} names no images: write a path a line")
 
@@ -245,6 +242,27 @@ def _in_folder(top: str, passed_over: Callable[[str], None]) -> Iterator[ImageFi
         closed.clear()
         yield ImageFile(name)
     yield from closed
+
+
+def _check_address(address: str, column: str | None) -> None:
+    addresses.check_protocol(address)
+    passed_over = PassedOver()
+    images = expand_address(address, passed_over, column)
+    first = next(images, None)
+    shown = addresses.shown(address)
+    if first is None:
+        if has_suffix(address, LIST_SUFFIX):
+            raise InputError(f"{shown}: this list names no images")
+        found = f"; passed over are {describe_kinds(passed_over.kinds)}" if passed_over.kinds else ""
+        raise InputError(f"{shown}: no image is here (images are {', '.join(IMAGE_SUFFIXES)}){found}")
+    if first.error is not None and first.path == shown:
+        raise InputError(f"{shown}: {first.error}")
+    if has_suffix(address, LIST_SUFFIX):
+        for _ in images:  # to its end, so that damage is found now
+            pass
+
+
+# --- patterns
 
 
 def _match(pattern: str) -> Iterator[str]:

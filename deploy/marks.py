@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from autodial.deploy.inputs import NO_FILE, FileState, ImageFile
 from autodial.deploy.rows import TableRow
+from autodial.deploy.sources import NO_FILE, FileState, ImageFile
 from autodial.errors import InputError
 
 _MARK = np.dtype([("path", "<u8"), ("size", "<i8"), ("modified", "<i8"), ("label", "<i4")])

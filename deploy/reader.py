@@ -14,10 +14,9 @@ import cv2
 import numpy as np
 
 from autodial.data.image_statistics import Float64Array, image_figures
-from autodial.data.transforms import read_image
 from autodial.deploy.binding import Pixels
-from autodial.deploy.inputs import FileState, ImageFile, Look
 from autodial.deploy.predictor import Predictor
+from autodial.deploy.sources import FileState, ImageFile, Look
 from autodial.errors import InputError
 
 _TASKS = 2
@@ -158,7 +157,7 @@ def _read_into(slot: Pixels, predictor: Predictor, look: Look) -> tuple[str | No
     if look.error is not None:
         return " ".join(look.error.split()), ""
     try:
-        pixels, damage = read_image(look.file, predictor.info.color)
+        pixels, damage = look.read(predictor.info.color)
         slot[...] = predictor.prepare(pixels)
     except (InputError, ValueError, OSError) as error:
         return " ".join(str(error).split()), ""

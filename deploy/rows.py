@@ -16,9 +16,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from autodial.data.image_statistics import Float64Array, entropies, figures
+from autodial.deploy.arrow import load_pyarrow
 from autodial.deploy.binding import Scores
 from autodial.deploy.predictions import DAMAGED, ERROR, OK
-from autodial.errors import InputError, WorkError
+from autodial.errors import InputError
 
 ROW_GROUP = 2**16
 """Rows that a Parquet file holds together."""
@@ -203,15 +204,7 @@ class Parquet(Format):
 
     def __init__(self, columns: Columns) -> None:
         super().__init__(columns)
-        try:
-            import pyarrow as pa  # type: ignore[import-untyped,unused-ignore]
-            import pyarrow.parquet  # type: ignore[import-untyped,unused-ignore]
-        except ModuleNotFoundError as error:
-            raise WorkError(
-                'a .parquet table needs pyarrow, which is not installed: pip install ".[parquet]" in AutoDIAL\'s '
-                "checkout brings it"
-            ) from error
-        self._arrow = pa
+        self._arrow = pa = load_pyarrow()
         fields = [("path", pa.string()), ("status", pa.string())]
         for rank in self._ranks():
             fields += [(f"label_{rank}", pa.string()), (f"probability_{rank}", pa.float32())]

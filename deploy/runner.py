@@ -13,21 +13,20 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from autodial import __version__
 from autodial.data.paths import find
 from autodial.data.sequences import is_one_name
-from autodial.deploy.binding import Scores
+from autodial.deploy.addresses import check_writable, is_address, local_path, name_of, shown
 from autodial.deploy.drift import Counts, Drift, read_reference
-from autodial.deploy.inputs import STANDARD_INPUT, ImageFile, PassedOver, expand
+from autodial.deploy.engine import Engine, Labelled, LocalEngine, Work, versions
+from autodial.deploy.inputs import STANDARD_INPUT, PassedOver, elsewhere, expand
 from autodial.deploy.marks import Done
 from autodial.deploy.metadata import ModelInfo
+from autodial.deploy.model_source import local_model
 from autodial.deploy.predictions import STATUSES
 from autodial.deploy.predictor import BATCH_SIZE, Predictor
-from autodial.deploy.reader import Batch, read_batches
-from autodial.deploy.rows import Columns, Csv, TableRow, format_of, score
+from autodial.deploy.rows import Columns, Csv, TableRow, format_of
 from autodial.deploy.sorting import Sorter
+from autodial.deploy.sources import ImageFile
 from autodial.deploy.writer import STANDARD_OUTPUT, Table, open_table, unfinished, write_whole
 from autodial.errors import InputError, WorkError
 from autodial.system.cpus import available_cpus
@@ -36,6 +35,8 @@ from autodial.system.outputs import check_output
 from autodial.wording import counted
 
 WHOLE = (1, 1)
+_FETCHING = 16
+"""Threads that decode images from addresses, at least: they mostly wait."""
 
 
 @dataclass(frozen=True)
@@ -58,8 +59,8 @@ class Stage:
 class Summary:
     """What `predict_folder` did."""
 
-    table: Path
-    """The file that was written: with `shard`, not quite `output`."""
+    table: Path | str
+    """The file that was written: with `shard`, not quite `output`. An address is a text without credentials."""
     images: int
     """Rows of the table."""
     errors: int
@@ -136,6 +137,8 @@ def predict_folder(
     shard: tuple[int, int] = WHOLE,
     resume: bool = False,
     drift: str | Path | None = None,
+    column: str | None = None,
+    ray: str | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> Summary:
     """Label the images that `inputs` name with `model` and write the table `output`.
@@ -151,19 +154,22 @@ def predict_folder(
     modification, is an error, and with `sort_into` the images of rows that are done are sorted again.
 
     Args:
-        model: the file that `autodial export` wrote.
-        inputs: files, folders, lists (.txt, or "-" for one on standard input) and glob patterns.
-        output: a file whose suffix says what it is, .csv, .jsonl or .parquet, replaced only when the whole table is
-            written (see `open_table`); "-" is CSV on standard output.
+        model: the file that `autodial export` wrote, or its address.
+        inputs: files, folders, lists (.txt, or "-" for one on standard input), tables (.parquet) and glob patterns, or
+            addresses of them.
+        output: a file or an address whose suffix says what it is, .csv, .jsonl or .parquet, replaced only when the
+            whole table is written (see `open_table`); "-" is CSV on standard output.
         top_k: labels per image, from 1 to the model's number of classes.
         logits: a column, or in CSV a column per class, of logits.
         entropy: a column of the probabilities' entropy, in nats.
         spreadsheet_safe: put ' in front of CSV's texts that a spreadsheet would run as formulas.
         batch_size: images that the model sees at once.
         device: "auto", "cpu", "cuda" or "cuda:N".
-        workers: threads that decode images; None for one per CPU that this process may use. The table is the same for
-            any number.
-        threads: CPUs that a run of the model on the CPU keeps busy; None for all that this process may use.
+        workers: threads that decode images; None for one per CPU that this process may use, and for at least 16 if an
+            input is an address, which threads mostly wait for. With `ray`, processes that decode images and run the
+            model; None for as many as the cluster has room for. The table is the same for any number.
+        threads: CPUs that a run of the model on the CPU keeps busy; None for all that this process may use. With `ray`,
+            CPUs of each of the workers; None for 1.
         max_failures: the number of images without labels up to which the run goes on; None for any number.
         label_damaged: label damaged images; if false, they are rows without labels.
         sort_into: a folder that gets a folder per label, with links to the images that got it (see `Sorter`).
@@ -173,6 +179,9 @@ def predict_folder(
         resume: go on with what an interrupted run left, if it left something.
         drift: a .json file for a comparison of the images, and the model's answers, with those of the list that it was
             trained on (see `autodial.deploy.drift`); with `shard` its name changes as the table's.
+        column: the column of Parquet tables that has the images, or their paths; None for "bytes", "image" or "path".
+        ray: the address of a Ray cluster whose workers label the images (see `autodial.deploy.ray_cluster`); None for
+            this process. The table is the same.
         progress: called with the number of rows after every batch.
 
     Raises:
@@ -188,45 +197,67 @@ def predict_folder(
         raise InputError(
             f"shard {index}/{count}: shards count from 1, so of {count} there are 1/{count} to {count}/{count}"
         )
-    streamed = str(output) == STANDARD_OUTPUT
+    output = local_path(os.fspath(output))
+    streamed = output == STANDARD_OUTPUT
     if streamed and resume:
         raise InputError("standard output can't be resumed: write to a file")
+    model, inputs = local_path(os.fspath(model)), [local_path(os.fspath(used)) for used in inputs]
     own: list[Path] = []
     if not streamed:
         output = _of_shard(output, shard)
-        final = check_output(output, (model, *inputs))
+        final = _check_table(output, (model, *inputs))
         own += [final, *unfinished(final)]
     if drift is not None:
-        drift = check_output(_of_shard(drift, shard), (model, *inputs), suffixes=[".json"])
+        drift = check_output(_of_shard(os.fspath(drift), shard), (model, *inputs), suffixes=[".json"])
         if drift in own:
             raise InputError(f"{drift}: what an interrupted run leaves has this name; choose another one for `drift`")
         own.append(drift)
-    form = format_of(output)
+    form = format_of(name_of(output) if is_address(output) else output)
     if spreadsheet_safe and form is not Csv:
-        raise InputError(f"{output}: `spreadsheet_safe` is for CSV, whose formulas spreadsheets run: leave it out")
+        raise InputError(
+            f"{shown(output)}: `spreadsheet_safe` is for CSV, whose formulas spreadsheets run: leave it out"
+        )
+    if sort_into is not None and (other := elsewhere(inputs)) is not None:
+        raise InputError(f"`sort_into` takes files of this machine, and {other} is none: leave it out")
     passed_over = PassedOver(own)
-    images = islice(expand(inputs, passed_over), index - 1, None, count)
+    images = islice(expand(inputs, passed_over, column=column), index - 1, None, count)
 
-    workers, threads = workers or available_cpus(), threads or available_cpus()
-    with ThreadPoolExecutor(1, "hash") as hashing:
-        digest = None if streamed else hashing.submit(_model_hash, Path(model))
-        predictor = Predictor(model, device, threads)
-        classes = predictor.info.classes
+    with contextlib.ExitStack() as stack:
+        file = stack.enter_context(local_model(model))
+        hashing = stack.enter_context(ThreadPoolExecutor(1, "hash"))
+        digest = None if streamed else hashing.submit(_model_hash, file)
+        # where a cluster runs the model, a look at it here finds what is wrong with it
+        predictor = Predictor(file, device if ray is None else "cpu", threads or available_cpus())
+        info = predictor.info
+        classes = info.classes
         if not 1 <= top_k <= len(classes):
             held = counted(len(classes), "class", "classes")
-            raise InputError(f"`top_k` is {top_k}, and {model} has {held}: choose from 1 to {len(classes)}")
-        figures = None if drift is None else Counts(read_reference(predictor.info, model), classes)
+            raise InputError(f"`top_k` is {top_k}, and {shown(model)} has {held}: choose from 1 to {len(classes)}")
+        figures = None if drift is None else Counts(read_reference(info, model), classes)
         columns = Columns(classes, top_k, entropy, logits, spreadsheet_safe)
         sorter = None
         if sort_into is not None:
             taken = resume or shard != WHOLE
             sorter = Sorter(Path(sort_into), classes, copy=copy, inputs=inputs, resume=taken)
-        settings = (
-            None
-            if digest is None
-            else {
+        work = Work(columns, batch_size, figures is not None, label_damaged)
+        fetching = _FETCHING if any(map(is_address, inputs)) else 1
+        engine: Engine
+        if ray is None:
+            engine = LocalEngine(predictor, work, workers or max(available_cpus(), fetching))
+        else:
+            from autodial.deploy.ray_cluster import Cluster
+
+            del predictor
+            cluster = stack.enter_context(
+                Cluster(ray, file, work, device=device, workers=workers, threads=threads or 1, fetching=fetching)
+            )
+            engine, images = cluster, cluster.start(images)
+        settings: dict[str, Any] = {}
+        if digest is not None:
+            settings = {
                 "model_sha256": digest.result(),
-                "inputs": [_absolute(os.fspath(used)) for used in inputs],
+                "inputs": [_absolute(used) for used in inputs],
+                "column": column,
                 "top_k": top_k,
                 "logits": logits,
                 "entropy": entropy,
@@ -237,43 +268,40 @@ def predict_folder(
                 "sort_into": None if sort_into is None else os.path.abspath(sort_into),  # noqa: PTH100
                 "copy": copy,
                 "drift": drift is not None,
-                "provider": predictor.provider,
-                "versions": _versions(),
+                "provider": engine.provider,
+                "versions": versions(),
             }
-        )
+            if is_address(output):
+                settings["output"] = shown(output)
 
-    with open_table(output, form(columns), settings or {}, resume=resume, figures=figures) as table:
-        done = table.tally.rows
-        run = _Run(predictor, columns, table, sorter, shard, max_failures, progress)
-        run.skip(table.skip_done(images))
-        started = time.perf_counter()
-        run.do(
-            read_batches(
-                *(predictor, images, batch_size, workers), figures=figures is not None, label_damaged=label_damaged
-            )
-        )
-        seconds = time.perf_counter() - started
-        compared = None
-        if figures is not None and drift is not None:
-            compared = figures.compare(table.tally.counts)
-            # Before the table has its name, so that a run that is killed in between is resumed and does both.
-            _write_drift(compared, predictor.info, drift, table.tally.errors)
+        with open_table(output, form(columns), settings, resume=resume, figures=figures) as table:
+            done = table.tally.rows
+            run = _Run(table, sorter, shard, max_failures, progress)
+            run.skip(table.skip_done(images))
+            started = time.perf_counter()
+            run.do(engine.label(images))
+            seconds = time.perf_counter() - started
+            compared = None
+            if figures is not None and drift is not None:
+                compared = figures.compare(table.tally.counts)
+                # Before the table has its name, so that a run that is killed in between is resumed and does both.
+                _write_drift(compared, info, drift, table.tally.errors)
     tally = table.tally
     stages = [
-        Stage("decode", tally.rows - done, run.decoding / workers),
-        Stage("run", tally.rows - done, run.running),
+        Stage("decode", tally.rows - done, engine.decoding),
+        Stage("run", tally.rows - done, engine.running),
         Stage("write", tally.rows - done, run.writing),
     ]
     return Summary(
-        table=Path(output),
+        table=shown(output) if is_address(output) else Path(output),
         images=tally.rows,
         errors=tally.errors,
         resumed=done,
         seconds=seconds,
-        device=predictor.device,
-        provider=predictor.provider,
-        reason=predictor.reason,
-        cuda_failure=predictor.cuda_failure,
+        device=engine.device,
+        provider=engine.provider,
+        reason=engine.reason,
+        cuda_failure=engine.cuda_failure,
         counts={classes[i]: n for i, n in tally.counts.most_common()},
         stages=sorted(stages, key=lambda stage: stage.images_per_second),
         passed_over=dict(passed_over.kinds.most_common()),
@@ -283,27 +311,23 @@ def predict_folder(
 
 
 class _Run:
-    """The loop over batches: while one runs, the next are decoded, and the rows of the one before are written."""
+    """Writes what an engine has labelled; while a batch runs there, the rows of the one before are written."""
 
     def __init__(
         self,
-        predictor: Predictor,
-        columns: Columns,
         table: Table,
         sorter: Sorter | None,
         shard: tuple[int, int],
         max_failures: int | None,
         progress: Callable[[int], None] | None,
     ) -> None:
-        self._predictor = predictor
-        self._columns = columns
         self._table = table
         self._sorter = sorter
         self._shard = shard
         self._max_failures = max_failures
         self._progress = progress
-        # Seconds spent in each stage.
-        self.decoding = self.running = self.writing = 0.0
+        self.writing = 0.0
+        """Seconds that writing has taken."""
 
     def skip(self, done: Iterator[Done]) -> None:
         """Go past the images whose rows an earlier run wrote, and sort them again, as their folder may be gone."""
@@ -311,49 +335,28 @@ class _Run:
             if self._sorter is not None and label is not None:
                 self._place(image, label, row)
 
-    def do(self, reader: Generator[Batch, None, None]) -> None:
+    def do(self, labelled: Generator[Labelled, None, None]) -> None:
         written: Future[None] | None = None
-        with ThreadPoolExecutor(1, "write") as writer, contextlib.closing(reader) as batches:
-            for batch in batches:
-                logits, probabilities = self._run(batch)
+        with ThreadPoolExecutor(1, "write") as writer, contextlib.closing(labelled) as parts:
+            for part in parts:
                 if written is not None:
                     self._wait(written)
-                written = writer.submit(self._write, batch, logits, probabilities)
+                written = writer.submit(self._write, part)
             if written is not None:
                 self._wait(written)
-
-    def _run(self, batch: Batch) -> tuple[Scores, Scores]:
-        self.decoding += batch.seconds
-        count = batch.readable
-        if count == 0:
-            nothing = np.empty((0, len(self._columns.classes)), np.float32)
-            return nothing, nothing
-        started = time.perf_counter()
-        fed = batch.buffer if self._predictor.fixed_batches else batch.buffer[:count]
-        logits, probabilities = self._predictor.run(fed)
-        self.running += time.perf_counter() - started
-        return logits[:count], probabilities[:count]
 
     def _wait(self, written: Future[None]) -> None:
         written.result()
         if self._progress is not None:
             self._progress(self._table.tally.rows)
 
-    def _write(self, batch: Batch, logits: Scores, probabilities: Scores) -> None:
+    def _write(self, part: Labelled) -> None:
         started = time.perf_counter()
-        images, errors, damages = batch.images, batch.errors, batch.damage
-        readable = [image.path for image, error in zip(images, errors, strict=True) if error is None]
-        scored = iter(score(readable, logits, probabilities, self._columns, batch.figures))
-        rows = [
-            next(scored) if error is None else TableRow(image.path, error)
-            for image, error in zip(images, errors, strict=True)
-        ]
-        if any(damages):
-            rows = [row._replace(damage=damage) for row, damage in zip(rows, damages, strict=True)]
+        rows = part.rows()
         if self._sorter is not None:
-            rows = [self._sorted(i, image, row) for i, (image, row) in enumerate(zip(images, rows, strict=True))]
+            rows = [self._sorted(i, image, row) for i, (image, row) in enumerate(zip(part.images, rows, strict=True))]
         self._check_failures(rows)
-        self._table.write(rows, batch.states)
+        self._table.write(rows, part.states)
         self.writing += time.perf_counter() - started
 
     def _sorted(self, i: int, image: ImageFile, row: TableRow) -> TableRow:
@@ -369,6 +372,8 @@ class _Run:
     def _place(self, image: ImageFile, label: int, row: int) -> None:
         """Put the image of a row of this shard, counted from 0, into its label's folder."""
         assert self._sorter is not None
+        if type(image) is not ImageFile:
+            raise WorkError(f"{image.path}: `sort_into` takes files of this machine, and this is none: leave it out")
         index, count = self._shard
         self._sorter.place(find(image.path, image.base_dir), label, row * count + index)
 
@@ -384,15 +389,30 @@ class _Run:
             raise WorkError(f"{what}; that is more than {counted(self._max_failures, 'failure')}, so the run stops")
 
 
+def _check_table(output: str, inputs: Sequence[str]) -> Path:
+    """The file that the table `output` becomes, or, if that is an address, its name in the working directory."""
+    if not is_address(output):
+        return check_output(output, inputs)
+    if output in inputs:
+        raise InputError(f"{shown(output)}: the same command reads this file: choose another name for the output")
+    check_writable(output)
+    return check_output(name_of(output))
+
+
 def _absolute(used: str) -> str:
     """An input as it is known wherever the command is run; standard input has no folder."""
+    if is_address(used):
+        return shown(used)
     return used if used in STANDARD_INPUT else os.path.abspath(used)  # noqa: PTH100 - links stay links
 
 
-def _of_shard(path: str | Path, shard: tuple[int, int]) -> Path:
+def _of_shard(path: str, shard: tuple[int, int]) -> str:
     """The name of the file that a shard writes: `path` itself, if there is but one."""
     index, count = shard
-    return Path(path) if shard == WHOLE else Path(path).with_stem(f"{Path(path).stem}-{index}-of-{count}")
+    if shard == WHOLE:
+        return path
+    stem, suffix = os.path.splitext(path)  # noqa: PTH122 - addresses too
+    return f"{stem}-{index}-of-{count}{suffix}"
 
 
 def _write_drift(drift: Drift, info: ModelInfo, path: Path, errors: int) -> None:
@@ -409,11 +429,3 @@ def _model_hash(path: Path) -> str:
         return file_hash(path) if path.is_file() else ""  # a named pipe would be waited for
     except OSError:
         return ""
-
-
-def _versions() -> dict[str, str]:
-    """The versions of everything that the numbers depend on."""
-    import cv2
-    import onnxruntime  # type: ignore[import-untyped]
-
-    return {"autodial": __version__, "onnxruntime": onnxruntime.__version__, "opencv": cv2.__version__}

@@ -21,11 +21,13 @@ import numpy.typing as npt
 
 from autodial.data.sequences import is_one_name
 from autodial.deploy.binding import Scores
-from autodial.deploy.inputs import ImageFile, PassedOver, expand
+from autodial.deploy.inputs import PassedOver, elsewhere, expand
+from autodial.deploy.model_source import local_model
 from autodial.deploy.predictor import BATCH_SIZE, Predictor
 from autodial.deploy.reader import read_batches
 from autodial.deploy.rows import Columns, Csv, TableRow, score
 from autodial.deploy.sorting import Sorter
+from autodial.deploy.sources import ImageFile
 from autodial.errors import InputError, WorkError
 from autodial.system.cpus import available_cpus
 from autodial.system.files import replacing
@@ -86,7 +88,7 @@ def _check_count(count: int) -> None:
 
 def _errors(probabilities: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     """The probabilities, minus 1 at the most probable class."""
-    errors = probabilities.copy()
+    errors: npt.NDArray[np.float64] = probabilities.copy()
     errors[np.arange(len(errors)), probabilities.argmax(1)] -= 1
     return errors
 
@@ -204,9 +206,12 @@ def choose_to_label(
     final = check_output(output, (model, *inputs), suffixes=[".csv"])
     if final.exists():
         raise InputError(f"{output} exists, and may hold labels that were filled in: name another file, or delete it")
+    if (other := elsewhere(inputs)) is not None:
+        raise InputError(f"`to_label` lists files of this machine, and {other} is none: label copies of the images")
     images = expand(inputs, PassedOver([final]))
     workers, threads = workers or available_cpus(), threads or available_cpus()
-    predictor = Predictor(model, device, threads)
+    with local_model(os.fspath(model)) as file:
+        predictor = Predictor(file, device, threads)
     classes = predictor.info.classes
     if not 1 <= top_k <= len(classes):
         held = counted(len(classes), "class", "classes")
@@ -225,7 +230,7 @@ def choose_to_label(
             if batch.readable:
                 fed = batch.buffer if predictor.fixed_batches else batch.buffer[: batch.readable]
                 probabilities = predictor.run(fed)[1][: batch.readable]
-                whole = np.isfinite(probabilities).all(1)
+                whole = np.asarray(np.isfinite(probabilities).all(1))
                 readable = [i for i, why in zip(batch.images, batch.errors, strict=True) if why is None]
                 pool.add([image for image, good in zip(readable, whole, strict=True) if good], probabilities[whole])
             lost = len(batch.images) - int(whole.sum())
@@ -255,8 +260,8 @@ def choose_to_label(
             except FileNotFoundError:
                 raise WorkError(f"{row.path} was removed before it could be sorted: run the command again") from None
     form = _ListToLabel(columns)
-    with replacing(final) as file:
-        file.write(form.header() + form.encode(rows))
+    with replacing(final) as written:
+        written.write(form.header() + form.encode(rows))
     return ToLabel(
         table=Path(output),
         chosen=len(rows),
@@ -272,6 +277,10 @@ def choose_to_label(
 
 def _lasting(image: ImageFile) -> str:
     """An image's path, absolute, so that the list can be used anywhere on this machine."""
+    if type(image) is not ImageFile:
+        raise InputError(
+            f"`to_label` lists files of this machine, and {image.path} is none: label copies of the images"
+        )
     return os.path.abspath(image.file())  # noqa: PTH100 - links stay links
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import sys
 import time
 from collections import Counter
@@ -14,10 +15,11 @@ from io import FileIO
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO, TypedDict
 
+from autodial.deploy.addresses import is_address, name_of, shown, upload
 from autodial.deploy.drift import Counts
-from autodial.deploy.inputs import FileState, ImageFile
 from autodial.deploy.marks import Done, Marks, open_marks
 from autodial.deploy.rows import Format, TableRow
+from autodial.deploy.sources import FileState, ImageFile
 from autodial.errors import AutodialError, InputError, WorkError
 from autodial.system.json_files import NotJsonError, check, parse
 from autodial.system.outputs import check_output, lock
@@ -182,6 +184,9 @@ def open_table(
     `output`.partial.files. When the block is left by an exception, Ctrl-C included, they stay there, the exception's
     message says so, and `output` is as it was before; if there are no rows yet, nothing stays.
 
+    If `output` is an address, these files lie in the working directory, and the whole table is uploaded in the end. If
+    that fails, the rows stay.
+
     Args:
         output: the file to write.
         form: how.
@@ -207,7 +212,8 @@ def open_table(
         except OSError as error:
             raise WorkError(f"standard output can't be written: {error.strerror}") from error
         return
-    final = check_output(output)
+    remote = str(output) if is_address(str(output)) else None
+    final = check_output(name_of(remote) if remote else output)
     partial, record, marks = unfinished(final)
     with contextlib.ExitStack() as stack:
         try:
@@ -226,18 +232,38 @@ def open_table(
                 if partial.stat().st_size == 0:  # nothing was done
                     for path in (partial, record, marks):
                         path.unlink(missing_ok=True)
-            raise InputError(f"{output}: can't write here: {error.strerror}") from error
+            raise InputError(f"{final if remote else output}: can't write here: {error.strerror}") from error
         try:
             yield table
             table.commit()
             file.close()
             marked.close()
-            form.finish(partial, final)
+            if remote:
+                _send(form, partial, remote)
+            else:
+                form.finish(partial, final)
             record.unlink()
             marks.unlink()
         except BaseException as error:
-            _leave(error, table, unfinished(final), output)
+            _leave(error, table, unfinished(final), shown(remote) if remote else output)
             raise
+
+
+def _send(form: Format, partial: Path, address: str) -> None:
+    """Make the table of the rows in `partial` and upload it; the rows are removed when it has arrived."""
+    rows, table = (partial.with_name(partial.name + end) for end in (".rows", ".table"))
+    try:
+        rows.unlink(missing_ok=True)  # of a run that was killed here
+        try:
+            rows.hardlink_to(partial)
+        except OSError:  # a file system without links
+            shutil.copyfile(partial, rows)
+        form.finish(rows, table)
+        upload(table, address)
+    finally:
+        rows.unlink(missing_ok=True)
+        table.unlink(missing_ok=True)
+    partial.unlink()
 
 
 class _Figures(TypedDict):

@@ -11,7 +11,7 @@ import typer
 from autodial.commands.dialize import OPTIONS as DIALIZE_OPTIONS
 from autodial.commands.options import naming_options, with_options
 from autodial.commands.progress import progress_bar
-from autodial.wording import every
+from autodial.wording import counted, every
 
 if TYPE_CHECKING:
     from autodial.project.project import Project
@@ -153,7 +153,9 @@ def _print_summary(project: Project) -> None:
     console.print(f"net          {project.arch}, {len(data.classes)} classes, images resized to {height} x {width}")
     few = f", the first {planned.labelled} of them with labels" if planned.labelled else ""
     console.print(f"batch        {split.total}: {split.source} source images, then {split.target} target images{few}")
-    console.print(f"iterations   {solver.max_iter} ({describe_epochs(planned.epochs)} over the source){steps}")
+    each = counted(split.source * solver.iter_size, "source image")
+    passes = f"{describe_epochs(planned.epochs)} over the source"
+    console.print(f"iterations   {solver.max_iter} with {each} each: {passes}{steps}")
     console.print(f"accuracy     {tests}")
     console.print(f"snapshots    {every(solver.snapshot, 'iteration')}")
     for domain in data.domains:

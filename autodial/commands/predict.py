@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 CLASSES_SHOWN = 10
 BALANCE_SHOWN = 3
 OPTIONS = {
-    **{name: f"--{name}" for name in ("logits", "entropy", "copy", "shard", "drift", "resume")},
+    **{name: f"--{name}" for name in ("logits", "entropy", "copy", "shard", "drift", "resume", "column", "ray")},
+    **{name: f"--{name}" for name in ("device", "threads")},
+    "output": "-o",
     "top_k": "--top-k",
     "spreadsheet_safe": "--spreadsheet-safe",
     "batch_size": "--batch-size",
@@ -50,14 +52,17 @@ class OnDamage(str, Enum):
 
 
 def predict(
-    model: Annotated[Path, typer.Argument(metavar="MODEL", help="An .onnx file written by `autodial export`.")],
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL", help="An .onnx file written by `autodial export`, or its address.")
+    ],
     inputs: Annotated[
         list[str],
         typer.Argument(
             metavar="INPUT",
             help="Images, folders (searched recursively), .txt lists (a path per line, with or without a label), "
-            "quoted glob patterns ('photos/**/*.jpg'), or - for a list on standard input. Relative paths in that list "
-            "start from the working directory.",
+            ".parquet tables with a column of images, quoted glob patterns ('photos/**/*.jpg'), or - for a list on "
+            "standard input, whose relative paths start from the working directory. All but - may be addresses such "
+            "as s3://bucket/photos.",
             show_default=False,
         ),
     ],
@@ -67,7 +72,8 @@ def predict(
             "--output",
             "-o",
             metavar="OUT",
-            help="The table to write: OUT.csv, OUT.jsonl or OUT.parquet; - for CSV on standard output.",
+            help="The table to write: OUT.csv, OUT.jsonl or OUT.parquet, or such an address; - for CSV on standard "
+            "output.",
         ),
     ],
     top_k: Annotated[int, typer.Option(min=1, help="Labels per image, the most probable first.")] = 1,
@@ -150,14 +156,36 @@ def predict(
     ] = "auto",
     workers: Annotated[
         int | None,
-        typer.Option(min=1, help="Threads that decode images.", show_default="one per CPU"),
+        typer.Option(
+            min=1,
+            help="Threads that decode images; with --ray, the number of Ray's workers.",
+            show_default="one per CPU, at least 16 for addresses; with --ray, as many as there is room for",
+        ),
     ] = None,
     threads: Annotated[
         int | None,
         typer.Option(
             min=1,
-            help="CPUs that the model uses if it runs on the CPU (ONNX Runtime's intra-op threads).",
-            show_default="all",
+            help="CPUs that the model uses if it runs on the CPU (ONNX Runtime's intra-op threads); with --ray, the "
+            "CPUs of each worker.",
+            show_default="all; with --ray, 1",
+        ),
+    ] = None,
+    column: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="The column of .parquet tables that has the image files, or their paths.",
+            show_default="bytes, image or path",
+        ),
+    ] = None,
+    ray: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ADDRESS",
+            help="Let a Ray cluster label the images: auto (the cluster that this machine belongs to), HOST:PORT, "
+            "ray://HOST:PORT, or local (Ray on this machine alone). The table is the same.",
+            show_default=False,
         ),
     ] = None,
     quiet: Annotated[
@@ -195,6 +223,7 @@ def predict(
         max_failures = 0
     if to_label is not None:
         given = {"--logits": logits, "--resume": resume, "--shard": shard != "1/1", "--drift": drift is not None}
+        given["--ray"] = ray is not None
         for option in (option for option, is_given in given.items() if is_given):
             raise InputError(f"{option} is for a table of all images, and --to-label writes a few: leave out one")
     try:
@@ -242,6 +271,8 @@ def predict(
                 shard=_shard(shard),
                 resume=resume,
                 drift=drift,
+                column=column,
+                ray=ray,
                 progress=progress,
             )
     except KeyboardInterrupt as stop:
@@ -253,7 +284,7 @@ def predict(
         typer.echo(describe(summary), err=True)
     if (quiet or as_json) and summary.drift is not None and summary.drift.verdict is Verdict.SHIFTED:
         typer.echo("\n".join(describe_drift(summary.drift)), err=True)
-    if not (quiet or as_json) and summary.table != Path(output):
+    if not (quiet or as_json) and str(summary.table) != str(Path(output)):
         typer.echo(f"The table is {summary.table}", err=True)
     if summary.images and summary.errors == summary.images:
         what = "The only image" if summary.images == 1 else f"None of the {summary.images} images"

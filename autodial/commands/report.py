@@ -75,7 +75,7 @@ def report(
     from autodial.report.contents import write_report
     from autodial.report.evaluation import PICTURES, evaluate
     from autodial.report.run import Run
-    from autodial.system.devices import choose_device
+    from autodial.system.devices import choose_device, warn_of_cpu
 
     read = [Run.read(run) for run in _different(runs)]
     if len(read) > 1 and layers is not None:
@@ -85,6 +85,7 @@ def report(
     page = _check_output(given, read)
     _refuse_links(given)
     chosen = choose_device(device)
+    warn_of_cpu(device, chosen)
     try:
         with naming_options(workers="--workers"), progress_bar("running the net") as show:
             evaluations = [

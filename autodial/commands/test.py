@@ -72,7 +72,7 @@ def test(
     from autodial.net.feed import default_workers
     from autodial.net.net import Net
     from autodial.netparam.data_files import files_of
-    from autodial.system.devices import choose_device
+    from autodial.system.devices import choose_device, warn_of_cpu
     from autodial.system.json_files import finite
     from autodial.system.outputs import check_output
     from autodial.training.console import describe_output
@@ -109,6 +109,7 @@ def test(
             )
     except InputError as error:
         raise InputError(f"{net}: {error}") from error
+    warn_of_cpu(device, chosen)
     with naming_options(workers="--workers"):
         for _ in tracked(scorer.run(), "testing", scorer.batches):
             pass

@@ -85,6 +85,11 @@ def watch_worker() -> None:
         _begin()
 
 
+def is_watching() -> bool:
+    """Whether this process's decoders are watched."""
+    return _watch is not None
+
+
 def real_stderr() -> int:
     """The file descriptor of the process's original standard error."""
     return _STDERR if _watch is None else _watch.real

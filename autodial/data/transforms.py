@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 # Opening a pipe that nobody writes to must not block.
 _FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
-_LARGEST = 2**31 - 1
+LARGEST = 2**31 - 1
 """The largest size in bytes of a file that OpenCV decodes from memory."""
 _LIMIT = re.compile("IO_MAX_IMAGE_(PIXELS|WIDTH|HEIGHT)")
 """OpenCV's name, without its prefix, for a limit that an image exceeds; also an environment variable."""
@@ -98,7 +98,7 @@ def read_encoded(file: bytes | bytearray | memoryview, color: bool) -> Decoded:
     data = np.frombuffer(file, dtype=np.uint8)
     if not data.size:
         raise DataError("is empty")
-    if data.size > _LARGEST:
+    if data.size > LARGEST:
         raise DataError("is larger than 2 GiB, OpenCV's limit")
     return _listening(lambda: _decoded(data, color))
 
@@ -147,7 +147,7 @@ def _read(path: str | PathLike[str]) -> bytes:
         status = os.fstat(file)
         if not stat.S_ISREG(status.st_mode):
             raise DataError(f"{path} is {'a folder' if stat.S_ISDIR(status.st_mode) else 'not a regular file'}")
-        if status.st_size > _LARGEST:
+        if status.st_size > LARGEST:
             raise DataError(f"{path} is larger than 2 GiB, OpenCV's limit")
         data = os.read(file, status.st_size)
         while len(data) < status.st_size and (rest := os.read(file, status.st_size - len(data))):

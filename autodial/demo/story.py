@@ -34,7 +34,7 @@ from autodial.netparam.shipped import shipped_net, shipped_solver
 from autodial.netparam.variants import read_variant
 from autodial.proto import messages as pb
 from autodial.system.cpus import available_cpus
-from autodial.system.devices import choose_device
+from autodial.system.devices import choose_device, warn_of_cpu
 from autodial.system.files import entries, replacing
 from autodial.system.outputs import check_folder
 from autodial.system.terminal import Console
@@ -180,6 +180,7 @@ def run_demo(
     started = time.perf_counter()
     chosen_device = choose_device(device)
     _check_folders(output)
+    warn_of_cpu(device, chosen_device)
     files = write_images(output, seed, recipe.renderings)
     _write_net(output)
     labels = np.array([entry.label for entry in ImageList.read(files.target_test_list)])

@@ -61,14 +61,17 @@ def check_slices(net: Net) -> None:
     """Warn where a train net splits the batch into source and target at several rows: one of them is a mistake.
 
     A Slice layer may also cut where parts of the target were joined in turn: images with labels and images without.
+    Where one of several sources ends, its rows are joined with the next one's.
     """
     cuts: dict[str, int] = {}
     joined: dict[str, _Join] = {}
+    among_sources: set[int] = set()
     for message in net.param.layer:
         layer = net.layer(message.name)
         join = joined.get(message.bottom[0]) if message.bottom else None
         if isinstance(layer, DomainAlignment) and layer.training and layer.slice_point is not None:
             cuts[message.name] = layer.slice_point
+            among_sources.update(layer.source_slice_point)
         elif message.type == "Slice" and message.slice_param.axis == 0 and len(message.slice_param.slice_point) == 1:
             if join is None or message.slice_param.slice_point[0] != join.seam:
                 cuts[message.name] = message.slice_param.slice_point[0]
@@ -86,7 +89,8 @@ def check_slices(net: Net) -> None:
                 joined[top] = join
     points: dict[int, str] = {}
     for name, row in cuts.items():
-        points.setdefault(row, name)
+        if row not in among_sources:
+            points.setdefault(row, name)
     if len(points) > 1:
         places = ", ".join(f'{point} by layer "{name}"' for point, name in points.items())
         _log.warning("The batch is split into source and target at several rows: %s", places)
@@ -105,7 +109,7 @@ class _Join(NamedTuple):
 
 
 def label_readers(net: Net) -> Iterator[LabelReader]:
-    """The losses and accuracies to which labels of a data layer go as they are."""
+    """The losses and accuracies to which labels of data layers go as they are, or joined along the batch axis."""
     read = sources(net)
     labels: dict[str, list[tuple[str, int]]] = {}
     for message in net.param.layer:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -293,8 +293,11 @@ def _become_batch_norm(layer: pb.LayerParameter) -> None:
 
 
 def _without_target(net: pb.NetParameter) -> pb.NetParameter:
-    joins = [layer for layer in net.layer if layer.type == "Concat" and _axis(layer) == 0]
     splits = [layer for layer in net.layer if layer.type == "Slice" and _axis(layer) == 0]
+    among_sources = _joins_of_sources(net)
+    joins = [
+        layer for layer in net.layer if layer.type == "Concat" and _axis(layer) == 0 and layer not in among_sources
+    ]
     _check_two_domains(joins, splits)
     staying = _joins_of_labelled(net, joins)
     joins = [join for join in joins if join not in staying]
@@ -314,6 +317,31 @@ def _without_target(net: pb.NetParameter) -> pb.NetParameter:
     for layer in kept:
         _add(source, layer, renamed)
     return source
+
+
+def _joins_of_sources(net: pb.NetParameter) -> list[pb.LayerParameter]:
+    """The Concat layers that join several sources' images, before these are joined with the target's, or labels.
+
+    A net with such layers has Dial layers that say where each source begins.
+    """
+    if not any(layer.dial_param.source_slice_point for layer in net.layer):
+        return []
+    joins = [layer for layer in net.layer if layer.type == "Concat" and _axis(layer) == 0]
+    names = {layer.name for layer in joins}
+    with_target = [layer for layer in joins if _leads_to(net, layer.top[0], {"Dial"}, names)]
+    of_target = {name for layer in with_target for name in _behind(net, layer.bottom[-1])}
+    return [layer for layer in joins if layer not in with_target and layer.name not in of_target]
+
+
+def _leads_to(net: pb.NetParameter, blob: str, types: Collection[str], but_not_by: Collection[str]) -> bool:
+    """Whether a layer of these types depends on a blob in another way than by these layers."""
+    reached = {blob}
+    for layer in net.layer:
+        if layer.name not in but_not_by and reached.intersection(layer.bottom):
+            if layer.type in types:
+                return True
+            reached.update(layer.top)
+    return False
 
 
 def _joins_of_labelled(net: pb.NetParameter, joins: Sequence[pb.LayerParameter]) -> list[pb.LayerParameter]:

@@ -15,7 +15,7 @@ from autodial.project.net_template import (
     NetTemplate,
 )
 from autodial.project.schedule import describe_epochs, fill_intervals, iterations, stretch
-from autodial.project.split import Split, even_batches, labelled_rows, split_batch
+from autodial.project.split import Split, even_batches, halved_batch, labelled_rows, split_batch
 from autodial.proto import Weights
 from autodial.proto import messages as pb
 from autodial.wording import counted
@@ -66,6 +66,7 @@ def plan(
     epochs: float | None = None,
     batch_size: int | None = None,
     weights: Weights | None = None,
+    halves: bool = False,
 ) -> Plan:
     """Adapt a net and a solver to a user's images.
 
@@ -76,6 +77,7 @@ def plan(
         epochs: passes over the source; None for the solver's number of iterations.
         batch_size: images in a batch, source and target together; None for the template's.
         weights: the weights that training starts from.
+        halves: whether a batch has as many source as target images; otherwise their numbers follow the domains' sizes.
 
     Raises:
         InputError: the images have several sizes and the net doesn't state one, the schedule can't be stretched, or
@@ -83,8 +85,8 @@ def plan(
     """
     source, target = len(data.source.images), len(data.target.images)
     total = batch_size or template.split.total or _BATCH
-    split = split_batch(total, source, target)
-    notes = _notes_on_split(total, split, source, target)
+    split = halved_batch(total, source, target) if halves else split_batch(total, source, target)
+    notes = [] if halves else _notes_on_split(total, split, source, target)
 
     known = None if data.labelled_target is None else len(data.labelled_target.images)
     rows = 0 if known is None else labelled_rows(split.target, known)

@@ -105,6 +105,7 @@ def prepare(
     weights: str | None = None,
     epochs: float | None = None,
     batch_size: int | None = None,
+    halves: bool = False,
     skip: bool = False,
     warn: Callable[[str], None] = lambda warning: None,
     report: Callable[[float, float], None] = lambda done, total: None,
@@ -121,6 +122,7 @@ def prepare(
             among the unlabelled ones if they are there, and are left out of the test set.
         epochs: passes over the source, above 0; None for the schedule of the net's solver.
         batch_size: images in a batch, at least 4; None for the net's.
+        halves: whether half of a batch is the source's, whatever the domains' sizes.
         skip: whether images that can't be decoded are left out. Otherwise they are an error.
         warn: is told which images are left out or damaged.
         report: is told how many images are decoded, and of how many.
@@ -150,6 +152,7 @@ def prepare(
         epochs=recipe.epochs if epochs is None else epochs,
         batch_size=batch_size,
         weights=fitted.weights,
+        halves=halves,
     )
     notes = [note for domain in (source_images, *others, *([few] if few else [])) for note in domain.notes]
     notes += [*left_out, *recipe.notes, *fitted.notes, *notes_on_copies(data), *planned.notes]

@@ -35,6 +35,17 @@ def split_batch(total: int, source: int, target: int) -> Split:
     return Split(share, total - share)
 
 
+def halved_batch(total: int, source: int, target: int) -> Split:
+    """Give both domains half of a batch, or as many images as the smaller domain has.
+
+    Args:
+        total: images in a batch, at least 2 * MINIMUM.
+        source, target: images in the domains, at least MINIMUM each.
+    """
+    half = min(total // 2, source, target)
+    return Split(half, half)
+
+
 def labelled_rows(target_rows: int, labelled: int) -> int:
     """Choose how many of the target's rows in a batch are images with labels.
 

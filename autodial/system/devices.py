@@ -27,8 +27,8 @@ def choose_device(device: str, *, prefer_gpu: bool = True, index: int = 0) -> to
     """The torch device that `device` means. On CUDA, TF32 is switched off for matrix products and convolutions.
 
     Args:
-        device: "auto", "cpu", "cuda" or "cuda:N". With `prefer_gpu`, "auto" means GPU number `index`, or the CPU with a
-            warning if there is no GPU; otherwise the CPU.
+        device: "auto", "cpu", "cuda" or "cuda:N". With `prefer_gpu`, "auto" means GPU number `index`, or the CPU if
+            there is no GPU (`warn_of_cpu` says so); otherwise the CPU.
         prefer_gpu: whether the solver's solver_mode is GPU.
         index: the solver's device_id.
 
@@ -40,8 +40,6 @@ def choose_device(device: str, *, prefer_gpu: bool = True, index: int = 0) -> to
     if device not in ("auto", "cpu", "cuda") and not (kind == "cuda" and number.isdecimal()):
         raise InputError(f'device "{device}" does not exist; it is auto, cpu, cuda or cuda:N')
     count = torch.cuda.device_count()
-    if device == "auto" and prefer_gpu and not count:
-        _log.warning("No GPU here: running on the CPU")
     if device == "cpu" or (device == "auto" and not (prefer_gpu and count)):
         return torch.device("cpu")
     chosen = int(number) if number else index
@@ -52,6 +50,15 @@ def choose_device(device: str, *, prefer_gpu: bool = True, index: int = 0) -> to
     torch.backends.cuda.matmul.allow_tf32 = False
     torch.backends.cudnn.allow_tf32 = False
     return torch.device("cuda", chosen)
+
+
+def warn_of_cpu(device: str, chosen: torch.device, *, prefer_gpu: bool = True) -> None:
+    """Warn if `choose_device` has chosen the CPU for lack of a GPU.
+
+    This is for the moment when everything is checked and the work begins: an error about an input should stand alone.
+    """
+    if device == "auto" and prefer_gpu and chosen.type == "cpu":
+        _log.warning("No GPU here: running on the CPU")
 
 
 @contextmanager

@@ -34,9 +34,10 @@ import cv2
 from autodial import __version__
 from autodial.errors import DivergedError, InputError
 from autodial.net.feed import default_workers
+from autodial.proto import messages as pb
 from autodial.proto import to_text
 from autodial.system.allocator import keep_freed_memory
-from autodial.system.devices import describe_device
+from autodial.system.devices import describe_device, warn_of_cpu
 from autodial.system.hashing import file_hash
 from autodial.system.outputs import check_folder, lock
 from autodial.system.ranks import Ranks
@@ -142,6 +143,7 @@ class Training:
         if folder is not None:
             check_folder(Path(folder))
         self._variants, self._overrides = list(variants), list(overrides)
+        self._wanted_device = device
         self.solver = Solver.from_file(
             solver,
             device=device,
@@ -254,6 +256,8 @@ class Training:
                 log = RunLog(self.folder, self._record(command), iteration=solver.iter, resumed=resumed)
                 stack.callback(log.close)
                 solver.monitors += [log, *monitors]
+                gpu = solver.param.solver_mode == pb.SolverParameter.GPU
+                warn_of_cpu(self._wanted_device, solver.device, prefer_gpu=gpu)
                 if begun is not None:
                     begun()
             return solver.solve()

@@ -11,6 +11,8 @@ from typing import Any
 
 import h5py
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 from damage import damaged_bytes, damaged_json, damaged_text
 from layer_numbers import odd_net
 from material import QUICK
@@ -199,6 +201,14 @@ def images(rng: random.Random, folder: Path) -> list[str]:
     return ["init", "new", "--arch", "digits", "--source", "source", "--target", "target"]
 
 
+def tables_of_images(rng: random.Random, folder: Path) -> list[str]:
+    files = sorted((folder / "target").glob("*/*"))
+    columns = {"bytes": [path.read_bytes() for path in files], "path": [path.name for path in files]}
+    pq.write_table(pa.table(columns), folder / "t.parquet", row_group_size=5, compression=rng.choice(["none", "zstd"]))
+    _rewrite(folder / "t.parquet", damaged_bytes, rng)
+    return ["t.parquet" if word == "target" else word for word in PREDICT]
+
+
 LETTERS = b"ab\x01\x1b[31m\n\r\t \"',;=\\\xff\xc3\x28%$*?<>|&\x7f"
 
 
@@ -313,6 +323,7 @@ KINDS: Mapping[str, Kind] = {
     "unfinished tables": unfinished_tables,
     "ONNX models": models,
     "images": images,
+    "tables of images": tables_of_images,
     "names of files": names,
     "numbers in layers": layer_numbers,
     "encodings": encodings,

@@ -149,10 +149,21 @@ def test_the_command_writes_the_list_and_says_what_to_do(
     assert sum(record["classes"].values()) == 12
 
 
-@pytest.mark.parametrize("options", [["--logits"], ["--resume"], ["--shard", "1/2"], ["--drift", "d.json"]])
+@pytest.mark.parametrize(
+    "options", [["--logits"], ["--resume"], ["--shard", "1/2"], ["--drift", "d.json"], ["--ray", "local"]]
+)
 def test_options_for_all_images_are_refused(model: Any, photos: Path, tmp_path: Path, options: list[str]) -> None:
     with pytest.raises(InputError, match=f"{options[0]} is for a table of all images"):
         run(model.path, photos, "-o", tmp_path / "out.csv", "--to-label", 2, *options)
+
+
+def test_images_that_are_no_files_are_refused(model: Any, photos: Path, tmp_path: Path) -> None:
+    pytest.importorskip("fsspec")
+    for given in (f"local://{photos}", "table.parquet"):
+        with pytest.raises(InputError, match=f"--to-label lists files of this machine, and {given} is none"):
+            run(model.path, given, "-o", tmp_path / "out.csv", "--to-label", 2)
+    run(f"local://{model.path}", photos, "-o", tmp_path / "out.csv", "--to-label", 2)
+    assert len(rows(tmp_path / "out.csv")) == 2
 
 
 def test_other_outputs_are_refused(model: Any, photos: Path, tmp_path: Path) -> None:

@@ -9,6 +9,8 @@ from typing import Any
 
 import cv2
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 from torch import nn
@@ -50,7 +52,7 @@ def write_images(folder: Path, count: int, classes: tuple[str, ...]) -> None:
 
 
 def write_folders(folder: Path) -> None:
-    """The sources studio/ and amazon/, the targets phone/, webcam/, more_webcam/ and new_photos/, photos/ and more/."""
+    """The sources studio/ and amazon/, the targets phone/, webcam/, more_webcam/ and new_photos/, others, a table."""
     for name in ("studio", "phone", "amazon", "webcam"):
         write_images(folder / name, 16, _CLASSES)
     for name in ("more_webcam", "photos", "more"):
@@ -58,6 +60,8 @@ def write_folders(folder: Path) -> None:
     for name in ("a.png", "b.png"):
         shutil.copyfile(folder / "phone" / "bolt" / "0.png", folder / "photos" / name)
     (folder / "list.txt").write_text("photos/a.png\n")
+    images = [{"bytes": path.read_bytes(), "path": path.name} for path in sorted(folder.glob("photos/*.png"))]
+    pq.write_table(pa.table({"image": images}), folder / "train-00000-of-00001.parquet")
 
 
 def write_caffe_files(folder: Path) -> None:

@@ -36,14 +36,18 @@ STAND_INS = {
     r"^pip install .*": "",
     r"autodial demo": "autodial demo --help",
     r"--arch alexnet": "--arch digits",
-    r"autodial init .*": r"\g<0> --epochs 1",
+    r"autodial (init|compare \w+ --source) .*": r"\g<0> --epochs 1",
     r"solver_iter_\d+": "solver_iter_2",
     r"(digits_iter_[48])00": r"\1",
     r"--nproc-per-node 4": "--nproc-per-node 2",
     r"=0.05,0.1,0.2,0.4": "=0.05,0.1",
     r"torchrun .*": r"OMP_NUM_THREADS=1 \g<0>",
+    r"s3://models/": "local://$PWD/",
+    r"s3://photos/2024/": "local://$PWD/photos/",
+    r"s3://tables/": "local://$PWD/",
+    r" --ray auto": "",
 }
-"""What a block says, and what stands for it here: a small net, few iterations, and what is installed already."""
+"""What a block says, and what stands for it here: a small net, few iterations, and what this machine has already."""
 
 
 class Block(NamedTuple):

@@ -48,6 +48,15 @@ def test_a_folder_and_a_list_without_labels_are_opened(folder: Path) -> None:
             check_same_size(source, target)
 
 
+def test_images_that_are_no_files_are_refused(folder: Path) -> None:
+    Path("some.txt").write_text("images/2.png\ns3://bucket/1.png\n")
+    with (
+        lists() as opened,
+        pytest.raises(InputError, match=r"s3://bucket/1.png in some.txt: images are read"),
+    ):
+        opened.open("target", Path("some.txt"))
+
+
 def test_a_net_that_names_no_domains_asks_for_a_parameter(folder: Path) -> None:
     with lists() as opened, pytest.raises(InputError, match="name the target's images with `target`"):
         opened.open("target")

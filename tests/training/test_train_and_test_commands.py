@@ -54,6 +54,32 @@ def test_train_shows_logs_and_records(autodial: Run) -> None:
     assert start["command"].endswith("--set loss-target.loss_weight=0.25 --set solver.display=4 --workers 0")
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+@pytest.mark.parametrize(
+    "command",
+    [
+        (*TRAIN[:-2], "--set", "solver.solver_mode=GPU"),
+        TEST,
+        ("time", "--net", "net.prototxt", "--iterations", "1"),
+        ("recalibrate", "--net", "net.prototxt", *TEST[3:], "-o", "whole.caffemodel"),
+    ],
+    ids=lambda command: command[0],
+)
+def test_an_error_stands_alone_and_work_without_a_gpu_is_told(
+    autodial: Run, command: tuple[str, ...], caplog: pytest.LogCaptureFixture
+) -> None:
+    if command[0] in ("test", "recalibrate"):
+        autodial(*TRAIN)
+    wrong = [("--weights", "nowhere.caffemodel"), ("--set", "no-such-layer.lr_mult=1")]
+    if command[0] == "recalibrate":
+        wrong.append(("--target", "nowhere.txt"))
+    for option in wrong:
+        status, out, err = autodial(*command, *option)
+        assert status == 2 and not out and len(err.splitlines()) == 1 and not caplog.records, (option, err)
+    assert autodial(*command)[0] == 0
+    assert [record.message for record in caplog.records].count("No GPU here: running on the CPU") == 1
+
+
 def test_an_export_without_domains_is_not_recalibrated(autodial: Run) -> None:
     _, out, _ = autodial(*TRAIN, "--variant", "source-only")
     assert out.splitlines()[-1].startswith("autodial export --net net.prototxt --variant source-only ")
