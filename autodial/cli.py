@@ -11,6 +11,7 @@ from typing import Annotated
 
 import typer
 
+from autodial.commands.compare import compare
 from autodial.commands.convert import convert
 from autodial.commands.demo import demo
 from autodial.commands.dialize import dialize
@@ -38,7 +39,7 @@ _LONGEST = 8000
 _PANELS: dict[str, tuple[Callable[..., None], ...]] = {
     "Start": (demo, init, dialize),
     "Train": (train, test, recalibrate),
-    "Choose": (select, report),
+    "Choose": (select, compare, report),
     "Export": (export, convert),
     "Use": (predict, serve),
     "Tools": (doctor, time, upgrade),

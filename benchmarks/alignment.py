@@ -5,9 +5,12 @@
 Batch normalization is torch.nn.BatchNorm in training mode without weight and bias. Times are the least of all rounds;
 the ratio is the median of the rounds' ratios, in which both met the same state of the machine and of its memory, with
 their middle half. Memory is what tensors take at most beyond inputs and gradients that are there before; statistics
-that numpy holds, some rows of C numbers, are not in it. On a GPU the share of a device copy's bandwidth counts 8 passes
-over the data: forward two reads and a write, backward two reads each of the layer's output and the gradient, and a
-write. The time behind it is that of the alignment by torch's kernels instead of Triton's.
+that numpy holds, some rows of C numbers, are not in it.
+
+On a GPU, cuDNN is batch normalization with weight and bias, DA-layer with scale the same of the DA-layer, and torch the
+DA-layer by torch's kernels instead of Triton's. Of each, `busy` is the time of the GPU's kernels alone. The share of a
+device copy's bandwidth is that of the busy DA-layer, and counts 8 passes over the data: forward two reads and a write,
+backward two reads each of the layer's output and the gradient, and a write.
 """
 
 from __future__ import annotations
@@ -16,9 +19,11 @@ import argparse
 import math
 import statistics
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
 
 import torch
-from measuring import describe, peak_bytes, seconds, side_by_side
+from measuring import busy_seconds, describe, peak_bytes, seconds, side_by_side
 from torch import Tensor, nn
 
 from autodial.layers import DomainAlignment, alignment_torch
@@ -51,6 +56,7 @@ def by_torch(layer: DomainAlignment, x: Tensor, grad: Tensor) -> Callable[[], No
     return run
 
 
+@cache
 def copy_bandwidth(device: torch.device) -> float:
     """Bytes per second, read and written, of a copy within the device's memory."""
     source = torch.empty(2**28, dtype=torch.uint8, device=device)
@@ -59,32 +65,97 @@ def copy_bandwidth(device: torch.device) -> float:
     return 2 * source.numel() / best
 
 
-def measure(shape: tuple[int, ...], memory_format: torch.memory_format, device: torch.device, rounds: int) -> None:
-    x, grad = (torch.randn(shape, device=device).to(memory_format=memory_format) for _ in range(2))
+@dataclass(frozen=True)
+class Measured:
+    """Forward and backward passes over a blob.
+
+    Attributes:
+        times: seconds of each round, by the name of what ran.
+        memory: MiB that tensors take at most.
+        busy: seconds of the GPU's kernels in one run, without the gaps between them; nothing for the CPU.
+        of_a_copy: bytes that the layer's kernels move a second, to those of a copy; None for the CPU.
+    """
+
+    times: dict[str, list[float]]
+    memory: dict[str, float]
+    busy: dict[str, float]
+    of_a_copy: float | None
+
+    def ratios(self, name: str, to: str) -> tuple[float, float, float]:
+        """Quartiles of the rounds' ratios of two times."""
+        low, middle, high = statistics.quantiles(
+            (a / b for a, b in zip(self.times[name], self.times[to], strict=True)), n=4
+        )
+        return low, middle, high
+
+
+def measure(
+    shape: tuple[int, ...],
+    memory_format: torch.memory_format,
+    device: torch.device,
+    rounds: int,
+    dtype: torch.dtype = torch.float32,
+) -> Measured:
+    x, grad = (torch.randn(shape, device=device).to(dtype, memory_format=memory_format) for _ in range(2))
     x.requires_grad_()
-    norm = (nn.BatchNorm1d if len(shape) == 2 else nn.BatchNorm2d)(shape[1], affine=False)
+    kind = nn.BatchNorm1d if len(shape) == 2 else nn.BatchNorm2d
     dial = DomainAlignment(shape[1], slice_point=shape[0] * 117 // 256, alpha=0.8)
-    runs = {name: step(layer.to(device), x, grad) for name, layer in (("BatchNorm", norm), ("DA-layer", dial))}
+    layers: dict[str, nn.Module] = {"BatchNorm": kind(shape[1], affine=False), "DA-layer": dial}
+    if device.type == "cuda":
+        layers["cuDNN"] = kind(shape[1])  # torch takes cuDNN where there are a weight and a bias
+        layers["DA-layer with scale"] = Scaled(shape[1], dial)
+    runs = {name: step(layer.to(device), x, grad) for name, layer in layers.items()}
     if device.type == "cuda":
         runs["torch"] = by_torch(dial, x, grad)
-    small = math.prod(shape) < 5e6
-    times = side_by_side(runs, device, rounds=rounds * (5 if small else 1), repeats=5 if small else 1, warmup=3)
+    # on a GPU, so many in a row that the program is ahead of it
+    repeats = 10 if device.type == "cuda" else 5 if math.prod(shape) < 5e6 else 1
+    times = side_by_side(runs, device, rounds=rounds * (5 if repeats == 5 else 1), repeats=repeats, warmup=3)
     memory = {name: peak_bytes(run, device) / 2**20 for name, run in runs.items()}
-    ours, theirs = (min(times[name]) for name in ("DA-layer", "BatchNorm"))
-    low, middle, high = statistics.quantiles(
-        (a / b for a, b in zip(times["DA-layer"], times["BatchNorm"], strict=True)), n=4
+    if device.type != "cuda":
+        return Measured(times, memory, {}, None)
+    busy = {name: busy_seconds(run, device) for name, run in runs.items()}
+    moved = PASSES * x.numel() * x.element_size()
+    return Measured(
+        times, memory, busy, moved / busy["DA-layer"] / copy_bandwidth(device) if busy["DA-layer"] else None
     )
+
+
+class Scaled(nn.Module):
+    """A DA-layer with a scale and a bias per channel, in the same passes."""
+
+    def __init__(self, channels: int, dial: DomainAlignment) -> None:
+        super().__init__()
+        self.dial = dial
+        self.weight, self.bias = nn.Parameter(torch.ones(channels)), nn.Parameter(torch.zeros(channels))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.dial.scaled(x, self.weight, self.bias)
+
+
+def layouts(shape: tuple[int, ...]) -> list[torch.memory_format]:
+    """Those that a blob of this shape can have."""
+    return [torch.contiguous_format, torch.channels_last][: 2 if len(shape) == 4 else 1]
+
+
+def named(shape: tuple[int, ...], memory_format: torch.memory_format) -> str:
     layout = "channels-last" if memory_format == torch.channels_last else "contiguous"
-    line = (
-        f"{'x'.join(map(str, shape)):>16} {layout:13} {theirs * 1000:9.3f} ms {ours * 1000:9.3f} ms "
+    return f"{'x'.join(map(str, shape)):>16} {layout:13}"
+
+
+def line(shape: tuple[int, ...], memory_format: torch.memory_format, measured: Measured) -> str:
+    ours, theirs = (min(measured.times[name]) for name in ("DA-layer", "BatchNorm"))
+    low, middle, high = measured.ratios("DA-layer", "BatchNorm")
+    memory = measured.memory
+    text = (
+        f"{named(shape, memory_format)} {theirs * 1000:9.3f} ms {ours * 1000:9.3f} ms "
         f"x{middle:.2f} ({low:.2f} to {high:.2f}) "
         f"{memory['BatchNorm']:8.1f} MiB {memory['DA-layer']:8.1f} MiB x{memory['DA-layer'] / memory['BatchNorm']:.2f}"
     )
-    if device.type == "cuda":
-        bandwidth = PASSES * x.numel() * x.element_size() / ours
-        line += f" {bandwidth / copy_bandwidth(device):.0%} of a copy's bandwidth"
-        line += f", torch's kernels {min(times['torch']) * 1000:.3f} ms"
-    print(line)
+    if measured.of_a_copy is not None:
+        text += f" {measured.of_a_copy:.0%} of a copy's bandwidth"
+    for name in measured.busy:
+        text += f", {name} {min(measured.times[name]) * 1000:.3f} ms, {measured.busy[name] * 1000:.3f} of them busy"
+    return text
 
 
 def main() -> None:
@@ -101,8 +172,9 @@ def main() -> None:
         f"{'shape':>16} {'layout':13} {'BatchNorm':>12} {'DA-layer':>12} ratio (middle half) peak memory of both, ratio"
     )
     for shape in QUICK if arguments.quick else SHAPES:
-        for memory_format in (torch.contiguous_format, torch.channels_last)[: 2 if len(shape) == 4 else 1]:
-            measure(shape, memory_format, device, 2 if arguments.quick else arguments.rounds)
+        for memory_format in layouts(shape):
+            measured = measure(shape, memory_format, device, 2 if arguments.quick else arguments.rounds)
+            print(line(shape, memory_format, measured))
 
 
 if __name__ == "__main__":

@@ -168,7 +168,7 @@ def _cells(data: Path, folder: Path, seed: int) -> Project:
             _write(lists[name], [row for row, part in zip(rows, parts, strict=True) if part != 0])
     domains = data_in_train(proto.read_net(project / "train_val.prototxt"))
     assert domains is not None
-    reader = f"{domains[0].layer.name}.image_data_param"
+    reader = f"{domains.sources[0].layer.name}.image_data_param"
     settings = (f"{reader}.source={lists['training']}", f"{reader}.root_folder=")
     return Project(project, lists["held_out"], lists["sample"], settings, runner.start.weights)
 
@@ -488,6 +488,37 @@ def accuracies(summary: Mapping[str, Any], criterion: str) -> str:
     return "\n".join(lines)
 
 
+def overview(summary: Mapping[str, Any], criterion: str) -> str:
+    """The README's table, of reported tasks: mean and standard deviation in %, with whole statistics.
+
+    A setting's are over all its runs, the other rows' over the groups.
+    """
+    names = [name for name in TASKS if name in summary and not TASKS[name].development]
+    groups = {name: [Group.of(record, "whole") for record in summary[name].values()] for name in names}
+    lines = _header("target accuracy in %", [TASKS[name].title for name in names])
+    for title, variant in (("source only", "source-only"), ("AdaBN", "adabn")):
+        cells = [_mean_and_deviation([group.baselines[variant] for group in groups[name]]) for name in names]
+        lines.append(_row(title, cells))
+    for variant, lambda_ in product(VARIANTS, LAMBDAS):
+        cells = [_mean_and_deviation(_of_setting(summary[name], variant, lambda_)) for name in names]
+        lines.append(_row(f"AutoDIAL, {variant}, lambda {lambda_}", cells))
+    rows: dict[str, Callable[[Group], float]] = {
+        f"handed over by select ({criterion})": lambda group: group.chosen[criterion],
+        "the average of all 16": lambda group: group.ensemble,
+        "the best of 16": lambda group: group.oracle,
+    }
+    for title, value in rows.items():
+        lines.append(_row(title, [_mean_and_deviation(list(map(value, groups[name]))) for name in names]))
+    lines.append(_row("groups", [str(len(groups[name])) for name in names]))
+    return "\n".join(lines)
+
+
+def _of_setting(groups: Mapping[str, Any], variant: str, lambda_: float) -> list[float]:
+    """Accuracies in %, with whole statistics, of all a setting's runs that did not fail."""
+    runs = [run for record in groups.values() for run in record["runs"]]
+    return [100 * r["whole"] for r in runs if (r["variant"], r["lambda"]) == (variant, lambda_) and "whole" in r]
+
+
 def checks(summary: Mapping[str, Any], criterion: str) -> str:
     """A column per task: how the run handed over and the ensemble compare with a group's runs and with AdaBN."""
     names = [name for name in TASKS if name in summary]
@@ -518,10 +549,7 @@ def settings(summary: Mapping[str, Any]) -> str:
     for lambda_, variant in product(LAMBDAS, VARIANTS):
         cells = []
         for name in names:
-            runs = [run for record in summary[name].values() for run in record["runs"]]
-            found = [
-                100 * r["whole"] for r in runs if (r["variant"], r["lambda"]) == (variant, lambda_) and "whole" in r
-            ]
+            found = _of_setting(summary[name], variant, lambda_)
             cells.append(f"{_mean_and_range(found)}, ± {stdev(found):.1f}")
         lines.append(_row(f"{variant}, lambda {lambda_}", cells))
     for lambda_ in LAMBDAS:
@@ -556,6 +584,10 @@ def _mean_and_range(values: Sequence[float]) -> str:
     return f"{mean(values):.1f} ({min(values):.1f} to {max(values):.1f})" if len(values) > 1 else f"{values[0]:.1f}"
 
 
+def _mean_and_deviation(values: Sequence[float]) -> str:
+    return f"{mean(values):.1f} ± {stdev(values):.1f}" if len(values) > 1 else f"{values[0]:.1f}"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
@@ -579,7 +611,8 @@ def main() -> None:
     for statistics in STATISTICS:
         print(f"Regret in points, mean (worst) over the groups, {statistics} statistics:\n")
         print(regrets(summary, statistics), end="\n\n")
-    print(accuracies(summary, DEFAULT), checks(summary, DEFAULT), settings(summary), cost(summary), sep="\n\n")
+    tables = (accuracies(summary, DEFAULT), checks(summary, DEFAULT), settings(summary), overview(summary, DEFAULT))
+    print(*tables, cost(summary), sep="\n\n")
 
 
 if __name__ == "__main__":

@@ -7,10 +7,12 @@ import json
 import platform
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
+from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 
@@ -57,6 +59,28 @@ def side_by_side(
     return times
 
 
+@contextmanager
+def tf32(allowed: bool) -> Iterator[None]:
+    """Whether products and convolutions of float32 may run in TF32 on a GPU; `autodial` itself never allows it."""
+    for kind in (torch.backends.cuda.matmul, torch.backends.cudnn):
+        kind.allow_tf32 = allowed
+    try:
+        yield
+    finally:
+        for kind in (torch.backends.cuda.matmul, torch.backends.cudnn):
+            kind.allow_tf32 = False
+
+
+def busy_seconds(run: Callable[[], object], device: torch.device) -> float:
+    """Seconds that a GPU's kernels and copies take in a call, without the gaps in which it waits for the program."""
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiled:
+        run()
+        torch.cuda.synchronize(device)
+    # the CPU's rows hold the times of the kernels that they start once more
+    events = [event for event in profiled.key_averages() if event.device_type == DeviceType.CUDA]
+    return sum(event.self_device_time_total for event in events if not event.is_user_annotation) / 1e6
+
+
 def peak_bytes(run: Callable[[], object], device: torch.device) -> int:
     """The most memory that tensors took at once in a call, beyond what they took before it."""
     gc.collect()
@@ -65,6 +89,7 @@ def peak_bytes(run: Callable[[], object], device: torch.device) -> int:
         before = torch.cuda.memory_allocated(device)
         torch.cuda.reset_peak_memory_stats(device)
         run()
+        torch.cuda.synchronize(device)
         return torch.cuda.max_memory_allocated(device) - before
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
         run()

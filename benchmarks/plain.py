@@ -1,8 +1,9 @@
-"""Domain alignment as a few lines of torch that autograd differentiates, which the layer is timed against."""
+"""What the domain alignment layer is timed against: itself as autograd differentiates it, and batch normalization."""
 
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from autodial.layers import DomainAlignment
@@ -29,3 +30,11 @@ class PlainAlignment(DomainAlignment):
         mean, var = (torch.stack(moments).detach() for moments in zip(*mixed, strict=True))
         self._store(mean, var, x.numel() // self.num_features)
         return torch.cat(normalized)
+
+
+class BatchNormalization(DomainAlignment):
+    """torch's batch normalization of both domains together, in the layer's place: (N, C, ...) -> the same shape."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        momentum = 1 - self.moving_average_fraction
+        return F.batch_norm(x, self.mean[0], self.variance[0], training=True, momentum=momentum, eps=self.eps)

@@ -3,7 +3,8 @@
     python benchmarks/ranks.py [NET.prototxt] [--ranks N] [--device cpu|cuda] [--rounds R] [--steps S] [--quick]
 
 Each round runs one process, on one CPU thread and on as many threads as there are to be processes, then N processes of
-one thread each (on GPUs: one process, then N) on the net's own batch, which they share out, of random images. A step
+one thread each (on GPUs: one process, then N) on the net's own batch, which they share out, of random images; once
+with sums of gradients that begin in the backward pass, as in `train`, and once with all of them at its end. A step
 is forward, backward, the sums over the processes and the update, in the TRAIN phase of the shipped AlexNet, or of NET.
 `--quick` takes a tiny net and two steps, and its numbers mean nothing.
 """
@@ -18,6 +19,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 from measuring import describe
@@ -37,9 +39,8 @@ from autodial.training.data_parallel import DataParallel
 from autodial.training.update import SGD
 
 
-def measure(path: Path, steps: int, kind: str) -> float:
-    """Images per second of this process and those that it trains with: of the median step after two others."""
-    ranks = Ranks.join()
+def speed(path: Path, steps: int, kind: str, ranks: Ranks | None, *, overlap: bool = True) -> float:
+    """Images per second of this process and the ranks that it trains with: of the median step after two others."""
     device = choose_device(kind, index=0 if ranks is None else ranks.local_rank)
     message, _ = replace_missing_data(filter_net(read_net(path), pb.TRAIN), None)
     net = Net(message, pb.TRAIN).to(device)
@@ -55,6 +56,8 @@ def measure(path: Path, steps: int, kind: str) -> float:
     for step in range(steps + 2):
         started = time.perf_counter()
         net.zero_grad(set_to_none=True)
+        if parallel is not None and overlap:
+            parallel.begin_last_pass()
         loss = net.loss(net(inputs))
         loss.backward()  # type: ignore[no-untyped-call]
         if parallel is not None:
@@ -63,7 +66,6 @@ def measure(path: Path, steps: int, kind: str) -> float:
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         seconds.append(time.perf_counter() - started)
-    Ranks.leave()
     return images / statistics.median(seconds[2:])
 
 
@@ -73,12 +75,13 @@ def random_rows(net: Net, name: str) -> Tensor:
     return torch.randn(shape) * 50 if len(shape) > 1 else torch.randint(2, shape).float()
 
 
-def run(arguments: argparse.Namespace, processes: int, threads: int) -> float:
+def run(arguments: argparse.Namespace, processes: int, threads: int, sums_at_end: bool = False) -> float:
     """Images per second of that many processes."""
     with tempfile.TemporaryDirectory() as folder:
         result = Path(folder) / "result"
         launch = ["-m", "torch.distributed.run", "--nproc-per-node", str(processes)] if processes > 1 else []
         options = ["--device", arguments.device, "--steps", str(arguments.steps), "--result", str(result)]
+        options += ["--sums-at-end"] if sums_at_end else []
         command = [sys.executable, *launch, __file__, str(arguments.net), *options]
         environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
         subprocess.run(command, check=True, env=environment)
@@ -93,26 +96,31 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=5, help="whose median counts")
     parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--result", type=Path, help=argparse.SUPPRESS)  # a process of a round writes its number there
+    # what a process of a round is told: how to sum, and where to write its number
+    parser.add_argument("--sums-at-end", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--result", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.result is not None:
-        speed = measure(arguments.net, arguments.steps, arguments.device)
+        ranks, beside = Ranks.join(), not arguments.sums_at_end
+        reached = speed(arguments.net, arguments.steps, arguments.device, ranks, overlap=beside)
+        Ranks.leave()
         if os.environ.get("RANK", "0") == "0":
-            arguments.result.write_text(str(speed))
+            arguments.result.write_text(str(reached))
         return
     if arguments.quick:
         arguments.net, arguments.rounds, arguments.steps = shipped_net("digits"), 1, 2
     count = arguments.ranks
-    kinds = {"1 process, 1 thread": (1, 1)}
+    kinds: dict[str, tuple[Any, ...]] = {"1 process, 1 thread": (1, 1)}
     if arguments.device == "cpu" and not arguments.quick:
         kinds[f"1 process, {count} threads"] = (1, count)
     kinds[f"{count} processes, 1 thread each"] = (count, 1)
+    kinds["the same, sums at the end"] = (count, 1, True)
     rounds = [{kind: run(arguments, *numbers) for kind, numbers in kinds.items()} for _ in range(arguments.rounds)]
     print(f"{arguments.net}, {available_cpus()} CPUs, {describe(torch.device(arguments.device))}")
     first = next(iter(kinds))
     for kind in kinds:
-        speeds = [speed[kind] for speed in rounds]
-        ratios = sorted(speed[kind] / speed[first] for speed in rounds)
+        speeds = [each[kind] for each in rounds]
+        ratios = sorted(each[kind] / each[first] for each in rounds)
         print(
             f"{kind:<26} {statistics.median(speeds):8.1f} images/s ({min(speeds):.1f} to {max(speeds):.1f}), "
             f"{statistics.median(ratios):.2f} times the first ({ratios[0]:.2f} to {ratios[-1]:.2f})"

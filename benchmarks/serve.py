@@ -2,11 +2,13 @@
 
     python benchmarks/serve.py [--model target_predictor.onnx ...] [--connections 1 8 64] [--seconds 5] [--repeats 3]
 
-Each request is one generated JPEG of 256 x 256 pixels, sent as curl --data-binary sends it, over connections that are
-kept. Client and service share the machine. For each model the benchmark takes, in turn and `--repeats` times,
+Each request is one generated JPEG of 256 x 256 pixels, over connections that are kept. It is sent as curl --data-binary
+sends it; LitServe, which takes no such bodies, gets it as from curl -F. Client and service share the machine. For each
+model the benchmark takes, in turn and `--repeats` times,
 
 - predict: `autodial predict` on the files, in images/s;
-- serve: `autodial serve`, in images/s, with the latencies that half and 99 % of the requests keep within, in ms;
+- serve: `autodial serve`, in images/s, with the latencies that half and 99 % of the requests keep within, in ms, and
+  the CPU time that it takes, in all and of the one thread that reads and answers requests (Linux);
 - fastapi: a route that calls `Predictor.predict` for each request (pip install fastapi);
 - litserve: LitServe with batches of 32 (pip install litserve).
 
@@ -34,6 +36,7 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
+from urllib.request import urlopen
 
 from predict_folder import write_averaging_model, write_images
 
@@ -61,14 +64,13 @@ uvicorn.run(app, port=int(sys.argv[2]), log_level="error")
 LITSERVE = """
 import sys
 import litserve
-from fastapi import Request, Response
 from autodial.deploy import Predictor
 
 class Labels(litserve.LitAPI):
     def setup(self, device):
         self.predictor = Predictor(sys.argv[1])
-    async def decode_request(self, request: Request):
-        return await request.body()
+    def decode_request(self, request):
+        return request["image"].file.read()
     def batch(self, inputs):
         return inputs
     def predict(self, images):
@@ -121,9 +123,9 @@ async def _load(port: int, requests: list[bytes], connections: int, seconds: flo
     return Rate(len(taken) / elapsed, 1000 * taken[len(taken) // 2], 1000 * taken[int(len(taken) * 0.99)])
 
 
-def clients(port: int, path: str, folder: Path, connections: int, seconds: float) -> Rate:
+def clients(port: int, path: str, form: bool, folder: Path, connections: int, seconds: float) -> Rate:
     """The rate of a service, by clients in a process of their own."""
-    arguments = [str(port), path, str(folder), str(connections), str(seconds)]
+    arguments = [str(port), path, "form" if form else "body", str(folder), str(connections), str(seconds)]
     command = [sys.executable, __file__, "--clients", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
@@ -131,20 +133,25 @@ def clients(port: int, path: str, folder: Path, connections: int, seconds: float
     return Rate(*json.loads(done.stdout))
 
 
-def be_clients(port: str, path: str, folder: str, connections: str, seconds: str) -> None:
+def be_clients(port: str, path: str, form: str, folder: str, connections: str, seconds: str) -> None:
     """What that process does."""
     requests = []
     for file in sorted(Path(folder).iterdir())[:200]:
         data = file.read_bytes()
-        head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(data)}\r\n\r\n"
+        kind = ""
+        if form == "form":
+            kind = "Content-Type: multipart/form-data; boundary=---benchmark\r\n"
+            part = b'-----benchmark\r\nContent-Disposition: form-data; name="image"; filename="a.jpg"\r\n\r\n'
+            data = part + data + b"\r\n-----benchmark--\r\n"
+        head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\n{kind}Content-Length: {len(data)}\r\n\r\n"
         requests.append(head.encode() + data)
     asyncio.run(_load(int(port), requests, int(connections), 0.5))
     print(json.dumps(asyncio.run(_load(int(port), requests, int(connections), float(seconds)))))
 
 
 @contextlib.contextmanager
-def running(command: list[str], port: int) -> Iterator[None]:
-    """A service in a process of its own, once it listens."""
+def running(command: list[str], port: int) -> Iterator[int]:
+    """A service in a process of its own, by its id, once it listens."""
     with subprocess.Popen(
         command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True
     ) as process:
@@ -159,10 +166,24 @@ def running(command: list[str], port: int) -> Iterator[None]:
                         assert process.stderr is not None
                         raise SystemExit(f"{command[:4]} doesn't listen: {process.stderr.read()[-2000:]!r}") from None
                     time.sleep(0.1)
-            yield
+            yield process.pid
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
+
+
+def spent(service: int, port: int) -> tuple[float, float, float]:
+    """Images that a service has labelled, and seconds of CPU time of all its threads and of the first.
+
+    The first one reads and answers all requests, and has one CPU at most, however many there are.
+    """
+    with urlopen(f"http://127.0.0.1:{port}/v2/models/m/stats") as answer:
+        images = json.load(answer)["model_stats"][0]["inference_count"]
+    seconds = []
+    for path in (Path(f"/proc/{service}/stat"), Path(f"/proc/{service}/task/{service}/stat")):
+        user, system = path.read_text().rpartition(")")[2].split()[11:13]
+        seconds.append((int(user) + int(system)) / os.sysconf("SC_CLK_TCK"))
+    return images, *seconds
 
 
 def free_port() -> int:
@@ -174,6 +195,7 @@ def free_port() -> int:
 def measure(model: Path, folder: Path, options: argparse.Namespace) -> None:
     files = sorted(folder.iterdir())
     found: dict[tuple[str, int], list[Rate]] = {}
+    costs: dict[int, list[list[float]]] = {}
     predicted: list[float] = []
     for _ in range(options.repeats):
         predicted.append(predict_folder(model, [folder], folder.parent / "out.csv").images_per_second)
@@ -186,14 +208,21 @@ def measure(model: Path, folder: Path, options: argparse.Namespace) -> None:
                 path, script = "/", folder.parent / f"{name}_service.py"
                 script.write_text(OTHERS[name])
                 command = [sys.executable, str(script), str(model), str(port)]
-            with running(command, port):
+            with running(command, port) as service:
                 for connections in options.connections:
-                    rate = clients(port, path, folder, connections, options.seconds)
+                    before = spent(service, port) if name == "serve" else None
+                    rate = clients(port, path, name == "litserve", folder, connections, options.seconds)
                     found.setdefault((name, connections), []).append(rate)
+                    if before is not None:
+                        images, *cpu = (b - a for a, b in zip(before, spent(service, port), strict=True))
+                        costs.setdefault(connections, []).append([1000 * seconds / images for seconds in cpu])
     print(f"  predict             {_spread(predicted):>24} images/s")
     for (name, connections), rates in found.items():
         images, median, slow = (_spread([rate[i] for rate in rates], digits) for i, digits in enumerate((0, 1, 1)))
         print(f"  {name:9} {connections:3} conn. {images:>26} images/s   50 % {median} ms   99 % {slow} ms", flush=True)
+    for connections, rows in costs.items():
+        whole, first = (_spread(list(column), 2) for column in zip(*rows, strict=True))
+        print(f"  serve     {connections:3} conn. {whole} ms of CPU time an image, {first} of them in its first thread")
     predictor, contents = Predictor(model), [file.read_bytes() for file in files[:100]]
     seconds = []
     for data in [*contents[:10], *contents]:

@@ -11,6 +11,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from autodial.converters.card import TestScores, TrainedNet, write_card
     from autodial.converters.destinations.triton import TritonModel
     from autodial.converters.net_convert import ConvertReport, convert
     from autodial.converters.torch_export import export_module
@@ -26,6 +27,8 @@ __all__ = [
     "CaffeNet",
     "ConvertReport",
     "ExportReport",
+    "TestScores",
+    "TrainedNet",
     "TritonModel",
     "convert",
     "convert_batchnorm",
@@ -33,6 +36,7 @@ __all__ = [
     "parameter_groups",
     "recalibrate",
     "to_caffe",
+    "write_card",
 ]
 
 _HOME = {
@@ -42,6 +46,8 @@ _HOME = {
     "CaffeNet": "torch_to_caffe",
     "ConvertReport": "net_convert",
     "ExportReport": "verification",
+    "TestScores": "card",
+    "TrainedNet": "card",
     "TritonModel": "destinations.triton",
     "convert": "net_convert",
     "convert_batchnorm": "torch_modules",
@@ -49,6 +55,7 @@ _HOME = {
     "parameter_groups": "torch_modules",
     "to_caffe": "torch_to_caffe",
     "recalibrate": "torch_recalibrate",
+    "write_card": "card",
 }
 
 

@@ -16,6 +16,7 @@ import torch
 from autodial.converters.classification import Classification, read_classification
 from autodial.converters.dial_layers import Body, carry_weights, choose_layers
 from autodial.converters.domain_data import DomainData, read_domain_data
+from autodial.converters.split_bn import split_bn, split_weights
 from autodial.errors import InputError, WorkError
 from autodial.layers import layer_class
 from autodial.net.net import Net
@@ -102,6 +103,7 @@ def dialize(
     - A BatchNorm layer becomes a Dial layer NAME-dial with the same eps. Both domains start from the statistics in
       `weights`, divided by their normalizer, with a normalizer of 1. A Scale or Bias behind it stays. No layer keeps
       the old name, so training can also start from the original's weights; statistics then start with the training.
+    - A BN layer of SegNet, PSPNet or temporal segment networks counts as a BatchNorm and a Scale layer, NAME-scale.
     - A Dial and a Scale layer, NAME-dial and NAME-scale, are inserted behind each layer that `after` chooses.
     - Data layers and losses are replaced. In TRAIN, a batch holds the source's samples first; SoftmaxWithLoss reads
       the source's logits, EntropyLoss the target's. Auxiliary classifiers, in TRAIN alone, keep their losses on the
@@ -140,6 +142,8 @@ def dialize(
     for layer in net.layer:
         if layer.type == "Dial":
             raise InputError(f'layer "{layer.name}" is a Dial layer already, so the net is an AutoDIAL net')
+    weights = None if weights is None else split_weights(net, weights)
+    net, _ = split_bn(net, {})
     parts = read_classification(net, logits)
     unknown = _unknown(net, parts)
     data = read_domain_data(net, parts, weights, size=size, transform=transform, base_dir=base_dir)

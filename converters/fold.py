@@ -19,13 +19,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from autodial.converters.split_bn import split_bn
 from autodial.errors import InputError
+from autodial.netparam.bn import read_bn
 from autodial.netparam.graph import Graph, Node
 from autodial.proto import messages as pb
 
 Blobs = dict[str, list[NDArray[np.floating[Any]]]]
-
-_DOMAIN_ROWS = {"source": 0, "target": 1}
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ def fold(
     outputs: Sequence[str],
     keep_affine: bool = False,
 ) -> Folded:
-    """Replace each Dial and BatchNorm layer by an affine, compose it with Scale layers, merge it where that is exact.
+    """Replace each Dial, BatchNorm and BN layer by an affine, compose it with Scale layers, merge it where it is exact.
 
     An affine merges into the Convolution or InnerProduct that makes its bottom if no other layer reads that blob, the
     blob is no output, the affine's axis is the output channels, and neither layer shares parameters with others.
@@ -79,6 +79,9 @@ def fold(
         InputError: a Dial or BatchNorm layer (named) uses batch statistics, has blobs missing, never stored its
             statistics, or holds a variance that is negative or not a number.
     """
+    for layer in net.layer:
+        check_frozen(layer)
+    net, blobs = split_bn(net, blobs)
     graph = Graph(net.layer)
     ends: list[int] = []
     for name in outputs:
@@ -89,7 +92,6 @@ def fold(
     names = [node.param.name for node in graph.nodes]
     work: Blobs = {name: [np.asarray(blob) for blob in blobs.get(name, ())] for name in names}
     for node in graph.nodes:
-        check_frozen(node.param)
         if node.param.type in ("Convolution", "InnerProduct") and not work[node.param.name]:
             raise InputError(f'layer "{node.param.name}" ({node.param.type}) has no blobs in the weights')
     for node in [node for node in graph.nodes if node.param.type == "Dropout"]:
@@ -127,7 +129,16 @@ def fold(
 
 
 def check_frozen(layer: pb.LayerParameter) -> None:
-    """Raise InputError, naming the layer, if a Dial or BatchNorm uses batch statistics or a Dropout drops values."""
+    """Raise InputError, naming the layer, if it normalizes with the statistics of the batch or drops values."""
+    if layer.type == "BN":
+        phase = layer.phase if layer.HasField("phase") else pb.TEST
+        if read_bn(layer.bn_param).uses[phase] == "batch":
+            raise InputError(
+                f'layer "{layer.name}" (BN) normalizes with the statistics of the batch, so its output depends on the '
+                "other images of the batch and it can't be folded: in TEST, state bn_mode: INFERENCE for SegNet's "
+                "version, with weights made for it, or moving_average: true"
+            )
+        return
     by_type: dict[str, pb.DialParameter | pb.BatchNormParameter] = {
         "Dial": layer.dial_param,
         "BatchNorm": layer.batch_norm_param,
@@ -169,7 +180,13 @@ def _freeze(layer: pb.LayerParameter, blobs: Blobs) -> str | None:
     if layer.type == "Dial":
         domain = "source" if layer.dial_param.test_stats == pb.DialParameter.SOURCE else "target"
         _, means, variances, normalizer = stored
-        mean, variance = means[_DOMAIN_ROWS[domain]], variances[_DOMAIN_ROWS[domain]]
+        if domain == "source" and len(means) > 2:
+            raise InputError(
+                f"{where} has statistics of {len(means) - 1} sources, and a file has those of one domain: take the "
+                "target's"
+            )
+        row = 0 if domain == "source" else -1
+        mean, variance = means[row], variances[row]
     else:
         mean, variance, normalizer = stored
     total = normalizer.item()

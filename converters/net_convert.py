@@ -32,7 +32,7 @@ from autodial.converters.runtime import cpu_session
 from autodial.converters.verification import TOLERANCE
 from autodial.errors import InputError, WorkError
 from autodial.layers import BatchNorm, DomainAlignment, Shape, layer_class
-from autodial.net.net import Net
+from autodial.net.net import OTHERS, Net
 from autodial.netparam.graph import Graph
 from autodial.netparam.net_state import filter_net
 from autodial.proto import LayerWeights, Weights
@@ -217,7 +217,7 @@ def _outputs(graph: Graph, names: Sequence[str] | None) -> dict[str, int]:
 def _load(net: Net, weights: Weights | None) -> list[str]:
     """Load weights; the names of layers that they lack. Missing statistics become a mean of 0 and a variance of 1."""
     if weights is not None:
-        missing = net.load_weights(weights)
+        missing = net.load_weights(weights, advice=OTHERS)
     else:
         missing = [name for name in net.layer_names if net.layer(name).blobs]
     with torch.no_grad():
@@ -255,7 +255,7 @@ def _cases(
         return [fed.shapes], [fed.shapes] * 2, []
     batches = [fed.batched(batch) for batch in _BATCHES]
     problem = next((why for shapes in batches if (why := takes(net, shapes)) is not None), None)
-    notes = [] if problem is None else [f"the file takes the net's own batch alone, as {problem}"]
+    notes = [] if problem is None else [f"the file takes the net's own number of rows alone. With another, {problem}"]
     cases = [fed.shapes] if problem is not None else batches
     if dynamic == "batch":
         return cases, cases[:2] if len(cases) > 1 else cases * 2, notes

@@ -47,7 +47,7 @@ def to_int8(model: onnx.ModelProto, batches: Iterable[NDArray[Any]]) -> onnx.Mod
     excluded += [node.name for node in model.graph.node if node.op_type in _WEIGHTED and node.input[0] in squares]
     with tempfile.TemporaryDirectory() as folder:
         shaped, quantized = Path(folder) / "shaped.onnx", Path(folder) / "quantized.onnx"
-        plain = Path(folder) / "plain.onnx"  # ONNX Runtime 1.21 takes no model in memory
+        plain = Path(folder) / "plain.onnx"  # without symbolic shapes, ONNX Runtime 1.23 reads files alone
         onnx.save(model, plain)
         quant_pre_process(plain, shaped, skip_optimization=True, skip_symbolic_shape=True)
         # It computes scales of all values, even of -inf padding, whose scales it does not use.

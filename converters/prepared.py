@@ -16,7 +16,7 @@ from autodial.converters.verification import BATCHES, TOLERANCE, Comparison, Exp
 from autodial.data.image_statistics import Reference
 from autodial.errors import InputError
 from autodial.model_file import Domain
-from autodial.net.net import Net
+from autodial.net.net import OTHERS, Net
 from autodial.proto import Weights
 
 LARGEST = 2**31 - 2**20
@@ -132,7 +132,7 @@ def check_size(sizes: Mapping[str, int], limit: str) -> None:
 
 def load(net: Net, weights: Weights) -> None:
     """Load weights; InputError if they lack a layer with parameters."""
-    missing = net.load_weights(weights)
+    missing = net.load_weights(weights, advice=OTHERS)
     if missing:
         raise InputError(
             f"the weights hold nothing for {'layer' if len(missing) == 1 else 'layers'} {', '.join(missing)}: "

@@ -62,7 +62,7 @@ class TrainingImages:
         if domains is None:
             raise InputError("the net has no TRAIN phase that joins a source and a target")
         layer = pb.LayerParameter()
-        layer.CopyFrom(domains[0 if statistics == "source" else 1].layer)
+        layer.CopyFrom((domains.sources[0] if statistics == "source" else domains.target).layer)
         if layer.type != "ImageData":
             raise InputError(f'layer "{layer.name}" ({layer.type}) reads no list of image files')
         # Only the list is needed: with a stated size, the layer opens no image.

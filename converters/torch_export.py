@@ -191,6 +191,12 @@ def _choose_statistics(module: nn.Module, domain: Domain) -> None:
         raise InputError(
             f"{type(module).__name__} has no DomainAlignment layer, so no {domain} statistics: leave out `domain`"
         )
+    several = max(layer.sources for layer in layers)
+    if domain == "source" and several > 1:
+        raise InputError(
+            f"{type(module).__name__} has statistics of {several} sources, and a file has those of one domain: leave "
+            "out `domain`"
+        )
     for layer in layers:
         layer.test_stats = domain
 
@@ -207,7 +213,7 @@ def _statistics(module: nn.Module) -> str | None:
                     f'layer "{name}" ({type(layer).__name__}): no statistics were ever stored (its normalizer is 0): '
                     "train the module first"
                 )
-            domains.add(layer.test_stats)
+            domains.add(layer.test_stats.partition(" ")[0])
             mean, variance = layer.stored()
         elif is_batch_norm(layer) or isinstance(layer, _InstanceNorm):
             if layer.running_mean is None or layer.running_var is None:

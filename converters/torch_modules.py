@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from itertools import chain
+from itertools import accumulate, chain, pairwise
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -31,6 +31,7 @@ from torch.utils import _pytree as pytree
 from autodial.errors import InputError
 from autodial.layers import DomainAlignment, pairs
 from autodial.layers.pairs import Pair
+from autodial.wording import counted
 
 if TYPE_CHECKING:
     from typing import TypeGuard
@@ -75,11 +76,11 @@ _SAME_FOR_BOTH = (type(None), bool, int, float, str)
 
 
 class AlignedBatchNorm(DomainAlignment):
-    """Batch normalization of two domains: a DomainAlignment layer, times `weight`, plus `bias`, per channel.
+    """Batch normalization of domains: a DomainAlignment layer, times `weight`, plus `bias`, per channel.
 
     `convert_batchnorm` replaces BatchNorm by this layer. In training mode a batch holds the source's samples
     first and the target's behind them, and normalizes each with statistics mixed by alpha (paper, section 3.1); in
-    eval mode it is a BatchNorm with the stored statistics of one domain, the target's unless `test_stats` is "source".
+    eval mode it is a BatchNorm with the stored statistics of one domain, the target's unless `test_stats` says another.
 
     Input and output: (N, C, ...) float tensors.
 
@@ -87,7 +88,7 @@ class AlignedBatchNorm(DomainAlignment):
         num_features: C.
         affine: whether there are a weight, which starts at 1, and a bias, which starts at 0.
         track_running_stats: False: normalize with the batch's own statistics in eval mode, as torch's BatchNorm does.
-        slice_point, eps, moving_average_fraction: as DomainAlignment's.
+        slice_point, sources, eps, moving_average_fraction: as DomainAlignment's.
 
     State: DomainAlignment's, and `weight` and `bias` (C,), None if not `affine`.
 
@@ -105,11 +106,16 @@ class AlignedBatchNorm(DomainAlignment):
         affine: bool = True,
         track_running_stats: bool = True,
         slice_point: int | None = None,
+        sources: int = 1,
         eps: float = 1e-5,
         moving_average_fraction: float = 0.9,
     ) -> None:
         super().__init__(
-            num_features, slice_point=slice_point, eps=eps, moving_average_fraction=moving_average_fraction
+            num_features,
+            slice_point=slice_point,
+            sources=sources,
+            eps=eps,
+            moving_average_fraction=moving_average_fraction,
         )
         self.track_running_stats = track_running_stats
         self.statistics_of_pairs = _STATISTICS_OF_PAIRS
@@ -117,13 +123,14 @@ class AlignedBatchNorm(DomainAlignment):
         self.bias = nn.Parameter(torch.zeros(num_features)) if affine else None
 
     @classmethod
-    def from_batch_norm(cls, norm: _BatchNorm, slice_point: int | None = None) -> Self:
+    def from_batch_norm(cls, norm: _BatchNorm, slice_point: int | None = None, sources: int = 1) -> Self:
         """The layer that takes over from a torch BatchNorm, with its weight and bias themselves and its statistics."""
         layer = cls(
             norm.num_features,
             affine=norm.affine,
             track_running_stats=norm.track_running_stats,
             slice_point=slice_point,
+            sources=sources,
             eps=norm.eps,
             # torch keeps 1 - momentum of what it had; without a momentum it averages over all batches
             moving_average_fraction=1.0 if norm.momentum is None else 1 - norm.momentum,
@@ -168,8 +175,8 @@ class AlignedBatchNormAct(AlignedBatchNorm):
         self.act: nn.Module = nn.Identity()
 
     @classmethod
-    def from_batch_norm(cls, norm: _BatchNorm, slice_point: int | None = None) -> Self:
-        layer = super().from_batch_norm(norm, slice_point)
+    def from_batch_norm(cls, norm: _BatchNorm, slice_point: int | None = None, sources: int = 1) -> Self:
+        layer = super().from_batch_norm(norm, slice_point, sources)
         layer.drop, layer.act = norm.get_submodule("drop"), norm.get_submodule("act")
         return layer
 
@@ -178,12 +185,12 @@ class AlignedBatchNormAct(AlignedBatchNorm):
         return y
 
 
-def convert_batchnorm(module: nn.Module, *, slice_point: int | None = None) -> nn.Module:
+def convert_batchnorm(module: nn.Module, *, slice_point: int | None = None, sources: int = 1) -> nn.Module:
     """Put an AlignedBatchNorm in the place of every BatchNorm1d, 2d, 3d and SyncBatchNorm of a module, in place.
 
     Weights and biases stay the same Parameters, so that an optimizer of the module goes on working; it learns alphas
     if it is made after the conversion. An alpha starts at 1, and is learned unless its layer's weight and bias are
-    frozen. In eval mode the result gives what the module gave. Stored statistics become those of both domains and
+    frozen. In eval mode the result gives what the module gave. Stored statistics become those of every domain and
     weigh as much as one batch of the training to come (normalizer 1). torch's momentum is 1 - moving_average_fraction,
     and its momentum None, an average over all batches, is a fraction of 1. A BatchNorm's `running_var` is of unbiased
     variances, a factor of m / (m - 1) for batches of m values per channel; new ones get it, too, with m the values of
@@ -200,6 +207,7 @@ def convert_batchnorm(module: nn.Module, *, slice_point: int | None = None) -> n
         module: any module; `copy.deepcopy(module)` before, to keep it as it is.
         slice_point: number of source samples at the head of each training batch; None: half of the batch, rounded
             down. Not needed in an `AutoDIAL`, which says it for each pair.
+        sources: number of sources, each of which gets statistics of its own.
 
     Returns:
         the module; where it is a BatchNorm itself, what stands for it.
@@ -228,7 +236,7 @@ def convert_batchnorm(module: nn.Module, *, slice_point: int | None = None) -> n
     for name, norm in found:
         if norm not in made:
             kind = AlignedBatchNorm if _is_plain(norm) else AlignedBatchNormAct
-            made[norm] = kind.from_batch_norm(norm, slice_point)
+            made[norm] = kind.from_batch_norm(norm, slice_point, sources)
         if name:
             module.set_submodule(name, made[norm])
         else:
@@ -315,6 +323,10 @@ class AutoDIAL(nn.Module):
     target's output). Sizes may differ, and change from batch to batch. In eval mode, `net(x)` is the module itself:
     domains go one at a time, normalized by the stored statistics (the target's; a layer's `test_stats` says which).
 
+    `net([images_a, images_b], target)` takes several sources, in the order that the layers keep statistics for
+    (`convert_batchnorm(module, sources=2)`), and returns ([output of a, output of b], target's output). The list holds
+    a batch of each source, and each batch has the target's structure.
+
     `source` and `target` are what the module takes: a tensor, or dicts, lists, tuples of tensors of one structure, in
     any depth, with samples along the first axis. So is the output; a number, a tensor without axes or None in it goes
     to both. The samples must stay along the first axis at every DomainAlignment layer.
@@ -332,8 +344,8 @@ class AutoDIAL(nn.Module):
 
     Raises:
         InputError: at construction, a module without DomainAlignment layers; at a forward pass, a source without
-            target in training mode or with one in eval mode, domains that do not fit each other, or an output that
-            can't be taken apart.
+            target in training mode or with one in eval mode, domains that do not fit each other, another number of
+            sources than the layers have statistics of, or an output that can't be taken apart.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -353,15 +365,22 @@ class AutoDIAL(nn.Module):
             return self.module(source)
         if target is None:
             raise InputError("training mode needs both domains: net(source, target)")
-        batch, pair = _join(source, target)
+        several = _are_several(source, target)
+        batch, pair = _join([*source, target] if several else [source, target])
         for layer in self.module.modules():
             if isinstance(layer, DomainAlignment):
+                if layer.sources != len(pair) - 1:
+                    raise InputError(
+                        f"the module's layers have statistics of {counted(layer.sources, 'source')}, and there are "
+                        f"{len(pair) - 1}: convert_batchnorm(module, sources={len(pair) - 1}) makes layers for them"
+                    )
                 layer.paired = True
                 layer.clip_alpha()
         with pairs.running(pair):
             output = self.module(batch)
         pairs.leave(pair, _tensors(output), _tensors(batch))
-        return _part(output, pair)
+        *sources, of_target = _part(output, pair)
+        return sources if several else sources[0], of_target
 
 
 def parameter_groups(module: nn.Module) -> list[dict[str, Any]]:
@@ -387,32 +406,47 @@ def parameter_groups(module: nn.Module) -> list[dict[str, Any]]:
     return [group for group in groups if group["params"]]
 
 
-def _join(source: Any, target: Any) -> tuple[Any, Pair]:
-    """The two domains' tensors joined in one tree, the source's samples first, and each domain's number of samples."""
-    leaves, structure = pytree.tree_flatten(source)
-    others, other_structure = pytree.tree_flatten(target)
-    if structure != other_structure:
-        raise InputError(f"source and target are not of the same structure: {structure} and {other_structure}")
-    sizes = Pair(_batch_size("source", leaves), _batch_size("target", others))
+def _are_several(source: Any, target: Any) -> bool:
+    """Whether `source` is a list of batches of the target's structure, and not itself such a batch."""
+    if type(source) not in (list, tuple) or not source:
+        return False
+    structure = pytree.tree_structure(target)
+    return pytree.tree_structure(source) != structure and all(
+        pytree.tree_structure(each) == structure for each in source
+    )
+
+
+def _join(batches: Sequence[Any]) -> tuple[Any, Pair]:
+    """The domains' tensors joined in one tree, the target's samples last, and each domain's number of samples."""
+    flat, structures = zip(*map(pytree.tree_flatten, batches), strict=True)
+    *sources, target = flat
+    if structures[0] != structures[-1]:
+        raise InputError(f"source and target are not of the same structure: {structures[0]} and {structures[-1]}")
+    sizes = (*(_batch_size("source", leaves) for leaves in sources), _batch_size("target", target))
     joined = []
-    for leaf, other in zip(leaves, others, strict=True):
-        if isinstance(leaf, Tensor) and isinstance(other, Tensor):
-            if leaf.shape[1:] != other.shape[1:]:
-                raise InputError(
-                    f"a source of {_shape(leaf.shape)} and a target of {_shape(other.shape)} can't be one batch: only "
-                    "the first axis may differ"
-                )
-            if (leaf.dtype, leaf.device) != (other.dtype, other.device):
-                raise InputError(
-                    f"a source of {leaf.dtype} on {leaf.device} and a target of {other.dtype} on {other.device} can't "
-                    "be one batch: bring them to one dtype and device"
-                )
-            joined.append(torch.cat((leaf, other)))
-        elif isinstance(leaf, Tensor) or isinstance(other, Tensor) or leaf != other:
-            raise InputError(f"source and target hold different non-tensor values: {leaf!r} and {other!r}")
-        else:
-            joined.append(leaf)
-    return pytree.tree_unflatten(joined, structure), sizes
+    for column in zip(*flat, strict=True):
+        *leaves, other = column
+        for leaf in leaves:
+            _check_joinable(leaf, other)
+        joined.append(torch.cat(column) if isinstance(other, Tensor) else other)
+    return pytree.tree_unflatten(joined, structures[-1]), sizes
+
+
+def _check_joinable(leaf: Any, other: Any) -> None:
+    """Raise InputError unless a source's part of a batch can stand beside the target's."""
+    if isinstance(leaf, Tensor) and isinstance(other, Tensor):
+        if leaf.shape[1:] != other.shape[1:]:
+            raise InputError(
+                f"a source of {_shape(leaf.shape)} and a target of {_shape(other.shape)} can't be one batch: only "
+                "the first axis may differ"
+            )
+        if (leaf.dtype, leaf.device) != (other.dtype, other.device):
+            raise InputError(
+                f"a source of {leaf.dtype} on {leaf.device} and a target of {other.dtype} on {other.device} can't "
+                "be one batch: bring them to one dtype and device"
+            )
+    elif isinstance(leaf, Tensor) or isinstance(other, Tensor) or leaf != other:
+        raise InputError(f"source and target hold different non-tensor values: {leaf!r} and {other!r}")
 
 
 def join_batches(batches: Sequence[Any]) -> Any:
@@ -450,10 +484,10 @@ def _batch_size(domain: str, leaves: list[Any]) -> int:
     return size
 
 
-def _part(output: Any, sizes: Pair) -> tuple[Any, Any]:
-    """Splits a tree of tensors with both domains' samples into one tree for each domain."""
+def _part(output: Any, sizes: Pair) -> list[Any]:
+    """Splits a tree of tensors with all domains' samples into one tree for each domain."""
     leaves, structure = pytree.tree_flatten(output)
-    halves: list[tuple[Any, Any]] = []
+    parts: list[Sequence[Any]] = []
     for leaf in leaves:
         if isinstance(leaf, Tensor) and leaf.dim():
             if len(leaf) != sum(sizes):
@@ -461,16 +495,16 @@ def _part(output: Any, sizes: Pair) -> tuple[Any, Any]:
                     f"the module returns a tensor of {_shape(leaf.shape)} for {sum(sizes)} samples: "
                     "source and target can't be separated; samples must be along the first axis"
                 )
-            halves.append((leaf[: sizes[0]], leaf[sizes[0] :]))
+            # not split, whose parts autograd lets nobody change in place
+            parts.append([leaf[start:end] for start, end in pairwise(accumulate(sizes, initial=0))])
         elif isinstance(leaf, (Tensor, *_SAME_FOR_BOTH)):
-            halves.append((leaf, leaf))
+            parts.append([leaf] * len(sizes))
         else:
             raise InputError(
                 f"the module returns a {type(leaf).__name__}, which can't be taken apart into source and target: "
                 "return tensors, or dicts, lists and tuples of them"
             )
-    source, target = ([half[domain] for half in halves] for domain in (0, 1))
-    return pytree.tree_unflatten(source, structure), pytree.tree_unflatten(target, structure)
+    return [pytree.tree_unflatten([part[domain] for part in parts], structure) for domain in range(len(sizes))]
 
 
 def _shape(shape: torch.Size) -> str:

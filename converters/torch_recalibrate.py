@@ -1,4 +1,4 @@
-"""Exact statistics for a torch module's alignment and batch normalization layers, over all images of two domains.
+"""Exact statistics for a torch module's alignment and batch normalization layers, over all images of its domains.
 
 The input of a layer depends on the statistics of the layers before it, so they are computed one layer after the other
 (paper, section 3.2), with the layers before it final. If the activations of all images fit in memory, all images run as
@@ -28,7 +28,7 @@ from autodial.errors import InputError, WorkError
 from autodial.evaluation.recalibrate import MEMORY, Recalibration
 from autodial.evaluation.statistics import LayerChange, Moments, check_without_source, store_statistics
 from autodial.layers import DomainAlignment
-from autodial.model_file import Domain
+from autodial.layers.dial import DomainName, domain_names
 
 _log = logging.getLogger(__name__)
 
@@ -53,7 +53,11 @@ class ModuleRecalibration(Recalibration):
 
 @torch.no_grad()
 def recalibrate(
-    net: nn.Module, source: Iterable[Any] | None, target: Iterable[Any], *, memory: int = MEMORY
+    net: nn.Module,
+    source: Iterable[Any] | Sequence[Iterable[Any]] | None,
+    target: Iterable[Any],
+    *,
+    memory: int = MEMORY,
 ) -> ModuleRecalibration:
     """Compute the statistics of a module's normalization layers exactly, over all images, with fixed weights.
 
@@ -63,7 +67,7 @@ def recalibrate(
 
     Per DomainAlignment layer, source and target get the mixed statistics of both domains (the formula is that of
     `autodial.evaluation.recalibrate.recalibrate`). A BatchNorm layer gets the mean and the biased variance of all
-    images of both domains. Afterwards stored statistics weigh as much as one batch of further training. Nothing else
+    images of all domains. Afterwards stored statistics weigh as much as one batch of further training. Nothing else
     changes, and nothing at all after an exception.
 
         averaged = torch.optim.swa_utils.AveragedModel(net)
@@ -75,7 +79,8 @@ def recalibrate(
             called with one argument. Its mode does not matter, and stays.
         source: batches of the source's images, such as a DataLoader. A list or tuple holds the images first, and maybe
             labels; anything else is the net's input. Use no random augmentation, and no drop_last. None: no images,
-            which requires that every alpha is 1; the source's statistics stay.
+            which requires that every alpha is 1; the source's statistics stay. For layers with statistics of several
+            sources, a list of such batches, one for each source.
         target: batches of the target's images, likewise.
         memory: bytes for the images and activations of one pass over everything; beyond that, there is one pass per
             layer, with the images kept if they fit.
@@ -85,13 +90,14 @@ def recalibrate(
 
     Raises:
         InputError: no normalization layer with stored statistics, a layer that runs twice for a batch or not for each
-            batch, loaders that are empty or can't be iterated again, or an alpha below 1 without a source.
+            batch, loaders that are empty or can't be iterated again, loaders for another number of sources than the
+            layers have statistics of, or an alpha below 1 without a source.
         WorkError: values that are not finite reach a layer.
     """
     layers = _layers(net)
     if source is None:
         check_without_source({name: layer for name, layer in layers.items() if isinstance(layer, DomainAlignment)})
-    domains = [_Images("target", target)] if source is None else [_Images("source", source), _Images("target", target)]
+    domains = [*_source_images(source, layers), _Images("target", target)]
     modes = {module: module.training for module in net.modules()}
     saved = [(buffer, buffer.clone()) for layer in layers.values() for buffer in layer.buffers(recurse=False)]
     chosen = {layer: layer.test_stats for layer in layers.values() if isinstance(layer, DomainAlignment)}
@@ -138,7 +144,7 @@ class _Images:
         count: number of images.
     """
 
-    domain: Domain
+    domain: DomainName
     loader: Iterable[Any]
     kept: list[Any] | None = None
     count: int = 0
@@ -194,7 +200,7 @@ class _Run:
         counts = {images.domain: images.count for images in self.domains}
         return ModuleRecalibration(
             layers=tuple(self.changes),
-            source_samples=counts.get("source"),
+            source_samples=sum(counts.values()) - counts["target"] if len(counts) > 1 else None,
             target_samples=counts["target"],
             changed=None,
             passes=passes,
@@ -287,7 +293,7 @@ class _Run:
         self.changes.clear()
         self.batch_norms.clear()
         for name in order:
-            moments: dict[Domain, Moments] = {}
+            moments: dict[DomainName, Moments] = {}
             for images in self.domains:
                 moments[images.domain] = Moments()
                 images.count = 0
@@ -317,7 +323,7 @@ class _Run:
             hook.remove()
         raise InputError(f'layer "{name}" does not run for every batch, so that it has no statistics of all images')
 
-    def _store(self, name: str, moments: Mapping[Domain, Moments]) -> None:
+    def _store(self, name: str, moments: Mapping[DomainName, Moments]) -> None:
         """Store statistics in a layer, and note what changed."""
         layer = self.layers[name]
         if isinstance(layer, DomainAlignment):
@@ -339,6 +345,21 @@ class _Run:
         if layer.num_batches_tracked is not None:
             layer.num_batches_tracked.fill_(1)
         self.batch_norms.append(name)
+
+
+def _source_images(
+    source: Iterable[Any] | Sequence[Iterable[Any]] | None, layers: Mapping[str, nn.Module]
+) -> list[_Images]:
+    """The images of each source that the layers have statistics of."""
+    if source is None:
+        return []
+    number = max((layer.sources for layer in layers.values() if isinstance(layer, DomainAlignment)), default=1)
+    if number == 1:
+        return [_Images("source", source)]
+    if not isinstance(source, Sequence) or len(source) != number:
+        found = f"{len(source)} batches or loaders" if isinstance(source, Sequence) else "one loader"
+        raise InputError(f"`source` is a list of loaders, one for each of the net's {number} sources, not {found}")
+    return [_Images(domain, loader) for domain, loader in zip(domain_names(number)[:-1], source, strict=True)]
 
 
 def _restore(saved: Sequence[tuple[Tensor, Tensor]]) -> None:
@@ -371,7 +392,7 @@ def _layers(net: nn.Module) -> dict[str, nn.Module]:
 
 
 @contextmanager
-def _by_domain(layer: DomainAlignment, sizes: Mapping[Domain, int]) -> Iterator[None]:
+def _by_domain(layer: DomainAlignment, sizes: Mapping[DomainName, int]) -> Iterator[None]:
     """Let a layer in eval mode normalize the first rows with one domain's statistics, and the next with another's."""
     forward: Callable[[Tensor], Tensor] = layer.forward
 
@@ -402,7 +423,7 @@ def _leaves(tree: Any) -> list[Tensor]:
     return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, Tensor)]
 
 
-def _count(batch: Any, domain: Domain) -> int:
+def _count(batch: Any, domain: DomainName) -> int:
     """The number of images in a batch."""
     counts = {len(leaf) for leaf in _leaves(batch) if leaf.dim()}
     if len(counts) != 1:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import operator
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,6 +24,10 @@ TOLERANCE = 1e-4
 """Largest difference of an output from the module's, as a fraction of the largest magnitude."""
 INPUT = "data"
 """Name of the blob that the net reads."""
+
+_FRAME = re.compile(r'File "(.+)", line (\d+), in ')
+"""A place in a stack trace."""
+_TORCH = Path(torch.__file__).parent
 
 Shape = tuple[int, ...]
 Operation = Callable[["_Builder", fx.Node], "str | list[str]"]
@@ -169,11 +175,16 @@ class _Builder:
             self.net.layer.add(name="unread", type="Silence", bottom=unread)
 
     def where(self, node: fx.Node) -> str:
-        """A node's submodule, for messages."""
+        """A node's submodule, for messages: its path, its class and, outside of torch, the line of code."""
         stack = node.meta.get("nn_module_stack") or {}
         path, kind = next(reversed(stack.values()), ("", ""))
-        kind = str(getattr(kind, "__name__", kind)).rpartition(".")[2]
-        return f'"{_path(path)}" ({kind})' if _path(path) else "the module"
+        words = [str(getattr(kind, "__name__", kind)).rpartition(".")[2]]
+        frames = _FRAME.findall(node.meta.get("stack_trace") or "")
+        if frames and not Path(frames[-1][0]).is_relative_to(_TORCH):
+            file, line = frames[-1]
+            words.append(f"{Path(file).name} line {line}")
+        name = f'"{_path(path)}"' if _path(path) else "the module"
+        return f"{name} ({', '.join(filter(None, words))})"
 
     def refuse(self, node: fx.Node, why: str) -> InputError:
         return InputError(f"{self.where(node)}: {why}")

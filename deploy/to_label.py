@@ -88,7 +88,7 @@ def _check_count(count: int) -> None:
 
 def _errors(probabilities: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     """The probabilities, minus 1 at the most probable class."""
-    errors = probabilities.copy()
+    errors: npt.NDArray[np.float64] = probabilities.copy()
     errors[np.arange(len(errors)), probabilities.argmax(1)] -= 1
     return errors
 
@@ -230,7 +230,7 @@ def choose_to_label(
             if batch.readable:
                 fed = batch.buffer if predictor.fixed_batches else batch.buffer[: batch.readable]
                 probabilities = predictor.run(fed)[1][: batch.readable]
-                whole = np.isfinite(probabilities).all(1)
+                whole = np.asarray(np.isfinite(probabilities).all(1))
                 readable = [i for i, why in zip(batch.images, batch.errors, strict=True) if why is None]
                 pool.add([image for image, good in zip(readable, whole, strict=True) if good], probabilities[whole])
             lost = len(batch.images) - int(whole.sum())

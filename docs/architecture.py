@@ -7,6 +7,7 @@ from pathlib import Path
 FLOORS = [
     [("cli", "the command line's table", 1)],
     [("commands", "one module per command", 1)],
+    [("comparison", "methods side by side", 1)],
     [
         ("demo", "what demo does", 1),
         ("report", "a run as a page", 1),

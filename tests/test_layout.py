@@ -12,7 +12,7 @@ FOLDERS = {"autodial": "autodial", "converters": "autodial.converters", "deploy"
 
 ROOMS = (
     *("__main__", "cli", "commands"),
-    *("demo", "selection", "report", "project"),
+    *("demo", "comparison", "selection", "report", "project"),
     *("caffe", "converters"),
     *("evaluation", "training", "net", "layers", "netparam"),
     *("deploy", "data", "proto", "model_file", "system", "wording", "errors"),

@@ -19,8 +19,8 @@ Array = NDArray[Any]
 Map = tuple[int | None, Any, Any]
 
 PASS_THROUGH_LAYERS = frozenset(
-    ("AbsVal", "BatchNorm", "Bias", "BNLL", "Dial", "Dropout", "ELU", "Eltwise", "Exp", "LRN", "Log", "MVN", "PReLU",
-     "Power", "ReLU", "Scale", "Sigmoid", "Split", "TanH", "Threshold")
+    ("AbsVal", "BatchNorm", "Bias", "BN", "BNLL", "Dial", "Dropout", "ELU", "Eltwise", "Exp", "LRN", "Log", "MVN",
+     "PReLU", "Power", "ReLU", "Scale", "Sigmoid", "Split", "TanH", "Threshold")
 )  # fmt: skip
 """Layer types whose tops match their bottoms pixel by pixel."""
 _LEGACY = {f"{stem}_{axis}" for stem in ("pad", "kernel", "stride") for axis in "hw"}

@@ -79,7 +79,9 @@ def convert(
             show_default="random numbers",
         ),
     ] = None,
-    phase: Annotated[PhaseChoice, typer.Option(help="The phase whose layers are converted.")] = PhaseChoice.TEST,
+    phase: Annotated[
+        PhaseChoice, typer.Option(case_sensitive=False, help="The phase whose layers are converted.")
+    ] = PhaseChoice.TEST,
     settings: SettingsOption = None,
     level: LevelOption = 0,
     stage: StageOption = None,

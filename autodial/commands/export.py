@@ -43,6 +43,7 @@ OPTIONS = {
     "size": "--resize",
     "weights": "--weights",
     "license": "--license",
+    "card": "--card",
 }
 """Options of the command by the parameters of `autodial.converters.net_export.export`."""
 
@@ -170,6 +171,14 @@ def export(
             show_default="0.99",
         ),
     ] = None,
+    card: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="README.md",
+            help="Also write a model card, as the Hugging Face Hub shows it: classes, accuracy from the training's "
+            "record, limits, and how to use the file.",
+        ),
+    ] = None,
     license: Annotated[
         str | None,
         typer.Option(metavar="SPDX", help="The license that the file names, such as Apache-2.0.", show_default="none"),
@@ -201,9 +210,11 @@ def export(
     import json
     from dataclasses import asdict
 
+    from autodial.converters.card import check_card, write_card
     from autodial.converters.destinations import ExportOptions, find_destination
     from autodial.converters.net_export import export_checked
     from autodial.netparam.data_files import files_of
+    from autodial.report.trained_net import find_trained_net
 
     places = {"onnx": output, "caffe": caffe, "triton": triton}
     given = {form: place for form, place in places.items() if place is not None}
@@ -248,18 +259,28 @@ def export(
     with naming_options(**OPTIONS):
         destination = find_destination(form).at(place, param.name, options, name)
         destination.check(options, param, inputs)
+        if card is not None:
+            check_card(card, options, destination, [*inputs, place])
         trained = [read_weights(names) for names in weights]
         moved = recalibrate_all(param, net, weights, trained) if recalibrate else []
         trained = [recalibrated.weights for recalibrated in moved] or trained
         with progress_bar("training images", transient=True) as progress:
             report = export_checked(param, trained, destination, options, progress)
+        if card is not None:
+            known = [find_trained_net(names, report.logits) for names in weights]
+            write_card(report, card, known, recalibrated=recalibrate)
     if as_json:
-        recalibration = {"recalibration": [asdict(recalibrated.result) for recalibrated in moved]} if moved else {}
-        typer.echo(json.dumps({**report.record(), **recalibration}, indent=2))
+        more: dict[str, Any] = {} if card is None else {"card": str(card)}
+        if moved:
+            more["recalibration"] = [asdict(recalibrated.result) for recalibrated in moved]
+        typer.echo(json.dumps({**report.record(), **more}, indent=2))
         return
     for recalibrated in moved:
         typer.echo("\n".join(describe_recalibration(recalibrated)))
     typer.echo(describe(report))
+    if card is not None:
+        unknown = "" if all(known) else "; it lacks the accuracy, as the training's record is not beside the weights"
+        typer.echo(f"Wrote {card}: the model's card{unknown}")
 
 
 def describe(report: ExportReport) -> str:

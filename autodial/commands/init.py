@@ -11,7 +11,7 @@ import typer
 from autodial.commands.dialize import OPTIONS as DIALIZE_OPTIONS
 from autodial.commands.options import naming_options, with_options
 from autodial.commands.progress import progress_bar
-from autodial.wording import every
+from autodial.wording import counted, every
 
 if TYPE_CHECKING:
     from autodial.project.project import Project
@@ -21,6 +21,7 @@ _CLASSES_SHOWN = 50
 _OPTIONS = {
     "arch": "--arch",
     "epochs": "--epochs",
+    "labelled_target": "--labelled-target",
     "skip": "--skip-bad",
     "test": "--test",
     "weights": "--weights",
@@ -54,6 +55,15 @@ def init(
             show_default="T, if it has the source's class folders",
         ),
     ] = None,
+    labelled_target: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="L",
+            help="A few target images with labels to train on: a folder with class folders, a list, or the table of "
+            "`autodial predict --to-label` with its column label filled in.",
+            show_default="none",
+        ),
+    ] = None,
     weights: Annotated[
         str | None,
         typer.Option(
@@ -79,7 +89,8 @@ def init(
 
     DIR gets the image lists source.txt and target.txt, test.txt if target labels are known, labels.txt, and a
     train_val.prototxt and solver.prototxt that suit these images: number of classes, batch sizes in proportion to the
-    domains, image size, iterations, learning rate steps, tests and snapshots. target.txt never contains labels. DIR
+    domains, image size, iterations, learning rate steps, tests and snapshots. target.txt never contains labels; those
+    of --labelled-target are in target_labelled.txt, and test.txt leaves out their images. DIR
     can be moved, and trained from any working directory: snapshots and logs go beside the solver.
 
     Every image is decoded first. If anything is wrong, nothing is written.
@@ -93,6 +104,7 @@ def init(
             source,
             target,
             test=test,
+            labelled_target=labelled_target,
             weights=weights,
             epochs=epochs,
             batch_size=batch_size,
@@ -139,8 +151,11 @@ def _print_summary(project: Project) -> None:
         else "not measured, as no target labels are known: --test adds labelled images"
     )
     console.print(f"net          {project.arch}, {len(data.classes)} classes, images resized to {height} x {width}")
-    console.print(f"batch        {split.total}: {split.source} source images, then {split.target} target images")
-    console.print(f"iterations   {solver.max_iter} ({describe_epochs(planned.epochs)} over the source){steps}")
+    few = f", the first {planned.labelled} of them with labels" if planned.labelled else ""
+    console.print(f"batch        {split.total}: {split.source} source images, then {split.target} target images{few}")
+    each = counted(split.source * solver.iter_size, "source image")
+    passes = f"{describe_epochs(planned.epochs)} over the source"
+    console.print(f"iterations   {solver.max_iter} with {each} each: {passes}{steps}")
     console.print(f"accuracy     {tests}")
     console.print(f"snapshots    {every(solver.snapshot, 'iteration')}")
     for domain in data.domains:

@@ -32,10 +32,11 @@ def recalibrate(
         ),
     ],
     source: Annotated[
-        Path | None,
+        list[Path] | None,
         typer.Option(
             metavar="FOLDER|LIST",
-            help="The source images: a folder or a list; an LMDB or HDF5 list if the net reads one.",
+            help="The source images: a folder or a list; an LMDB or HDF5 list if the net reads one. Repeat it for a "
+            "net with several sources.",
             show_default="the source images of the TRAIN phase",
         ),
     ] = None,
@@ -83,7 +84,7 @@ def recalibrate(
     from autodial.system.outputs import check_output
 
     param = read_net(net, variants, settings, level, stage)
-    given = [path for path in (source, target) if path is not None]
+    given = [*(source or ()), *([] if target is None else [target])]
     inputs: list[str | Path] = [net, *split_names(weights), *files_of(param, net.parent), *given]
     check_output(output, inputs, suffixes=[".caffemodel", ".caffemodel.h5"])
     chosen = choose_device(device)
@@ -108,12 +109,13 @@ def recalibrate(
     if not as_json:
         typer.echo("\n".join([*describe(recalibrated), f"Wrote {output}"]))
         return
+    sources = recalibrated.sources
     record = {
         "net": str(net),
         "weights": split_names(weights),
         "output": str(output),
         "settings": settings or [],
-        "source": recalibrated.names.get("source"),
+        "source": sources if len(sources) > 1 else next(iter(sources), None),
         "target": recalibrated.names["target"],
         "device": str(chosen),
         "seconds": recalibrated.seconds,

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,7 +11,8 @@ import typer
 
 from autodial.commands.inputs import split_names
 from autodial.commands.options import JsonOption, SeedOption, SolverDeviceOption, VariantOption, naming_options
-from autodial.wording import command_line, counted
+from autodial.commands.progress import job_progress
+from autodial.wording import command_line
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -140,6 +140,7 @@ def select(
     from autodial.selection.criteria import CRITERIA
     from autodial.selection.experiment import prepare
     from autodial.selection.folder import locked
+    from autodial.selection.job import read_result
     from autodial.selection.processes import default_parallel, free_memory, run_jobs
     from autodial.system.cpus import available_cpus
     from autodial.system.files import replacing
@@ -174,7 +175,7 @@ def select(
         memory = _gpu_memory(experiment) if gpu else free_memory()
         parallel = jobs or default_parallel(len(left), cpus, gpu=gpu, memory=memory, job_memory=experiment.job_memory)
         share = max(1, cpus // parallel)
-        with _progress(experiment, left, parallel, failures) as report:
+        with job_progress(len(experiment.jobs), left, parallel, experiment.device, read_result, failures) as report:
             finished = run_jobs(
                 left, parallel, threads=share, workers=share - 1 if workers is None else workers, report=report
             )
@@ -226,52 +227,6 @@ def _gpu_memory(experiment: Experiment) -> int:
     import torch
 
     return int(torch.cuda.mem_get_info(experiment.device)[0])
-
-
-@contextmanager
-def _progress(
-    experiment: Experiment, left: Sequence[Job], parallel: int, failures: dict[Path, str]
-) -> Iterator[Callable[[Job, int | None], None]]:
-    """Yield a function that reports jobs: a bar on a terminal, a line per finished job; it fills `failures`."""
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeElapsedColumn,
-    )
-
-    from autodial.selection.job import failure, read_result
-    from autodial.system.terminal import Console
-
-    total = len(experiment.jobs)
-    done = total - len(left)
-    console = Console(stderr=True, soft_wrap=True, highlight=False, markup=False)
-    earlier = f", {done} of them finished earlier" if done else ""
-    if left:
-        console.print(f"{counted(total, 'training')}{earlier}; {parallel} at a time on {experiment.device}")
-    columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[running]}"), TimeElapsedColumn())
-    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
-        task = progress.add_task("", total=total, completed=done, running="")
-        running = 0
-
-        def report(job: Job, status: int | None) -> None:
-            nonlocal running
-            if status is None:
-                running += 1
-            else:
-                running -= 1
-                result = read_result(job)
-                if result is None:
-                    failures[job.folder] = failure(job, status)
-                    console.print(f"{job.name} failed: {failures[job.folder]}")
-                else:
-                    outcome = "done" if result["error"] is None else f"failed: {result['error']}"
-                    console.print(f"{job.name} {outcome}, {result['seconds']:.0f} s")
-                progress.advance(task)
-            progress.update(task, running=f"{running} running")
-
-        yield report
 
 
 def _commands(

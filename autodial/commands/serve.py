@@ -168,11 +168,16 @@ def _key(file: Path | None) -> str | None:
         if key is None:
             return None
     else:
-        source = str(file)
+        source = f"--key-file {file}"
         try:
-            key = file.read_text(encoding="utf-8").strip()
-        except (OSError, UnicodeDecodeError) as error:
-            raise InputError(f"{file}: the key can't be read: {error}") from error
-    if not key or not key.isascii() or not key.isprintable() or " " in key:
-        raise InputError(f"{source}: the key has to be printable ASCII without spaces, and not empty")
+            key = file.read_text(encoding="utf-8")
+        except OSError as error:
+            raise InputError(f"{source} can't be read: {error.strerror}") from error
+        except UnicodeDecodeError as error:
+            raise InputError(f"{source} holds no text: write the key into it, in ASCII") from error
+    key = key.strip()
+    if not key:
+        raise InputError(f"{source} is empty: write a key into it, or leave it out to serve without one")
+    if not key.isascii() or not key.isprintable() or " " in key:
+        raise InputError(f"{source}: the key has to be printable ASCII without spaces")
     return key

@@ -110,16 +110,16 @@ def recalibrate_all(
 
 def describe(recalibrated: RecalibratedWeights) -> list[str]:
     """What a recalibration changed, as lines of text with a table of the layers."""
-    result, names = recalibrated.result, recalibrated.names
+    result, names, sources = recalibrated.result, recalibrated.names, recalibrated.sources
     target = f"{result.target_samples:,} target images ({names['target']})"
-    source = f"{result.source_samples:,} source images ({names['source']}) and " if "source" in names else ""
+    source = f"{result.source_samples:,} source images ({', '.join(sources)}) and " if sources else ""
     lines = [
         f"{len(result.layers)} Dial layers over {source}{target}: {result.passes} passes, {recalibrated.seconds:.1f} s",
         "",
         *_table(recalibrated),
         "",
     ]
-    if "source" not in names:
+    if not sources:
         lines.append("Every alpha is 1, so the source's images were not needed; its statistics stay as they were.")
     if result.changed is not None:
         lines.append(f"{result.changed:.1%} of the target images have another most probable class now.")

@@ -1,4 +1,4 @@
-"""The image lists of a net's two domains, opened for statistics: the net's own lists, or other images instead."""
+"""The image lists of a net's domains, opened for statistics: the net's own lists, or other images instead."""
 
 from __future__ import annotations
 
@@ -19,14 +19,15 @@ from autodial.evaluation.domains import (
     data_in_test,
     data_in_train,
     reading,
+    sources_of,
     without_augmentation,
 )
-from autodial.model_file import Domain
+from autodial.layers.dial import DomainName, domain_names
 from autodial.proto import messages as pb
 
 
 class DomainLists:
-    """Opens the lists of a net's two domains.
+    """Opens the lists of a net's domains.
 
     It is a context manager, which holds temporary lists of images in folders, and removes their names from messages.
     What `open` returns can be used inside the context.
@@ -40,6 +41,7 @@ class DomainLists:
 
     Attributes:
         test: the data top that the Dial layers depend on in the TEST phase.
+        domains: the names of the domains, the target's last (`autodial.layers.dial.domain_names`).
         names: what was opened for each domain, as users know it.
 
     Raises:
@@ -57,8 +59,11 @@ class DomainLists:
     ) -> None:
         self._base_dir, self._device, self._batch_size, self._workers = base_dir, device, batch_size, workers
         self.test = data_in_test(net)
-        self._trained = dict(zip(("source", "target"), data_in_train(net) or (), strict=False))
-        self.names: dict[Domain, str] = {}
+        self.domains: tuple[DomainName, ...] = domain_names(sources_of(net))
+        trained = data_in_train(net)
+        tops = () if trained is None else (*trained.sources, trained.target)
+        self._trained = dict(zip(self.domains, tops, strict=False))
+        self.names: dict[DomainName, str] = {}
 
     def __enter__(self) -> DomainLists:
         self._folder = tempfile.TemporaryDirectory(prefix="autodial-")
@@ -70,11 +75,13 @@ class DomainLists:
             line = re.escape(self._folder.name + os.sep) + r"\w+\.txt:\d+: "
             raise InputError(re.sub(line, "", str(error))) from error
 
-    def open(self, domain: Domain, given: Path | None = None, *, size: tuple[int, int] | None = None) -> DomainBatches:
+    def open(
+        self, domain: DomainName, given: Path | None = None, *, size: tuple[int, int] | None = None
+    ) -> DomainBatches:
         """A domain's images, prepared as the TEST phase prepares images.
 
         Args:
-            domain: "source" or "target".
+            domain: one of `domains`.
             given: a folder, an image, or a list of images with or without labels; for a net that reads a database or an
                 HDF5 list, another one. None: what the TRAIN phase reads.
             size: height and width to resize the images of `given` to; None: no resizing.
@@ -89,7 +96,8 @@ class DomainLists:
         elif not self._trained:
             raise InputError(
                 "the TRAIN phase does not say which images are the source's and which the target's, by a data layer "
-                f"for each and a Concat layer along axis 0 behind both: name the {domain}'s images with `{domain}`"
+                f"for each and a Concat layer along axis 0 behind all: name the {domain}'s images with "
+                f"`{_option(domain)}`"
             )
         data = without_augmentation(data, self.test, self._batch_size)
         try:
@@ -97,14 +105,14 @@ class DomainLists:
                 data, self.test.blob, device=self._device, workers=self._workers, base_dir=self._base_dir
             )
         except InputError as error:
-            hint = "" if given is not None else f"; `{domain}` names other images"
+            hint = "" if given is not None else f"; `{_option(domain)}` names other images"
             raise InputError(f"{error}{hint}") from error
         self.names[domain] = images.path if given is None else str(given)
         if images.rows < 2:
             raise InputError(f"{self.names[domain]}: a single image has no statistics to align: name more images")
         return images
 
-    def _list(self, domain: Domain, given: Path, data: DataTop) -> Path:
+    def _list(self, domain: DomainName, given: Path, data: DataTop) -> Path:
         """`given`, or a list of its images if it is a folder or a list without labels."""
         if data.layer.type != "ImageData":
             return given
@@ -115,7 +123,7 @@ class DomainLists:
                 pass  # without labels, or an image
         if (other := elsewhere([given])) is not None:
             raise InputError(f"{other}: images are read from files of this machine: copy them here")
-        path = Path(self._folder.name) / f"{domain}.txt"
+        path = Path(self._folder.name) / f"{domain.replace(' ', '_')}.txt"
         with path.open("wb") as file:
             for image in expand([given]):
                 if image.error is not None:
@@ -128,6 +136,11 @@ class DomainLists:
                     raise InputError(f"{name!r}: the name is not in UTF-8, or has a line break: rename the file")
                 file.write(name + b" 0\n")
         return path
+
+
+def _option(domain: DomainName) -> str:
+    """The parameter that names a domain's images."""
+    return domain.partition(" ")[0]
 
 
 def check_same_size(source: DomainBatches, target: DomainBatches) -> None:

@@ -32,36 +32,64 @@ class DataTop(NamedTuple):
     blob: str
 
 
-def data_in_test(net: pb.NetParameter) -> DataTop:
+def data_in_test(net: pb.NetParameter, *, aligned: bool = True) -> DataTop:
     """The data top that a NetParameter's Dial layers depend on in the TEST phase.
+
+    Args:
+        net: the net.
+        aligned: whether the net must have Dial layers; otherwise the data of its logits counts where it has none.
 
     Raises:
         InputError: there is no Dial layer, or it does not depend on one top of one data layer.
     """
     graph = Graph(filter_net(net, pb.TEST).layer)
-    found = _data_tops(graph, _dial_tops(graph))
+    dials = _dial_tops(graph) if aligned else _tops_of_dials(graph)
+    found = _data_tops(graph, dials or [graph.logits()])
     if len(found) != 1:
         names = ", ".join(f'"{data.blob}" of layer "{data.layer.name}"' for data in found) or "none"
-        raise InputError(f"the TEST phase's Dial layers must depend on one blob of one data layer; it is {names}")
+        reader = "Dial layers" if dials else "logits"
+        raise InputError(f"the TEST phase's {reader} must depend on one blob of one data layer; it is {names}")
     return found[0]
 
 
-def data_in_train(net: pb.NetParameter) -> tuple[DataTop, DataTop] | None:
-    """The data tops of the source and the target in a NetParameter's TRAIN phase.
+class TrainData(NamedTuple):
+    """The data tops of a TRAIN phase: those of the sources, in the order of the batch's rows, and the target's."""
 
-    They are the tops of data layers behind the first and the second bottom of the Concat layer that joins them along
-    the batch axis in front of a Dial layer. None if there is no such layer, as in a net with a TEST phase only.
+    sources: tuple[DataTop, ...]
+    target: DataTop
+
+
+def data_in_train(net: pb.NetParameter) -> TrainData | None:
+    """The data tops of the sources and the target in a NetParameter's TRAIN phase.
+
+    They are the tops of data layers behind the first and the last bottom of the Concat layer that joins source and
+    target along the batch axis in front of a Dial layer. Several sources, as many as the Dial layers align, are the
+    bottoms but the last, or another Concat layer joined them before. If another such layer joined several parts of the
+    target, images with labels and images without, the target's top is that of the last part. None if there is no such
+    layer, as in a net with a TEST phase only.
     """
     try:
         graph = Graph(filter_net(net, pb.TRAIN).layer)
     except InputError:
         return None
-    for node in _ancestors(graph, _dial_tops(graph)):
-        if node.param.type == "Concat" and node.param.concat_param.axis == 0 and len(node.bottoms) == 2:
-            source, target = (_data_tops(graph, [bottom]) for bottom in node.bottoms)
-            if len(source) == len(target) == 1 and source != target:
-                return source[0], target[0]
+    joins = [node for node in _ancestors(graph, _dial_tops(graph)) if _joins_rows(node)]
+    inner = {id(other) for node in joins for other in graph.ancestors(*node.bottoms) if _joins_rows(other)}
+    for node in joins:
+        if id(node) not in inner:
+            *others, last = node.bottoms
+            parts = [*(part for other in others for part in _joined(graph, other)), _joined(graph, last)[-1]]
+            tops = [_data_tops(graph, [part]) for part in parts]
+            found = [some[0] for some in tops if len(some) == 1]
+            if len(found) == len(tops) == 1 + sources_of(net) and not any(
+                top in found[:i] for i, top in enumerate(found)
+            ):
+                return TrainData(tuple(found[:-1]), found[-1])
     return None
+
+
+def sources_of(net: pb.NetParameter) -> int:
+    """How many sources a NetParameter's Dial layers align with the target; 1 for a net without such layers."""
+    return 1 + max((len(layer.dial_param.source_slice_point) for layer in net.layer), default=0)
 
 
 def data_in_both_phases(net: pb.NetParameter, *, level: int = 0, stages: Sequence[str] = ()) -> bool:
@@ -75,7 +103,8 @@ def data_in_both_phases(net: pb.NetParameter, *, level: int = 0, stages: Sequenc
     put_in_state(whole, level, stages)
     try:
         test, trained = data_in_test(whole), data_in_train(whole)
-        return trained is not None and all(file_options(data.layer).source for data in (*trained, test))
+        data = () if trained is None else (*trained.sources, trained.target, test)
+        return trained is not None and all(file_options(each.layer).source for each in data)
     except InputError:
         return False
 
@@ -145,7 +174,7 @@ def fed_net(net: pb.NetParameter, blob: str, shape: Shape) -> tuple[pb.NetParame
         the TEST phase has no such blob, or several, or overwrites it in place.
     """
     graph = Graph(filter_net(net, pb.TEST).layer)
-    dials = _dial_tops(graph)
+    dials = _tops_of_dials(graph)
     try:
         logits = graph.logits()
         behind = _data_tops(graph, [*dials, logits])
@@ -220,8 +249,24 @@ def file_options(layer: pb.LayerParameter) -> FileOptions:
     return options
 
 
+def _tops_of_dials(graph: Graph) -> list[int]:
+    return [top for node in graph.nodes if node.param.type == "Dial" for top in node.tops]
+
+
+def _joins_rows(node: Node) -> bool:
+    return bool(node.param.type == "Concat" and node.param.concat_param.axis == 0)
+
+
+def _joined(graph: Graph, value: int) -> list[int]:
+    """The values that Concat layers join, along the batch axis, to a value; itself if another layer makes it."""
+    node = graph.producer(value)
+    if not _joins_rows(node):
+        return [value]
+    return [part for bottom in node.bottoms for part in _joined(graph, bottom)]
+
+
 def _dial_tops(graph: Graph) -> list[int]:
-    tops = [top for node in graph.nodes if node.param.type == "Dial" for top in node.tops]
+    tops = _tops_of_dials(graph)
     if not tops:
         raise InputError(
             "the net has no Dial layer, so there are no statistics of domains: `autodial dialize` adds Dial layers to "

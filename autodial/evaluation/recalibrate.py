@@ -12,10 +12,10 @@ statistics are the same either way.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, cast
 
 import torch
 from torch import Tensor
@@ -23,11 +23,11 @@ from torch import Tensor
 from autodial.errors import InputError, WorkError
 from autodial.evaluation.statistics import LayerChange, Moments, check_without_source, store_statistics
 from autodial.layers.batch_norm import BatchNorm
-from autodial.layers.dial import DomainAlignment
-from autodial.model_file import Domain
+from autodial.layers.dial import DomainAlignment, DomainName, domain_names
 from autodial.net.net import Net
 from autodial.proto import Weights
 from autodial.proto import messages as pb
+from autodial.wording import counted
 
 __all__ = [
     "MEMORY",
@@ -69,7 +69,7 @@ class Progress:
 
     number: int
     passes: int
-    domain: Domain
+    domain: DomainName
     share: float
 
 
@@ -79,7 +79,7 @@ class Recalibration:
 
     Attributes:
         layers: every Dial layer, in the net's order.
-        source_samples: number of the source's samples; None if the source was left as it was.
+        source_samples: number of the source's samples, of all sources together; None if the source was left as it was.
         target_samples: number of the target's samples.
         changed: share of the target's samples whose most probable class differs from that with the stored statistics,
             in [0, 1]; None without logits, or if a layer had stored nothing.
@@ -96,7 +96,7 @@ class Recalibration:
 @torch.no_grad()
 def recalibrate(
     net: Net,
-    source: Batches | None,
+    source: Batches | Sequence[Batches] | None,
     target: Batches,
     *,
     logits: str | None = None,
@@ -111,16 +111,17 @@ def recalibrate(
         mean_st = alpha * m_s + (1 - alpha) * m_t
         var_st = alpha * (v_s + (m_s - mean_st)^2) + (1 - alpha) * (v_t + (m_t - mean_st)^2)
 
-    and the target's predictor the mirrored statistics. Sums are in float64, and the order of the samples makes no
-    difference. The variances lack the factor m / (m - 1) of training's moving averages: it corrects for small batches,
-    and without it the target's statistics at alpha 1 do not depend on the source.
+    and the target's predictor the mirrored statistics. With several sources each predictor gets those of the mixture
+    that its layer states (`autodial.layers.DomainAlignment`). Sums are in float64, and the order of the samples makes
+    no difference. The variances lack the factor m / (m - 1) of training's moving averages: it corrects for small
+    batches, and without it the target's statistics at alpha 1 do not depend on the source.
 
     Nothing else in the net changes, and nothing at all after an exception.
 
     Args:
         net: a TEST net with its weights. BatchNorm layers keep their stored statistics, Dropout does nothing.
-        source: the source's samples; None leaves the statistics of the source's predictor as they are, which requires
-            that every alpha is 1.
+        source: the source's samples, or a list of every source's samples for a net that aligns several; None leaves
+            the statistics of the source's predictor as they are, which requires that every alpha is 1.
         target: the target's samples.
         logits: a blob of scores, (n, classes, ...), to compare the most probable classes before and after; this costs
             one more pass over the target.
@@ -128,9 +129,9 @@ def recalibrate(
         report: called after each batch.
 
     Raises:
-        InputError: a net without Dial layers, in TRAIN phase, or with layers that use a batch's own statistics or
-            share stored ones; an alpha below 1, or nothing stored, without a source; no samples; no such logits; an
-            input that a batch lacks.
+        InputError: a net without Dial layers, in TRAIN phase, that aligns another number of sources, or with layers
+            that use a batch's own statistics or share stored ones; an alpha below 1, or nothing stored, without a
+            source; no samples; no such logits; an input that a batch lacks.
         WorkError: values that are not finite reach a Dial layer, or the logits.
     """
     run = _Run(net, source, target, logits, memory, report or (lambda progress: None))
@@ -267,7 +268,7 @@ class _Samples:
         old_classes, classes: for each batch, the most probable classes with the stored and with the new statistics.
     """
 
-    domain: Domain
+    domain: DomainName
     batches: Batches
     kept: list[dict[str, Tensor]] = field(default_factory=list)
     count: int = 0
@@ -281,7 +282,7 @@ class _Run:
     def __init__(
         self,
         net: Net,
-        source: Batches | None,
+        source: Batches | Sequence[Batches] | None,
         target: Batches,
         logits: str | None,
         memory: int,
@@ -295,7 +296,8 @@ class _Run:
         self._device = next(iter(self.dials.values())).mean.device
         self._bottoms = {message.name: message.bottom[0] for message in net.param.layer if message.name in self.dials}
         self._target = _Samples("target", target)
-        self._domains = [self._target] if source is None else [_Samples("source", source), self._target]
+        sources = _of_sources(source, self.dials)
+        self._domains = [*(_Samples(domain, batches) for domain, batches in sources.items()), self._target]
         for samples in self._domains:
             if not len(samples.batches):
                 raise InputError(f"the {samples.domain} has no samples to compute statistics of")
@@ -340,7 +342,7 @@ class _Run:
         changes: dict[str, LayerChange] = {}
         for number, pass_ in enumerate(self._passes):
             names = [name for name, depth in self._steps.depths.items() if depth == pass_.step]
-            moments: dict[str, dict[Domain, Moments]] = {name: {} for name in names}
+            moments: dict[str, dict[DomainName, Moments]] = {name: {} for name in names}
             for samples in self._running(number):
                 for name in names:
                     moments[name][samples.domain] = Moments()
@@ -352,7 +354,7 @@ class _Run:
             changed = differ.double().mean().item()
         return Recalibration(
             layers=tuple(changes[name] for name in self.dials),
-            source_samples=next((samples.count for samples in self._domains if samples.domain == "source"), None),
+            source_samples=sum(samples.count for samples in self._domains[:-1]) if self._domains[1:] else None,
             target_samples=self._target.count,
             changed=changed,
             passes=len(self._passes),
@@ -408,6 +410,22 @@ class _Run:
                 f'the scores in blob "{self._logits}" are not finite (NaN or infinite): the weights are damaged, or '
                 "from a training that diverged"
             )
+
+
+def _of_sources(
+    source: Batches | Sequence[Batches] | None, dials: Mapping[str, DomainAlignment]
+) -> dict[DomainName, Batches]:
+    """The samples of each source, by its name."""
+    if source is None:
+        return {}
+    number = max(dial.sources for dial in dials.values())
+    name = next((name for name, dial in dials.items() if dial.sources != number), None)
+    if name is not None:
+        raise InputError(f'layer "{name}" aligns {counted(dials[name].sources, "source")}, and others {number}')
+    given = [cast(Batches, source)] if number == 1 else list(cast(Sequence[Batches], source))
+    if len(given) != number:
+        raise InputError(f"the net aligns {number} sources: give the samples of each, not of {len(given)}")
+    return dict(zip(domain_names(number)[:-1], given, strict=True))
 
 
 def _dial_layers(net: Net) -> dict[str, DomainAlignment]:

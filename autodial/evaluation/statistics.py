@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from autodial.errors import InputError, WorkError
-from autodial.layers.dial import SOURCE, TARGET, DomainAlignment
-from autodial.model_file import Domain
+from autodial.layers.dial import DomainAlignment, DomainName, domain_names
 
 Array = NDArray[np.float64]
 
@@ -42,15 +41,16 @@ class LayerChange:
 
     Attributes:
         name: the layer's name.
-        alpha: the layer's alpha, clipped to [0.5, 1].
-        source_values, target_values: number of values per channel (samples times positions) in the statistics; None for
-            a source that was left as it was.
-        moved_source, moved_target: distance from a predictor's stored statistics to its new ones, in new deviations;
-            None if nothing had been stored, or if they were left as they were.
-        apart: distance of the two domains as they enter the layer, in deviations of an even mixture of both; None
-            without a source.
-        aligned: distance of the two domains as they leave the layer, in the units of its output; None without a source.
-            It equals `apart` at alpha 0.5, where both domains are transformed alike, and is 0 at alpha 1.
+        alpha: the layer's alpha, clipped to [0.5, 1], for D domains to [1 / D, 1].
+        source_values, target_values: number of values per channel (samples times positions) in the statistics, those of
+            all sources together; None for a source that was left as it was.
+        moved_source, moved_target: distance from a predictor's stored statistics to its new ones, in new deviations,
+            that of the source that moved most; None if nothing had been stored, or if they were left as they were.
+        apart: distance of source and target as they enter the layer, in deviations of an even mixture of both; None
+            without a source. Of several sources it is that of the one that is farthest from the target.
+        aligned: distance of the same two domains as they leave the layer, in the units of its output; None without a
+            source. With one source it equals `apart` at alpha 0.5, where both domains are transformed alike. It is 0 at
+            alpha 1.
     """
 
     name: str
@@ -74,14 +74,17 @@ class Statistics(NamedTuple):
         scale = 1 / np.sqrt(by.variance + eps)
         return (self.mean - by.mean) * scale, np.sqrt(self.variance + eps) * scale
 
-    def mixed(self, other: Statistics, share: float) -> Statistics:
-        """The statistics of a mixture of two distributions, in which this one has the weight `share`."""
-        mean = share * self.mean + (1 - share) * other.mean
-        return Statistics(
-            mean,
-            share * (self.variance + (self.mean - mean) ** 2)
-            + (1 - share) * (other.variance + (other.mean - mean) ** 2),
-        )
+
+def mixture(parts: Sequence[Statistics], weights: Sequence[float]) -> Statistics:
+    """The statistics of a mixture of distributions with these weights, which add up to 1."""
+    # a difference from the first is exact where the means are close, and is nothing where another has no weight
+    offsets = [part.mean - parts[0].mean for part in parts]
+    shift = sum(weight * offset for weight, offset in zip(weights, offsets, strict=True))
+    variance = sum(
+        weight * (part.variance + (offset - shift) ** 2)
+        for weight, part, offset in zip(weights, parts, offsets, strict=True)
+    )
+    return Statistics(parts[0].mean + shift, np.asarray(variance))
 
 
 class Moments:
@@ -130,8 +133,12 @@ def check_without_source(dials: Mapping[str, DomainAlignment]) -> None:
             )
 
 
-def store_statistics(name: str, dial: DomainAlignment, moments: Mapping[Domain, Moments]) -> LayerChange:
-    """Mix both domains' statistics, store them in a layer, and return what changed."""
+def store_statistics(name: str, dial: DomainAlignment, moments: Mapping[DomainName, Moments]) -> LayerChange:
+    """Mix all domains' statistics, store them in a layer, and return what changed.
+
+    Args:
+        moments: those of all domains, or of the target alone, whose statistics then don't depend on the others.
+    """
     found = {domain: so_far.statistics() for domain, so_far in moments.items()}
     for domain, statistics in found.items():
         if not all(np.isfinite(values).all() for values in statistics):
@@ -140,11 +147,19 @@ def store_statistics(name: str, dial: DomainAlignment, moments: Mapping[Domain, 
                 "that diverged"
             )
     alpha, eps = dial.mixing, dial.eps
-    source, target = found.get("source"), found["target"]
+    domains = domain_names(dial.sources)
     had_statistics = bool(dial.normalizer.any())
-    old = [_stored(dial, row) for row in (SOURCE, TARGET)]
-    new = [old[SOURCE] if source is None else source.mixed(target, alpha)]
-    new.append(target if source is None else target.mixed(source, alpha))
+    old = [_stored(dial, row) for row in range(len(domains))]
+    whole = len(found) == len(domains)
+    if whole:
+        parts = [found[domain] for domain in domains]
+        other = (1 - alpha) / dial.sources
+        # the predictor's own domain comes first, so that with alpha 1 its statistics stay what they are
+        new = [
+            mixture([own, *parts[:i], *parts[i + 1 :]], [alpha, *[other] * dial.sources]) for i, own in enumerate(parts)
+        ]
+    else:
+        new = [*old[:-1], found["target"]]
     dial.mean.copy_(torch.from_numpy(np.stack([predictor.mean for predictor in new])))
     dial.variance.copy_(torch.from_numpy(np.stack([predictor.variance for predictor in new])))
     dial.normalizer.fill_(1)
@@ -155,19 +170,23 @@ def store_statistics(name: str, dial: DomainAlignment, moments: Mapping[Domain, 
         worst = int(channels.argmax())
         return Distance(float(channels.mean()), float(channels[worst]), worst)
 
-    moved: list[Distance | None] = [None, None]
+    def apart(row: int) -> Distance:
+        joint = mixture([parts[row], parts[-1]], [0.5, 0.5])
+        return distance(parts[row], parts[-1], joint, joint)
+
+    moved: list[Distance | None] = [None] * len(domains)
     if had_statistics:
         moved = [distance(before, after, after, after) for before, after in zip(old, new, strict=True)]
-    joint = None if source is None else source.mixed(target, 0.5)
+    farthest = max(range(dial.sources), key=lambda row: apart(row).mean) if whole else None
     return LayerChange(
         name=name,
         alpha=alpha,
-        source_values=None if source is None else moments["source"].count,
+        source_values=sum(moments[domain].count for domain in domains[:-1]) if whole else None,
         target_values=moments["target"].count,
-        moved_source=None if source is None else moved[SOURCE],
-        moved_target=moved[TARGET],
-        apart=None if source is None or joint is None else distance(source, target, joint, joint),
-        aligned=None if source is None else distance(source, target, *new),
+        moved_source=max(filter(None, moved[:-1]), key=lambda each: each.mean, default=None) if whole else None,
+        moved_target=moved[-1],
+        apart=None if farthest is None else apart(farthest),
+        aligned=None if farthest is None else distance(parts[farthest], parts[-1], new[farthest], new[-1]),
     )
 
 

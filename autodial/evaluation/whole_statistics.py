@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,11 +14,12 @@ from autodial.errors import InputError
 from autodial.evaluation.domain_lists import DomainLists, check_same_size
 from autodial.evaluation.domains import fed_net
 from autodial.evaluation.recalibrate import Progress, Recalibration, recalibrate, with_statistics
-from autodial.model_file import Domain
+from autodial.layers.dial import DomainName
 from autodial.net.net import Net
 from autodial.proto import Weights
 from autodial.proto import messages as pb
 from autodial.system.devices import full_memory_errors
+from autodial.wording import counted
 
 _log = logging.getLogger(__name__)
 
@@ -36,8 +37,13 @@ class RecalibratedWeights:
 
     weights: Weights
     result: Recalibration
-    names: Mapping[Domain, str]
+    names: Mapping[DomainName, str]
     seconds: float
+
+    @property
+    def sources(self) -> list[str]:
+        """The images used for each source."""
+        return [name for domain, name in self.names.items() if domain != "target"]
 
 
 def recalibrate_weights(
@@ -48,7 +54,7 @@ def recalibrate_weights(
     weights_name: str,
     base_dir: Path,
     device: torch.device,
-    source: Path | None = None,
+    source: Path | Sequence[Path] | None = None,
     target: Path | None = None,
     size: tuple[int, int] | None = None,
     batch_size: int | None = None,
@@ -67,7 +73,8 @@ def recalibrate_weights(
         base_dir: folder of the net's file; relative paths are looked for in the working directory first.
         device: where to compute.
         source, target: images for the domains, as `DomainLists.open` takes them; None: those of the TRAIN phase. If
-            `source` is None, `target` is given and every alpha is 1, the source is not read.
+            `source` is None, `target` is given and every alpha is 1, the source is not read. For a net that aligns
+            several sources, `source` has images for each.
         size: height and width to resize the images of `source` and `target` to; None: no resizing.
         batch_size: images per batch; None: as in the TEST phase.
         workers: processes that read images ahead.
@@ -97,14 +104,30 @@ def recalibrate_weights(
             )
         source_images = None
         if source is not None or target is None or min(built.alphas().values()) < 1:
-            source_images = lists.open("source", source, size=size)
-            source_images.check()
-            check_same_size(source_images, target_images)
+            source_images = []
+            for domain, given in _of_sources(lists.domains[:-1], source).items():
+                source_images.append(lists.open(domain, given, size=size))
+                source_images[-1].check()
+                check_same_size(source_images[-1], target_images)
         target_images.check()
         if unstored := built.without_statistics():
             _log.warning("%s had no statistics stored: there is nothing to compare with", ", ".join(unstored))
         if begun is not None:
             begun()
         with full_memory_errors():
-            result = recalibrate(built, source_images, target_images, logits=logits, report=report)
+            sources = source_images if source_images is None or len(source_images) > 1 else source_images[0]
+            result = recalibrate(built, sources, target_images, logits=logits, report=report)
     return RecalibratedWeights(with_statistics(weights, built), result, lists.names, time.perf_counter() - started)
+
+
+def _of_sources(domains: Sequence[DomainName], given: Path | Sequence[Path] | None) -> dict[DomainName, Path | None]:
+    """The images that the user names for each source; InputError where these are of another number."""
+    if given is None:
+        return dict.fromkeys(domains)
+    paths = [given] if isinstance(given, Path) else list(given)
+    if len(paths) != len(domains):
+        raise InputError(
+            f"the net aligns {counted(len(domains), 'source')}, and `source` names images for {len(paths)}: name those "
+            "of each source, in the order in which the TRAIN phase joins them"
+        )
+    return dict(zip(domains, paths, strict=True))

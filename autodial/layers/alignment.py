@@ -56,8 +56,8 @@ def align(
     between. There are no second derivatives.
 
     Args:
-        x: (N, C, ...), each domain's samples together, the target's last; float32, float64, or bfloat16 and float16, whose statistics are
-            float32. Contiguous and channels-last stay what they are.
+        x: (N, C, ...), each domain's samples together, the target's last; float32, float64, or bfloat16 and float16,
+            whose statistics are float32. Contiguous and channels-last stay what they are.
         alpha: one element, in [1 / D, 1].
         slice_point: the number of source samples, from 1 to N - 1; of more domains, the samples at which the second
             and later ones begin.

@@ -7,7 +7,7 @@ import operator
 from collections.abc import Callable, Sequence
 from functools import cache
 from itertools import accumulate, pairwise
-from typing import SupportsIndex
+from typing import SupportsIndex, TypeAlias
 
 import torch
 import torch.nn.functional as F
@@ -22,16 +22,19 @@ from autodial.proto import messages as pb
 from autodial.wording import counted
 
 
-
 def _channels(shape: Sequence[int]) -> int:
     if not shape:
         raise LayerError("normalizes a batch and gets a single number")
     return shape[1] if len(shape) > 1 else 1
 
 
+DomainName: TypeAlias = str
+"""Whose statistics: "target" or "source", with several sources "target", "source 1", "source 2" and so on."""
+
+
 @cache
-def domain_names(sources: int) -> tuple[str, ...]:
-    """What domains are called, by row of a layer's statistics: "source" and "target", or "source 1", "source 2", ..."""
+def domain_names(sources: int) -> tuple[DomainName, ...]:
+    """The domains by row of a layer's statistics."""
     return (*(["source"] if sources == 1 else (f"source {i + 1}" for i in range(sources))), "target")
 
 
@@ -91,9 +94,9 @@ class DomainAlignment(Layer):
             "source 1", "source 2" and so on.
 
     State: `alpha` (1,); `mean`, `variance` (D, C), a row for each source and the last for the target, moving sums, the
-    variances' with a factor of m / (m - 1) for the m values per channel of all domains; `normalizer` (1,), the moving sum of ones that
-    divides them (0: nothing stored yet, mean and variance count as 0). Where the layer is made bfloat16 or float16, the
-    statistics stay as they are.
+    variances' with a factor of m / (m - 1) for the m values per channel of all domains; `normalizer` (1,), the moving
+    sum of ones that divides them (0: nothing stored yet, mean and variance count as 0). Where the layer is made
+    bfloat16 or float16, the statistics stay as they are.
 
     Raises:
         LayerError: num_features, sources or a slice_point that is no whole number, or is below 1, a source_slice_point
@@ -125,7 +128,7 @@ class DomainAlignment(Layer):
         eps: float = 1e-5,
         moving_average_fraction: float = 0.999,
         use_global_stats: bool | None = None,
-        test_stats: str = "target",
+        test_stats: DomainName = "target",
     ) -> None:
         super().__init__()
         num_features = _whole_number("num_features", num_features)
@@ -299,11 +302,6 @@ class DomainAlignment(Layer):
                     f"{layer} gets a batch of {batch_size} where source and target together are {sum(pair)}: keep the "
                     "samples along the first axis, and merge that axis with no other, so that the two domains can be "
                     "told apart"
-                )
-            if len(pair) != self.sources + 1:
-                raise LayerError(
-                    f"{layer} has statistics of {counted(self.sources, 'source')}, and the AutoDIAL is given "
-                    f"{len(pair) - 1}: convert_batchnorm(module, sources={len(pair) - 1}) makes layers for them"
                 )
             return tuple(accumulate(pair[:-1]))
         if pairs.evaluated() is not None:

@@ -20,7 +20,7 @@ from autodial.errors import AutodialError, InputError, WorkError
 from autodial.layers import Convolution
 from autodial.layers.data_sources import SourceLayer
 from autodial.net.net import Net
-from autodial.net.workers import Workers
+from autodial.net.workers import Workers, places
 from autodial.system.cpus import available_cpus
 from autodial.system.ranks import Ranks
 
@@ -66,17 +66,27 @@ class Feed(Iterator[dict[str, Tensor]]):
         device: where the tensors go.
         workers: processes to read with; 0 reads in this one, when a batch is asked for.
         ranks: read this rank's share of each data layer's rows; None for all rows.
+        brief: whether a batch need only last until the next one is asked for, which saves a copy on the CPU.
 
     Raises:
         InputError: the net has Input or MemoryData layers, which only Python can fill. Iterating: a batch can't be
             read; it names the file and the row.
-        WorkError: the workers can't be started. Iterating: they die again and again (autodial.net.workers).
+        WorkError: the workers can't be started, or get no shared memory. Iterating: they die again and again
+            (autodial.net.workers).
     """
 
     def __init__(
-        self, net: Net, indexes: Iterable[int], *, device: torch.device, workers: int, ranks: Ranks | None = None
+        self,
+        net: Net,
+        indexes: Iterable[int],
+        *,
+        device: torch.device,
+        workers: int,
+        ranks: Ranks | None = None,
+        brief: bool = False,
     ) -> None:
         self._device = device
+        self._brief = brief
         self._image_format = image_format(net, device)
         readers = sources(net)
         for name, layer in net.data_layers.items():
@@ -90,13 +100,16 @@ class Feed(Iterator[dict[str, Tensor]]):
             workers = min(workers, len(indexes))
         workers = workers_that_fit(workers, readers.values()) if readers else 0
         shares = [ALL if ranks is None else ranks.share(reader.batch_size) for reader in readers.values()]
-        read = _Batches(list(zip(readers.values(), shares, strict=True)), shared=workers > 0)
-        pin = _pin if device.type == "cuda" else None
+        read = _Batches(list(zip(readers.values(), shares, strict=True)))
         self._workers: Workers[_Batch | _Failure] | None = None
         if workers:
+            read.share(places(workers, _PREFETCH), self._image_format)
+            pin = device.type == "cuda"
             start = partial(torch.cuda.set_device, device) if pin else lambda: None
-            self._workers = Workers(read, indexes, workers, ahead=_PREFETCH, finish=pin, start=start)
-        self._batches: Iterator[_Batch | _Failure] = self._workers or map(read, indexes)
+            finish = partial(_pin, places=read.places) if pin else None
+            self._workers = Workers(read.put, indexes, workers, ahead=_PREFETCH, finish=finish, start=start)
+        self._places = read.places
+        self._batches: Iterator[_Batch | _Failure] = self._workers or map(read.read, indexes)
 
     def __next__(self) -> dict[str, Tensor]:
         batch = next(self._batches)
@@ -104,8 +117,14 @@ class Feed(Iterator[dict[str, Tensor]]):
             raise batch.kind(batch.message)
         for text in batch.damage:
             note_damage(text)
-        tensors = (self._to_device(tensor) for tensor in batch.tensors)
-        return dict(zip(self._tops, tensors, strict=True))
+        tensors = batch.tensors
+        if batch.place is not None:
+            tensors = [self._taken(tensor) for tensor in batch.place.of(self._places)]
+        return dict(zip(self._tops, map(self._to_device, tensors), strict=True))
+
+    def _taken(self, tensor: Tensor) -> Tensor:
+        """A tensor from a place, which another batch will use."""
+        return tensor if self._brief and tensor.dim() == 4 else tensor.clone()
 
     def _to_device(self, tensor: Tensor) -> Tensor:
         memory_format = self._image_format if tensor.dim() == 4 else torch.contiguous_format
@@ -126,43 +145,82 @@ class _Failure:
     message: str
 
 
+class _Place(NamedTuple):
+    """Where a worker has put a batch: the number of the place, and the rows of each tensor, of which it may have more.
+
+    A last batch may be shorter than the others.
+    """
+
+    number: int
+    rows: list[int]
+
+    def of(self, places: list[list[Tensor]]) -> list[Tensor]:
+        return [tensor[:count] for tensor, count in zip(places[self.number], self.rows, strict=True)]
+
+
 class _Batch(NamedTuple):
-    """A batch on its way from a worker."""
+    """A batch as it was read, or where it is."""
 
     tensors: list[Tensor]
+    place: _Place | None
     damage: list[str]
-    """Sentences for `note_damage`, of the images that the worker found damaged."""
+    """Sentences for `note_damage`, of the images that were found damaged."""
 
 
 class _Batches:
-    """Batch `index` of several readers, the rows wanted of each, as one item; `shared` with other processes."""
+    """Batches of several readers, the rows wanted of each, read here or put into memory that processes share.
 
-    def __init__(self, readers: list[tuple[Source, slice]], *, shared: bool) -> None:
+    The memory is used again and again: new memory, of which the system clears each page, costs a worker as much time
+    as the images' transforms.
+    """
+
+    def __init__(self, readers: list[tuple[Source, slice]]) -> None:
         self._readers = readers
-        self._shared = shared
+        self.places: list[list[Tensor]] = []
 
-    def __call__(self, index: int) -> _Batch | _Failure:
+    def share(self, count: int, image_format: torch.memory_format) -> None:
+        """Make `count` places in shared memory, images in a format; WorkError if that can't be done."""
+        shapes = [
+            (len(range(reader.batch_size)[rows]), *shape[1:])
+            for reader, rows in self._readers
+            for shape in reader.top_shapes
+        ]
         try:
-            with collecting_damage() as damage:
-                batch = [
-                    torch.from_numpy(array) for reader, rows in self._readers for array in reader.batch(index, rows)
-                ]
-        except AutodialError as error:
-            return _Failure(type(error), str(error))
-        if not self._shared:
-            return _Batch(batch, damage)
-        try:
-            return _Batch([tensor.share_memory_() for tensor in batch], damage)  # type: ignore[no-untyped-call]
+            self.places = [[_shared(shape, image_format) for shape in shapes] for _ in range(count)]
         except RuntimeError as error:
             reason = str(error).partition("\n")[0]
-            return _Failure(WorkError, f"a batch can't be put into shared memory ({reason}): set `workers` to 0")
+            raise WorkError(f"a batch can't be put into shared memory ({reason}): set `workers` to 0") from error
+
+    def read(self, index: int) -> _Batch | _Failure:
+        """Batch number `index`."""
+        try:
+            with collecting_damage() as damage:
+                tops = [array for reader, rows in self._readers for array in reader.batch(index, rows)]
+        except AutodialError as error:
+            return _Failure(type(error), str(error))
+        return _Batch(list(map(torch.from_numpy, tops)), None, damage)
+
+    def put(self, index: int, place: int) -> _Batch | _Failure:
+        """Put batch number `index` into a place."""
+        batch = self.read(index)
+        if isinstance(batch, _Failure):
+            return batch
+        where = _Place(place, [len(tensor) for tensor in batch.tensors])
+        for shared, tensor in zip(where.of(self.places), batch.tensors, strict=True):
+            shared.copy_(tensor)
+        return _Batch([], where, batch.damage)
 
 
-def _pin(batch: _Batch | _Failure) -> _Batch | _Failure:
+def _shared(shape: tuple[int, ...], image_format: torch.memory_format) -> Tensor:
+    memory_format = image_format if len(shape) == 4 else torch.contiguous_format
+    return torch.empty(shape, memory_format=memory_format).share_memory_()  # type: ignore[no-untyped-call,no-any-return]
+
+
+def _pin(batch: _Batch | _Failure, places: list[list[Tensor]]) -> _Batch | _Failure:
     """Move a batch to memory that a GPU reads by itself."""
-    if isinstance(batch, _Failure):
+    if isinstance(batch, _Failure) or batch.place is None:
         return batch
-    return batch._replace(tensors=[tensor.pin_memory() for tensor in batch.tensors])
+    return _Batch([tensor.pin_memory() for tensor in batch.place.of(places)], None, batch.damage)
 
 
 def workers_that_fit(workers: int, readers: Iterable[Source], shared_memory: Path = _SHARED_MEMORY) -> int:
@@ -179,7 +237,7 @@ def workers_that_fit(workers: int, readers: Iterable[Source], shared_memory: Pat
     free = shutil.disk_usage(shared_memory).free
     fit = max(0, (free // batch_bytes - 1) // _PREFETCH)
     if fit < workers:
-        needed = batch_bytes * (1 + _PREFETCH * workers)
+        needed = batch_bytes * places(workers, _PREFETCH)
         _log.warning(
             "Reading with %d instead of %d workers: %s has %d MiB free and they need %d MiB (docker: --shm-size)",
             *(fit, workers, shared_memory, free >> 20, (needed >> 20) + 1),

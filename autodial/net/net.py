@@ -56,6 +56,12 @@ class Param:
         return self.module.blobs[self.index]
 
 
+RENAME = "rename the layer to train it from its fillers"
+"""What to do in training where a layer's blobs don't fit."""
+OTHERS = "these are another net's weights, or another version's: name this net's"
+"""What it means elsewhere."""
+
+
 class Net(nn.Module):
     """A Caffe net in one phase.
 
@@ -480,11 +486,12 @@ class Net(nn.Module):
         ]
 
     @torch.no_grad()
-    def load_weights(self, weights: Weights, source: str = "the weights") -> list[str]:
+    def load_weights(self, weights: Weights, source: str = "the weights", *, advice: str = RENAME) -> list[str]:
         """Copy blobs by layer name (Caffe: Net::CopyTrainedLayersFrom); layers that are not in the net are ignored.
 
         Args:
             source: the file's name, for messages.
+            advice: what to do where blobs don't fit, as the end of a sentence.
 
         Returns:
             names of the net's layers with blobs that the weights do not hold.
@@ -501,10 +508,10 @@ class Net(nn.Module):
             owned = {param.index for param in self.params if param.layer == saved.name}
             # HDF5 files hold a shared blob once, with its owner.
             if not owned <= arrays.keys() <= set(range(len(blobs))):
-                raise _wrong_count(saved.name, len(blobs), len(arrays), source)
+                raise _wrong_count(saved.name, len(blobs), len(arrays), source, advice)
             for i, array in arrays.items():
                 if not saved.fits(i, tuple(blobs[i].shape)):
-                    raise _wrong_shape(saved.name, i, tuple(blobs[i].shape), array.shape, source)
+                    raise _wrong_shape(saved.name, i, tuple(blobs[i].shape), array.shape, source, advice)
                 blobs[i].copy_(torch.from_numpy(np.ascontiguousarray(array)).view(blobs[i].shape))
             found.add(saved.name)
         return [name for name, layer in self._by_name.items() if layer.blobs and name not in found]
@@ -577,17 +584,13 @@ def _check_shapes(name: str, given: Sequence[Shape], wanted: Sequence[Shape], so
             raise _wrong_shape(name, i, ours, theirs, source)
 
 
-def _wrong_count(name: str, wanted: int, given: int, source: str) -> InputError:
-    return InputError(
-        f'layer "{name}" has {counted(wanted, "blob")} and {source} has {given} for it; '
-        "rename the layer to train it from its fillers"
-    )
+def _wrong_count(name: str, wanted: int, given: int, source: str, advice: str = RENAME) -> InputError:
+    return InputError(f'layer "{name}" has {counted(wanted, "blob")} and {source} has {given} for it; {advice}')
 
 
-def _wrong_shape(name: str, index: int, wanted: Shape, given: Shape, source: str) -> InputError:
+def _wrong_shape(name: str, index: int, wanted: Shape, given: Shape, source: str, advice: str = RENAME) -> InputError:
     return InputError(
-        f'layer "{name}", blob {index}: the net\'s shape is {wanted} and that of {source} is {given}; '
-        "rename the layer to train it from its fillers"
+        f'layer "{name}", blob {index}: the net\'s shape is {wanted} and that of {source} is {given}; {advice}'
     )
 
 

@@ -36,7 +36,10 @@ T = TypeVar("T")
 
 
 class Workers(Iterator[T]):
-    """The results of `work`, a picklable function of an index alone, made by processes ahead of whoever iterates.
+    """The results of `work`, a picklable function, made by processes ahead of whoever iterates.
+
+    `work` takes an index, which alone decides the result, and the number of a place to put it in, less than
+    `places(processes, ahead)`. No result that is being made, or was given last, has the same place.
 
     A process that is killed takes the pool with it. It is started again then, and makes what is still missing, so that
     the results are those of an undisturbed run. This happens where the trainer waits for a result, and nowhere else.
@@ -55,7 +58,7 @@ class Workers(Iterator[T]):
 
     def __init__(
         self,
-        work: Callable[[int], T],
+        work: Callable[[int, int], T],
         indexes: Iterable[int],
         processes: int,
         *,
@@ -68,7 +71,10 @@ class Workers(Iterator[T]):
         self._count = processes
         self._finish = finish
         self._finishing = None if finish is None else ThreadPoolExecutor(1, "finish", start)
-        self._pending: deque[tuple[int, Future[T]]] = deque()
+        self._pending: deque[tuple[int, int, Future[T]]] = deque()
+        """Index, place and result, in order."""
+        self._free = list(range(places(processes, ahead)))
+        self._given_place: int | None = None
         self._given = 0
         self._deaths: deque[int] = deque(maxlen=DEATHS)
         self._pool = self._new_pool()
@@ -77,13 +83,18 @@ class Workers(Iterator[T]):
                 self._add()
 
     def __next__(self) -> T:
+        if self._given_place is not None:
+            self._free.append(self._given_place)
+            self._given_place = None
         while self._pending:
+            _, place, future = self._pending[0]
             try:
-                result = self._pending[0][1].result()
+                result = future.result()
             except BrokenProcessPool:
                 self._start_again()
                 continue
             self._pending.popleft()
+            self._given_place = place
             self._given += 1
             self._add()
             return result
@@ -121,12 +132,13 @@ class Workers(Iterator[T]):
     def _add(self) -> None:
         """Have the next index worked on, if there is one."""
         for index in self._indexes:
-            self._pending.append((index, self._submit(index)))
+            place = self._free.pop()
+            self._pending.append((index, place, self._submit(index, place)))
             return
 
-    def _submit(self, index: int) -> Future[T]:
+    def _submit(self, index: int, place: int) -> Future[T]:
         try:
-            made: Future[T] = self._pool.submit(_do, index)
+            made: Future[T] = self._pool.submit(_do, index, place)
         except BrokenProcessPool as error:
             made = Future()
             made.set_exception(error)
@@ -152,9 +164,14 @@ class Workers(Iterator[T]):
         )
         self._pool = self._new_pool()
         with self._starting():
-            for place, (index, future) in enumerate(self._pending):
+            for i, (index, place, future) in enumerate(self._pending):
                 if isinstance(future.exception(), BrokenProcessPool):
-                    self._pending[place] = index, self._submit(index)
+                    self._pending[i] = index, place, self._submit(index, place)
+
+
+def places(processes: int, ahead: int) -> int:
+    """How many places the results of Workers take: those ready or in the making, and the one that was given last."""
+    return processes * ahead + 1
 
 
 def _finish(finish: Callable[[T], T], made: Future[T]) -> T:
@@ -187,10 +204,10 @@ def _holding_signals() -> Iterator[None]:
 
 # --- in the processes
 
-_work: Callable[[int], Any]
+_work: Callable[[int, int], Any]
 
 
-def _begin(work: Callable[[int], Any], trainer: int) -> None:
+def _begin(work: Callable[[int, int], Any], trainer: int) -> None:
     global _work
     _work = work
     # An interrupt from the keyboard, the end of the terminal, and what torchrun or a cluster's scheduler ends jobs by
@@ -219,5 +236,5 @@ def _end_with(trainer: int, parent: int) -> None:
     os._exit(0)
 
 
-def _do(index: int) -> Any:
-    return _work(index)
+def _do(index: int, place: int) -> Any:
+    return _work(index, place)

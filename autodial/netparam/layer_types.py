@@ -9,7 +9,7 @@ READS_SCORES = frozenset({
 """Types whose first bottom holds scores or probabilities of classes (Layer.reads_scores)."""
 
 PER_CHANNEL = frozenset(
-    {"BatchNorm", "Bias", "ConvolutionDepthwise", "Dial", "MultiModalBatchNorm", "Normalize", "PReLU", "Scale"}
+    {"BN", "BatchNorm", "Bias", "ConvolutionDepthwise", "Dial", "MultiModalBatchNorm", "Normalize", "PReLU", "Scale"}
 )
 """Types that keep the channels and have parameters or statistics for each (Layer.per_channel)."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +20,7 @@ from autodial.wording import counted
 _log = logging.getLogger(__name__)
 
 VARIANTS = {
-    "source-only": "the network without alignment, trained on the source's images alone",
+    "source-only": "the network without alignment, trained on the images with labels alone",
     "entropy-only": "the network without alignment, trained with the source's labels and the target's entropy",
     "adabn": "each domain normalized with its own statistics (alpha fixed to 1), without the entropy loss",
     "fixed-alpha": "AutoDIAL with alpha fixed to 1",
@@ -60,7 +60,8 @@ def apply_variant(net: pb.NetParameter, name: str) -> pb.NetParameter:
     - A Scale layer stays without its Dial layer, as a bias, if the layer before it has no bias.
 
     "source-only" also removes what only the target's samples pass through: their data, the Concat and Slice layers that
-    join and split the domains along axis 0, the EntropyLoss. All other layers stay unchanged.
+    join and split the domains along axis 0, the EntropyLoss. Target samples with labels, which a Concat layer joins
+    with those without, stay: the net learns from them as from the source's. All other layers stay unchanged.
 
     Args:
         net: a NetParameter of any phases, whose batches hold the source's samples first; it is not changed.
@@ -292,9 +293,14 @@ def _become_batch_norm(layer: pb.LayerParameter) -> None:
 
 
 def _without_target(net: pb.NetParameter) -> pb.NetParameter:
-    joins = [layer for layer in net.layer if layer.type == "Concat" and _axis(layer) == 0]
     splits = [layer for layer in net.layer if layer.type == "Slice" and _axis(layer) == 0]
+    among_sources = _joins_of_sources(net)
+    joins = [
+        layer for layer in net.layer if layer.type == "Concat" and _axis(layer) == 0 and layer not in among_sources
+    ]
     _check_two_domains(joins, splits)
+    staying = _joins_of_labelled(net, joins)
+    joins = [join for join in joins if join not in staying]
     kept = [layer for layer in net.layer if layer not in (*joins, *splits)]
     target = {join.bottom[1] for join in joins} | {split.top[1] for split in splits}
     gone: list[pb.LayerParameter] = []
@@ -311,6 +317,62 @@ def _without_target(net: pb.NetParameter) -> pb.NetParameter:
     for layer in kept:
         _add(source, layer, renamed)
     return source
+
+
+def _joins_of_sources(net: pb.NetParameter) -> list[pb.LayerParameter]:
+    """The Concat layers that join several sources' images, before these are joined with the target's, or labels.
+
+    A net with such layers has Dial layers that say where each source begins.
+    """
+    if not any(layer.dial_param.source_slice_point for layer in net.layer):
+        return []
+    joins = [layer for layer in net.layer if layer.type == "Concat" and _axis(layer) == 0]
+    names = {layer.name for layer in joins}
+    with_target = [layer for layer in joins if _leads_to(net, layer.top[0], {"Dial"}, names)]
+    of_target = {name for layer in with_target for name in _behind(net, layer.bottom[-1])}
+    return [layer for layer in joins if layer not in with_target and layer.name not in of_target]
+
+
+def _leads_to(net: pb.NetParameter, blob: str, types: Collection[str], but_not_by: Collection[str]) -> bool:
+    """Whether a layer of these types depends on a blob in another way than by these layers."""
+    reached = {blob}
+    for layer in net.layer:
+        if layer.name not in but_not_by and reached.intersection(layer.bottom):
+            if layer.type in types:
+                return True
+            reached.update(layer.top)
+    return False
+
+
+def _joins_of_labelled(net: pb.NetParameter, joins: Sequence[pb.LayerParameter]) -> list[pb.LayerParameter]:
+    """The layers that join the source's samples, or their labels, with those of target samples that have labels.
+
+    A net has such samples if the second bottom of a Concat layer comes from another one, which joins target samples
+    with labels and without.
+    """
+    behind = {join.name: _behind(net, join.bottom[1]) for join in joins}
+    inner = [join for join in joins if any(join.name in behind[other.name] for other in joins)]
+    labelled = {name for join in inner for name in _behind(net, join.bottom[0])}
+    return [
+        join
+        for join in joins
+        if inner
+        and join not in inner
+        and (behind[join.name] <= labelled or any(one.name in behind[join.name] for one in inner))
+    ]
+
+
+def _behind(net: pb.NetParameter, blob: str) -> set[str]:
+    """The names of the layers that a blob depends on, in all phases."""
+    names: set[str] = set()
+    blobs = [blob]
+    while blobs:
+        one = blobs.pop()
+        for layer in net.layer:
+            if one in layer.top and layer.name not in names:
+                names.add(layer.name)
+                blobs += layer.bottom
+    return names
 
 
 def _check_two_domains(joins: Sequence[pb.LayerParameter], splits: Sequence[pb.LayerParameter]) -> None:

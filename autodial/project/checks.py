@@ -66,6 +66,55 @@ def check_enough(data: Data) -> None:
         )
     if data.test is not None and not data.test.images:
         raise InputError(f"the test set ({data.test.origin}) has no usable image: add some")
+    if data.labelled_target is not None and not data.labelled_target.images:
+        raise InputError(f"the labelled target ({data.labelled_target.origin}) has no usable image: add some")
+
+
+def check_one_label_each(domain: DomainImages) -> None:
+    """Refuse a file with several labels, under any name.
+
+    Raises:
+        InputError: there is such a file.
+    """
+    labels: dict[tuple[int, int], int | None] = {}
+    for image in domain.images:
+        known = labels.setdefault(identity(image.path), image.label)
+        if known != image.label:
+            raise InputError(
+                f"the {domain.role} ({domain.origin}) has {image.path} with two labels, {known} and {image.label}: "
+                "keep the right one"
+            )
+
+
+def without_trained(data: Data) -> tuple[Data, list[str]]:
+    """Leave the labelled target's images, and copies of them, out of the test set, so that it measures what is new.
+
+    Returns:
+        the data, and a note if images were left out.
+
+    Raises:
+        InputError: no image of the test set is left.
+    """
+    if data.labelled_target is None or data.test is None:
+        return data, []
+    trained = {identity(image.path) for image in data.labelled_target.images}
+    paths = [image.path for image in data.test.images]
+    copies = same_bytes(paths, [image.path for image in data.labelled_target.images], data.inspections)
+    copied = {path for path, _ in copies}
+    kept = tuple(
+        image for image in data.test.images if image.path not in copied and identity(image.path) not in trained
+    )
+    lost = len(paths) - len(kept)
+    if not lost:
+        return data, []
+    if not kept:
+        raise InputError(
+            f"every image with which accuracy is measured ({data.test.origin}) is also in the labelled target "
+            f"({data.labelled_target.origin}): name other labelled images with `test`"
+        )
+    note = f"{counted(lost, 'labelled target image')} that the net learns from {'is' if lost == 1 else 'are'} left out "
+    test = replace(data.test, role="test", images=kept)
+    return replace(data, test=test), [f"{note}of the test set, which has {counted(len(kept), 'image')}"]
 
 
 def notes_on_copies(data: Data) -> list[str]:

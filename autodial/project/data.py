@@ -17,6 +17,7 @@ class Data:
         classes: names of the classes, by label.
         source, target: the domains.
         test: labelled images that measure accuracy; None if there are none.
+        labelled_target: images of the target whose labels are trained on; None if there are none.
         inspections: what decoding found, by path.
     """
 
@@ -25,8 +26,10 @@ class Data:
     target: DomainImages
     test: DomainImages | None
     inspections: Mapping[str, Inspection]
+    labelled_target: DomainImages | None = None
 
     @property
     def domains(self) -> list[DomainImages]:
-        """Source, target, and the test set unless it is the target."""
-        return [self.source, self.target, *([self.test] if self.test and self.test is not self.target else [])]
+        """Source, target, the labelled target, and the test set unless it is the target."""
+        others = (self.labelled_target, self.test if self.test is not self.target else None)
+        return [self.source, self.target, *(domain for domain in others if domain is not None)]

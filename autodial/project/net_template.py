@@ -16,11 +16,13 @@ from autodial.errors import InputError
 from autodial.netparam.graph import Graph, Node
 from autodial.netparam.layer_types import NO_IMAGES, PER_CHANNEL, READS_SCORES
 from autodial.netparam.net_state import included
+from autodial.project.labelled_rows import add_labelled_rows
 from autodial.project.split import Split
 from autodial.proto import LayerWeights, Weights, read_blob
 from autodial.proto import messages as pb
 
 SOURCE_LIST, TARGET_LIST, TEST_LIST = "source.txt", "target.txt", "test.txt"
+LABELLED_LIST = "target_labelled.txt"
 """Names of a project's lists."""
 
 _CLASSIFIERS = ("InnerProduct", "Convolution")
@@ -41,6 +43,7 @@ class Filling:
         color: whether images are read in colour if the net doesn't say.
         weights: the weights that training starts from. If they have another number of classes, the classifier gets a
             name that they don't contain.
+        labelled_rows: how many of the target's images in a batch have labels, from LABELLED_LIST; less than all.
     """
 
     classes: int
@@ -51,6 +54,7 @@ class Filling:
     size: tuple[int, int]
     color: bool = True
     weights: Weights | None = None
+    labelled_rows: int = 0
 
 
 class NetTemplate:
@@ -119,7 +123,10 @@ class NetTemplate:
                 net.layer[i].image_data_param.shuffle = True
         if net.layer[self._test_data].transform_param.mirror:
             net.layer[self._test_data].transform_param.ClearField("mirror")
+        domains = net.layer[self._source].name, net.layer[self._target].name
         notes += self._fill_test(net, filling)
+        if filling.labelled_rows:
+            add_labelled_rows(net, *domains, LABELLED_LIST, filling.labelled_rows)
         return net, notes
 
     # --- reading

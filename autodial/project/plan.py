@@ -6,9 +6,16 @@ from dataclasses import dataclass
 
 from autodial.errors import InputError
 from autodial.project.data import Data
-from autodial.project.net_template import SOURCE_LIST, TARGET_LIST, TEST_LIST, Filling, NetTemplate
+from autodial.project.net_template import (
+    LABELLED_LIST,
+    SOURCE_LIST,
+    TARGET_LIST,
+    TEST_LIST,
+    Filling,
+    NetTemplate,
+)
 from autodial.project.schedule import describe_epochs, fill_intervals, iterations, stretch
-from autodial.project.split import Split, even_batches, split_batch
+from autodial.project.split import Split, even_batches, halved_batch, labelled_rows, split_batch
 from autodial.proto import Weights
 from autodial.proto import messages as pb
 from autodial.wording import counted
@@ -17,7 +24,7 @@ NET, SOLVER, LABELS = "train_val.prototxt", "solver.prototxt", "labels.txt"
 """Names of a project's files; its lists have theirs in `net_template`."""
 START = "start.caffemodel"
 """The name of the weights to start from, if the user's had to be changed."""
-NAMES = (NET, SOURCE_LIST, TARGET_LIST, TEST_LIST)
+NAMES = (NET, SOURCE_LIST, TARGET_LIST, LABELLED_LIST, TEST_LIST)
 """Files that other files of the project name."""
 
 PARTS = (*NAMES, LABELS, START)
@@ -36,6 +43,7 @@ class Plan:
         net: the net for these images.
         solver: the solver for them.
         split: the source and target images in a batch.
+        labelled: how many of these target images have labels.
         epochs: passes over the source in the whole training.
         size: height and width to which images are resized.
         notes: sentences that the user should read; parameters are in backticks.
@@ -44,6 +52,7 @@ class Plan:
     net: pb.NetParameter
     solver: pb.SolverParameter
     split: Split
+    labelled: int
     epochs: float
     size: tuple[int, int]
     notes: list[str]
@@ -57,6 +66,7 @@ def plan(
     epochs: float | None = None,
     batch_size: int | None = None,
     weights: Weights | None = None,
+    halves: bool = False,
 ) -> Plan:
     """Adapt a net and a solver to a user's images.
 
@@ -67,6 +77,7 @@ def plan(
         epochs: passes over the source; None for the solver's number of iterations.
         batch_size: images in a batch, source and target together; None for the template's.
         weights: the weights that training starts from.
+        halves: whether a batch has as many source as target images; otherwise their numbers follow the domains' sizes.
 
     Raises:
         InputError: the images have several sizes and the net doesn't state one, the schedule can't be stretched, or
@@ -74,9 +85,11 @@ def plan(
     """
     source, target = len(data.source.images), len(data.target.images)
     total = batch_size or template.split.total or _BATCH
-    split = split_batch(total, source, target)
-    notes = _notes_on_split(total, split, source, target)
+    split = halved_batch(total, source, target) if halves else split_batch(total, source, target)
+    notes = [] if halves else _notes_on_split(total, split, source, target)
 
+    known = None if data.labelled_target is None else len(data.labelled_target.images)
+    rows = 0 if known is None else labelled_rows(split.target, known)
     labelled = data.test is not None
     tested = data.test or data.target
     test_batch, test_batches = even_batches(len(tested.images), template.test_batch or total)
@@ -91,6 +104,7 @@ def plan(
         size=size,
         color=not grey,
         weights=weights,
+        labelled_rows=rows,
     )
     net, more = template.filled(filling)
     notes += [*_notes_on_color(template, data), *more, *_notes_on_weights(net, weights)]
@@ -109,7 +123,7 @@ def plan(
             f"{counted(filled.max_iter, 'iteration')} ({describe_epochs(done)}) may be too few to learn from: raise "
             "`epochs`"
         )
-    return Plan(net, filled, split, done, size, notes)
+    return Plan(net, filled, split, rows, done, size, notes)
 
 
 def _notes_on_split(total: int, split: Split, source: int, target: int) -> list[str]:

@@ -9,14 +9,21 @@ from itertools import count
 from pathlib import Path
 
 from autodial.errors import InputError
-from autodial.project.checks import check_apart, check_enough, notes_on_copies, without_bad
+from autodial.project.checks import (
+    check_apart,
+    check_enough,
+    check_one_label_each,
+    notes_on_copies,
+    without_bad,
+    without_trained,
+)
 from autodial.project.data import Data
 from autodial.project.files import check_folder, list_text, write_files
 from autodial.project.inspection import inspect_images
-from autodial.project.net_template import SOURCE_LIST, TARGET_LIST, TEST_LIST
+from autodial.project.net_template import LABELLED_LIST, SOURCE_LIST, TARGET_LIST, TEST_LIST
 from autodial.project.plan import LABELS, NET, SOLVER, START, Plan, plan
 from autodial.project.recipe import fit_net, read_recipe
-from autodial.project.scan import DomainImages, read_source, read_target, read_test
+from autodial.project.scan import DomainImages, read_labelled_target, read_source, read_target, read_test
 from autodial.project.schedule import describe_epochs
 from autodial.proto import Weights, to_text
 from autodial.wording import counted
@@ -58,12 +65,17 @@ class Project:
         """The files by name. The solver comes last, as nothing trains without it."""
         from autodial.converters.net_text import net_to_text
 
-        data, split = self.data, self.plan.split
+        data, split, labelled = self.data, self.plan.split, self.plan.labelled
         about_net = [
             f"{self.arch} for {len(data.classes)} classes, made by `autodial init`. A batch holds {split.source} "
             "source images,",
             f"then {split.target} target images. The lists lie beside this file; each label in target.txt is -1.",
         ]
+        if labelled:
+            about_net += [
+                f"The first {labelled} target images have labels ({LABELLED_LIST}): Dial layers normalize them as the",
+                "target's, and the losses on labels read them behind the source's images.",
+            ]
         about_solver = [
             f"{describe_epochs(self.plan.epochs)} over {counted(len(data.source.images), 'source image')}, made by "
             "`autodial init`.",
@@ -73,6 +85,7 @@ class Project:
         return {
             SOURCE_LIST: list_text(data.source, labels=True),
             TARGET_LIST: list_text(data.target, labels=False),
+            **({LABELLED_LIST: list_text(data.labelled_target, labels=True)} if data.labelled_target else {}),
             **({TEST_LIST: list_text(data.test, labels=True)} if data.test else {}),
             LABELS: "".join(f"{name}\n" for name in data.classes),
             **({START: self.start} if self.start is not None else {}),
@@ -88,9 +101,11 @@ def prepare(
     target: Path,
     *,
     test: Path | None = None,
+    labelled_target: Path | None = None,
     weights: str | None = None,
     epochs: float | None = None,
     batch_size: int | None = None,
+    halves: bool = False,
     skip: bool = False,
     warn: Callable[[str], None] = lambda warning: None,
     report: Callable[[float, float], None] = lambda done, total: None,
@@ -103,8 +118,11 @@ def prepare(
         source: the labelled images: a folder with a folder per class, or a list.
         target: the unlabelled images: any folder, or a list.
         test: labelled target images that measure accuracy; None for the target's own, if it has class folders.
+        labelled_target: target images whose labels are trained on, as `read_labelled_target` takes them. They stay
+            among the unlabelled ones if they are there, and are left out of the test set.
         epochs: passes over the source, above 0; None for the schedule of the net's solver.
         batch_size: images in a batch, at least 4; None for the net's.
+        halves: whether half of a batch is the source's, whatever the domains' sizes.
         skip: whether images that can't be decoded are left out. Otherwise they are an error.
         warn: is told which images are left out or damaged.
         report: is told how many images are decoded, and of how many.
@@ -114,15 +132,19 @@ def prepare(
     """
     if epochs is not None and not 0 < epochs <= _MOST_EPOCHS:
         raise InputError(f"`epochs` {epochs:g}: choose a number above 0, up to {_MOST_EPOCHS:,}")
-    check_folder(folder, [origin for origin in (source, target, test) if origin is not None])
+    check_folder(folder, [origin for origin in (source, target, test, labelled_target) if origin is not None])
     recipe = read_recipe(arch, weights)
     classes, source_images = read_source(source)
     others = [read_target(target, classes, measured=test is not None)]
     if test is not None:
         others.append(read_test(test, classes))
-    check_apart(source_images, others)
+    few = None if labelled_target is None else read_labelled_target(labelled_target, classes)
+    if few is not None:
+        check_one_label_each(few)
+    check_apart(source_images, [*others, *([few] if few else [])])
     fitted = fit_net(recipe, arch, len(classes))
-    data = _decoded(classes, source_images, others, skip=skip, warn=warn, report=report)
+    data = _decoded(classes, source_images, others, few, skip=skip, warn=warn, report=report)
+    data, left_out = without_trained(data)
     planned = plan(
         fitted.template,
         recipe.solver,
@@ -130,9 +152,10 @@ def prepare(
         epochs=recipe.epochs if epochs is None else epochs,
         batch_size=batch_size,
         weights=fitted.weights,
+        halves=halves,
     )
-    notes = [note for domain in (source_images, *others) for note in domain.notes]
-    notes += [*recipe.notes, *fitted.notes, *notes_on_copies(data), *planned.notes]
+    notes = [note for domain in (source_images, *others, *([few] if few else [])) for note in domain.notes]
+    notes += [*left_out, *recipe.notes, *fitted.notes, *notes_on_copies(data), *planned.notes]
     start = fitted.weights if fitted.converted else None
     return Project(folder, arch, data, planned, start, weights if start is None else str(folder / START), tuple(notes))
 
@@ -146,16 +169,18 @@ def _decoded(
     classes: Sequence[str],
     source: DomainImages,
     others: Sequence[DomainImages],
+    few: DomainImages | None,
     *,
     skip: bool,
     warn: Callable[[str], None],
     report: Callable[[float, float], None],
 ) -> Data:
-    """Decode all images; `others` are the target and a test set."""
-    paths = [image.path for domain in (source, *others) for image in domain.images]
+    """Decode all images; `others` are the target and a test set, `few` the labelled target."""
+    paths = [image.path for domain in (source, *others, *([few] if few else [])) for image in domain.images]
     number, total = count(1), len(set(paths))
     inspections = inspect_images(paths, lambda: report(next(number), total))
     source, target, *rest = (without_bad(domain, inspections, skip=skip) for domain in (source, *others))
+    few = few and without_bad(few, inspections, skip=skip)
     for inspection in inspections.values():
         if inspection.problem:
             warn(f"Left out: {inspection.problem}")
@@ -164,6 +189,6 @@ def _decoded(
             warn(f"Warning: {path} is damaged; the part that could be decoded is used: {inspection.damage}")
     tested = rest[0] if rest else target
     usable = {path: inspection for path, inspection in inspections.items() if not inspection.problem}
-    data = Data(classes, source, target, tested if tested.labelled else None, usable)
+    data = Data(classes, source, target, tested if tested.labelled else None, usable, few)
     check_enough(data)
     return data

@@ -16,6 +16,7 @@ from autodial.data.image_list import ImageList, read_paths
 from autodial.data.labels import has_control_character, read_labels, tell_apart
 from autodial.data.paths import find
 from autodial.errors import InputError
+from autodial.project.labelled_files import read_labelled_files
 from autodial.wording import counted
 
 _NAMED = 5
@@ -39,7 +40,7 @@ class DomainImages:
     """The images of one domain.
 
     Attributes:
-        role: "source", "target" or "test".
+        role: "source", "target", "labelled target" or "test".
         origin: the folder or list, as the user named it.
         images: in the list's order; those of a folder are sorted by class, then by path.
         ignored: the number of files in the folder that are hidden or not images.
@@ -155,6 +156,35 @@ def read_test(origin: Path, classes: Sequence[str]) -> DomainImages:
     if not origin.is_dir():
         images = _read_labelled_list(origin, len(classes))
         return _domain("test", origin, images, notes=_missing("test", images, classes))
+    return _read_class_folders("test", origin, classes)
+
+
+def read_labelled_target(origin: Path, classes: Sequence[str]) -> DomainImages:
+    """Read the target images whose labels are trained on.
+
+    The origin is a folder with class folders; a list, in which a line's label is the number of a class or its name; or
+    a table in CSV with the columns path and label, in which a label is the name of a class, or its number if no class
+    has that name. In a table, rows without a label are left out.
+
+    Args:
+        classes: the names of the source's classes.
+
+    Raises:
+        InputError: the origin can't be read, has no images, images outside of class folders, a label that is no class
+            of the source, or a name that no list can hold.
+    """
+    role = "labelled target"
+    if origin.is_dir():
+        return _read_class_folders(role, origin, classes)
+    labels, skipped = read_labelled_files(_existing(origin), classes)
+    paths = _locate([(label.path, f"{origin}:{label.line}") for label in labels], origin)
+    images = [LabelledImage(path, label.label) for path, label in zip(paths, labels, strict=True)]
+    notes = [f"{counted(skipped, 'row')} of {origin} without a label {'is' if skipped == 1 else 'are'} left out"]
+    return _domain(role, origin, images, notes=[*(notes if skipped else []), *_missing(role, images, classes)])
+
+
+def _read_class_folders(role: str, origin: Path, classes: Sequence[str]) -> DomainImages:
+    """Read labelled images from folders with names of the source's classes."""
     tree = _read_folder(origin)
     _check_in_folders(tree, origin)
     known, unknown = _match(tree, classes)
@@ -166,8 +196,8 @@ def read_test(origin: Path, classes: Sequence[str]) -> DomainImages:
     images = [LabelledImage(path, label) for folder, label in known.items() for path in tree.folders[folder]]
     if not images:
         raise InputError(f"{origin} has no images in folders named like the source's classes ({_few(classes)})")
-    notes = [*tree.notes, *_missing("test", images, classes)]
-    return _domain("test", origin, sorted(images, key=_by_label), tree.ignored, notes)
+    notes = [*tree.notes, *_missing(role, images, classes)]
+    return _domain(role, origin, sorted(images, key=_by_label), tree.ignored, notes)
 
 
 def shown(name: str) -> str:

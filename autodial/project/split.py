@@ -35,6 +35,30 @@ def split_batch(total: int, source: int, target: int) -> Split:
     return Split(share, total - share)
 
 
+def halved_batch(total: int, source: int, target: int) -> Split:
+    """Give both domains half of a batch, or as many images as the smaller domain has.
+
+    Args:
+        total: images in a batch, at least 2 * MINIMUM.
+        source, target: images in the domains, at least MINIMUM each.
+    """
+    half = min(total // 2, source, target)
+    return Split(half, half)
+
+
+def labelled_rows(target_rows: int, labelled: int) -> int:
+    """Choose how many of the target's rows in a batch are images with labels.
+
+    A quarter of the target's rows, rounded down, but at least one and at most as many as there are images, so that no
+    image is twice in a batch.
+
+    Args:
+        target_rows: the target's images in a batch, at least MINIMUM.
+        labelled: the images with labels, at least one.
+    """
+    return min(max(target_rows // 4, 1), labelled)
+
+
 def even_batches(images: int, batch: int) -> tuple[int, int]:
     """Choose equal batches for one pass over a list.
 

@@ -150,6 +150,12 @@ def _other_kind(path: Path, kind: str) -> str | None:
         start = file.read(4096)
     if start and not is_binary(start):
         return f" is a text file: name a binary {kind}"
+    pickled = path.suffix in (".pt", ".pth") and start.startswith(b"\x80")
+    if pickled or path.suffix == ".safetensors" or (start.startswith(b"PK") and b"/data.pkl" in start):
+        return (
+            f" holds weights of PyTorch, and a {kind} is needed: `autodial init --arch` and `to_caffe` make a Caffe "
+            "net of a PyTorch network, with its weights"
+        )
     if path.suffix in (".caffemodel", ".solverstate") and path.suffix != f".{kind}":
         return f" is a {path.suffix[1:]}: name a {kind}"
     return None

@@ -88,14 +88,23 @@ def data_nodes(graph: Graph) -> list[Node]:
     return [node for node in graph.nodes if layer_class(node.param.type).is_data]
 
 
-def label_top(graph: Graph) -> LabelTop | None:
-    """Where the first loss or accuracy takes its labels from; None if that is not a data layer."""
+def label_tops(graph: Graph) -> list[LabelTop]:
+    """Where the first loss or accuracy takes its labels from, several if a Concat layer joins them.
+
+    None if it takes them from another layer than one that reads data.
+    """
     for node in graph.nodes:
         if layer_class(node.param.type).reads_labels:
-            producer = graph.producer(node.bottoms[1])
-            if layer_class(producer.param.type).is_data:
-                return LabelTop(producer.param, producer.tops.index(node.bottoms[1]))
-    return None
+            producers = [(graph.producer(value), value) for value in _joined(graph, node.bottoms[1])]
+            if all(layer_class(producer.param.type).is_data for producer, _ in producers):
+                return [LabelTop(producer.param, producer.tops.index(value)) for producer, value in producers]
+    return []
+
+
+def _joined(graph: Graph, value: int) -> Sequence[int]:
+    """The values that a Concat layer joins to a value; itself if another layer makes it."""
+    node = graph.producer(value)
+    return node.bottoms if node.param.type == "Concat" else [value]
 
 
 def row_reader(layer: pb.LayerParameter, base_dir: Path | None) -> tuple[Net, SourceLayer]:
@@ -145,28 +154,31 @@ def count_rows(run: Run) -> Sizes:
     """
     train = Graph(filter_net(run.train_net, pb.TRAIN).layer)
     test = Graph(filter_net(run.test_net, pb.TEST).layer)
-    labelled = label_top(train)
+    labelled = label_tops(train)
     counts: dict[str, int] = {}
     for node in data_nodes(train):
-        kind = "source" if labelled is not None and node.param.name == labelled.layer.name else "target"
-        counts[kind] = len(row_reader(node.param, run.train_folder)[1].source)
+        kind = "source" if node.param.name in {found.layer.name for found in labelled} else "target"
+        rows = len(row_reader(node.param, run.train_folder)[1].source)
+        counts[kind] = rows + (counts.get("source", 0) if kind == "source" else 0)
     for node in data_nodes(test):
         counts["test"] = len(row_reader(node.param, run.test_folder)[1].source)
     return Sizes(counts.get("source"), counts.get("target"), counts.get("test"))
 
 
 def source_labels(run: Run) -> list[int]:
-    """The label of every row of the source's data.
+    """The label of every row of the source's data, of several sources one after the other.
 
     Raises:
         InputError: the loss reads no labels of a data layer, there are too many to read, or the files can't be read.
     """
-    found = label_top(Graph(filter_net(run.train_net, pb.TRAIN).layer))
-    if found is None:
-        raise InputError("the TRAIN phase's loss reads no labels of a data layer")
-    labels = [int(label) for _, label in row_reader(found.layer, run.train_folder)[1].source.labels(found.top)]
+    labels = []
+    for found in label_tops(Graph(filter_net(run.train_net, pb.TRAIN).layer)):
+        some = [int(label) for _, label in row_reader(found.layer, run.train_folder)[1].source.labels(found.top)]
+        if not some:
+            raise InputError(f'layer "{found.layer.name}": too many labels to count')
+        labels += some
     if not labels:
-        raise InputError(f'layer "{found.layer.name}": too many labels to count')
+        raise InputError("the TRAIN phase's loss reads no labels of a data layer")
     return labels
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from math import ceil
 from pathlib import Path
 from typing import TypeVar
 
@@ -19,11 +20,11 @@ from torch import Tensor
 
 from autodial.data.labels import read_labels, tell_apart
 from autodial.errors import InputError
-from autodial.evaluation.domains import DataTop, data_in_train, file_options, without_augmentation
+from autodial.evaluation.domains import DataTop, data_in_train, file_options, sources_of, without_augmentation
 from autodial.evaluation.scoring import ScoredImage
 from autodial.layers import DomainAlignment
 from autodial.layers.data_sources import SourceLayer
-from autodial.model_file import Domain
+from autodial.layers.dial import DomainName, domain_names
 from autodial.net.feed import Feed
 from autodial.net.net import Net
 from autodial.netparam.graph import Graph
@@ -35,7 +36,7 @@ from autodial.report.data import (
     class_shares,
     count_rows,
     data_nodes,
-    label_top,
+    label_tops,
     mode_of,
     refuse_pipes,
     row_reader,
@@ -225,8 +226,7 @@ class _Model:
         nodes = data_nodes(graph)
         if len(nodes) != 1:
             raise InputError(f"the TEST phase has {counted(len(nodes), 'data layer')}, and must have one")
-        labelled = label_top(graph)
-        self._label_top = None if labelled is None else labelled.layer.top[labelled.top]
+        self._label_top = next((labelled.layer.top[labelled.top] for labelled in label_tops(graph)), None)
         self._logits = _logits(graph)
         param = _needed(graph, self._logits)
         if not allow_python:
@@ -280,48 +280,59 @@ class _Model:
         """The features of the watched layers; the target's were seen by `predict`, the source's images are run here."""
         if not self._captures:
             raise InputError("the net has no Dial layer")
-        net, reader, source_data = self._source_reader()
-        theirs, ours = net.blob_shapes[source_data.blob][1:], self._net.blob_shapes[self._data.blob][1:]
-        if theirs != ours:
-            raise InputError(
-                f"the source's images come as {theirs} and the target's as {ours} (channels, height, width)"
-            )
-        positions = _evenly(len(reader.source), self._images)
-        for _, tops in self._batches(net, reader, positions, part=1):
-            images = tops[source_data.blob]
-            unused = {top: torch.zeros(len(images), device=self._device) for top in self._data.layer.top}
-            self._forward({**unused, self._data.blob: images}, "source")
+        readers = self._source_readers()
+        for number, (domain, (net, reader, source_data)) in enumerate(readers.items()):
+            theirs, ours = net.blob_shapes[source_data.blob][1:], self._net.blob_shapes[self._data.blob][1:]
+            if theirs != ours:
+                raise InputError(
+                    f"the {domain}'s images come as {theirs} and the target's as {ours} (channels, height, width)"
+                )
+            positions = _evenly(len(reader.source), ceil(self._images / len(readers)))
+            for _, tops in self._batches(net, reader, positions, part=1 + number):
+                images = tops[source_data.blob]
+                unused = {top: torch.zeros(len(images), device=self._device) for top in self._data.layer.top}
+                self._forward({**unused, self._data.blob: images}, domain)
         return [capture.features(name) for name, capture in self._captures.items()]
 
-    def _source_reader(self) -> tuple[Net, SourceLayer, DataTop]:
-        """A net of the source's data layer, prepared as in TEST; the layer that reads; and the top of the images."""
+    def _source_readers(self) -> dict[DomainName, tuple[Net, SourceLayer, DataTop]]:
+        """For each source a net of its data layer, prepared as in TEST; the layer that reads; the top of the images."""
         found = data_in_train(self._run.train_net)
         if found is None:
             raise InputError("the TRAIN phase has no Concat layer that joins the source's images with the target's")
-        data = without_augmentation(found[0], self._data, batch_size=1)
-        return *row_reader(data.layer, self._run.train_folder), data
+        readers = {}
+        for domain, top in zip(domain_names(len(found.sources))[:-1], found.sources, strict=True):
+            data = without_augmentation(top, self._data, batch_size=1)
+            readers[domain] = (*row_reader(data.layer, self._run.train_folder), data)
+        return readers
 
     def _batches(
         self, net: Net, reader: SourceLayer, positions: Sequence[int], part: int
     ) -> Iterator[tuple[list[str], dict[str, Tensor]]]:
-        """Rows of a net's data layer in batches, with their names; `part` says which half of all the work this is."""
+        """Rows of a net's data layer in batches, with their names.
+
+        Args:
+            part: which part of the work this is: 0 the target, or 1 and on a source.
+        """
         chosen = reader.source = ChosenRows(reader.source, positions, self._batch_size)
         count = -(-len(positions) // self._batch_size)
         feed = Feed(net, range(count), device=self._device, workers=self._workers)
         with closing(feed), full_memory_errors():
             for index, tops in enumerate(feed):
                 yield chosen.names(index), tops
-                self._progress((part + (index + 1) / count) / (2 if self._captures else 1))
+                done = (index + 1) / count
+                sources = sources_of(self._run.train_net)
+                share = done if part == 0 else 1 + (part - 1 + done) / sources
+                self._progress(share / (2 if self._captures else 1))
 
-    def _forward(self, inputs: Mapping[str, Tensor], domain: Domain) -> Tensor:
-        """The logits; the source's images go through all Dial layers with the source's statistics."""
+    def _forward(self, inputs: Mapping[str, Tensor], domain: DomainName) -> Tensor:
+        """The logits; a source's images go through all Dial layers with that source's statistics."""
         stats = [dial.test_stats for dial in self._dials]
         for capture in self._captures.values():
-            capture.domain = domain
+            capture.domain = domain.partition(" ")[0]
         self._net.seed_pass(0)
         try:
-            for dial in self._dials if domain == "source" else ():
-                dial.test_stats = "source"
+            for dial in self._dials if domain != "target" else ():
+                dial.test_stats = domain
             return self._net.blobs(inputs, [self._logits])[self._logits]
         finally:
             for dial, before in zip(self._dials, stats, strict=True):
@@ -347,15 +358,20 @@ class _Model:
         Raises:
             InputError: the nets' data are not images, or the source's can't be read.
         """
-        _, reader, _ = self._source_reader()
-        first = {label: row for row, label in reversed(list(enumerate(labels))) if 0 <= label < len(self.classes)}
+        rows = [(reader, row) for _, reader, _ in self._source_readers().values() for row in range(len(reader.source))]
+        first = {
+            label: row
+            for row, label in reversed(list(zip(rows, labels, strict=False)))
+            if 0 <= label < len(self.classes)
+        }
         there = sorted(first)
         best = predictions.most_certain_by_class()
         pairs = []
         for place in _evenly(len(there), count):
             label = there[place]
             target = self.pictures(predictions, [best[label]])[0] if label in best else None
-            pairs.append(ImagePair(label, thumbnail(reader.source, first[label]), target))
+            reader, row = first[label]
+            pairs.append(ImagePair(label, thumbnail(reader.source, row), target))
         return pairs
 
 

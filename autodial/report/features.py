@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from autodial.errors import InputError
 from autodial.layers import DomainAlignment
-from autodial.model_file import Domain
+from autodial.layers.dial import DomainName
 from autodial.report.predictions import Floats
 
 _CHANNELS = 4
@@ -36,7 +36,7 @@ class LayerFeatures:
 
     Attributes:
         layer: the layer's name.
-        alpha: clipped to [0.5, 1].
+        alpha: clipped as the layer does, to [0.5, 1] where there is one source.
         channels: some channels' values, sorted by channel.
         before, after: how far the two domains are apart: per channel sqrt((difference of means)^2 + (difference of
             deviations)^2), the Wasserstein distance of two normal distributions, averaged over all channels. `before`
@@ -57,18 +57,18 @@ class Capture:
 
     Args:
         dial: the layer, with its stored statistics. Channels are ordered by how much their stored means differ between
-            source and target; the chosen ones are spread from the first to the middle of that order.
+            the first source and the target; the chosen ones are spread from the first to the middle of that order.
 
     Attributes:
-        domain: the domain whose images are being run.
+        domain: whose images are being run: "target", or "source" whichever source they are of.
     """
 
     def __init__(self, dial: DomainAlignment) -> None:
-        self.domain: Domain = "target"
+        self.domain: DomainName = "target"
         self._dial = dial
         self._channels = _spread_channels(dial)
-        self._values: dict[tuple[Domain, bool], list[Tensor]] = {}
-        self._sums: dict[tuple[Domain, bool], Tensor] = {}
+        self._values: dict[tuple[DomainName, bool], list[Tensor]] = {}
+        self._sums: dict[tuple[DomainName, bool], Tensor] = {}
         self._handle = dial.register_forward_hook(self._see)
 
     def close(self) -> None:
@@ -117,18 +117,18 @@ class Capture:
             distance /= np.sqrt((source_var + target_var) / 2 + gap**2 / 4 + eps)
         return float(distance.mean())
 
-    def _moments(self, domain: Domain, behind: bool) -> tuple[Floats, Floats]:
+    def _moments(self, domain: DomainName, behind: bool) -> tuple[Floats, Floats]:
         count, total, squares = self._sums[domain, behind].numpy()
         mean = total / count
         return mean, np.maximum(squares / count - mean**2, 0)
 
 
-_DOMAINS: tuple[Domain, Domain] = ("source", "target")
+_DOMAINS: tuple[DomainName, ...] = ("source", "target")
 
 
 def _spread_channels(dial: DomainAlignment) -> list[int]:
     scale = 1 / dial.normalizer.item() if dial.normalizer.any() else 0.0
     mean, variance = (blob.double().cpu().numpy() * scale for blob in (dial.mean, dial.variance))
-    order = np.argsort(-np.abs(mean[0] - mean[1]) / np.sqrt(variance.mean(0) + dial.eps), kind="stable")
+    order = np.argsort(-np.abs(mean[0] - mean[-1]) / np.sqrt(variance.mean(0) + dial.eps), kind="stable")
     places = np.linspace(0, (len(order) - 1) / 2, min(_CHANNELS, len(order)))
     return sorted({int(order[round(place)]) for place in places})

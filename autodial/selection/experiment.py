@@ -16,7 +16,7 @@ from autodial import proto
 from autodial.data.image_data import ImageData
 from autodial.data.source import Source
 from autodial.errors import InputError
-from autodial.evaluation.domains import data_in_test, data_in_train, fed_net
+from autodial.evaluation.domains import TrainData, data_in_test, data_in_train, fed_net
 from autodial.layers import layer_class
 from autodial.net.data_checks import check_data, label_readers
 from autodial.net.feed import sources
@@ -135,11 +135,11 @@ def prepare(
     weights = weights or [str(path) for path in run.own_weights]
     run.load_weights(weights)
     net = _of_both_phases(run)
-    source, reader = _source(run, net, hold_out=hold_out)
-    own_fields = _own_settings(Path(), source if hold_out else None, Path())
+    readers = _sources(run, net, hold_out=hold_out)
+    own_fields = _own_settings(Path(), dict.fromkeys(readers, Path() if hold_out else None))
     for candidate in candidates:
         _refuse_own(candidate, own_fields)
-    with_variants = {(): net}
+    with_variants: dict[tuple[str, ...], pb.NetParameter] = {(): net}
     for name in dict.fromkeys(name for candidate in candidates for name in candidate.variants):
         tried = f"`tries` variant={name}"
         _check_aligned(name, tried)
@@ -156,11 +156,10 @@ def prepare(
         raise InputError(f"`tries` {error}") from None
     labels = _test_labels(net, run.net.base_dir, needed=target_labels)
     run.check()
-    enter(folder, _inputs(run, net, reader, weights, recalibrate=recalibrate))
+    enter(folder, _inputs(run, net, list(readers.values()), weights, recalibrate=recalibrate))
 
-    lists = SourceLists(None, None, None)
-    if isinstance(reader, ImageData):
-        lists = write_lists(reader, folder / ("held_out" if hold_out else "source"), run.seed, hold_out=hold_out)
+    lists = _write_lists(readers, folder / ("held_out" if hold_out else "source"), run.seed, hold_out=hold_out)
+    training = {name: each.training for name, each in zip(readers, lists, strict=True)}
     jobs = []
     for candidate, param in zip(candidates, nets, strict=True):
         job_folder = folder / "candidates" / candidate.folder
@@ -169,11 +168,11 @@ def prepare(
         job = Job(
             folder=job_folder.absolute(),
             name=candidate.name,
-            lists=lists,
+            lists=tuple(lists),
             solver=solver,
             weights=tuple(weights),
             variants=(*variants, *candidate.variants),
-            overrides=(*overrides, *candidate.settings, *_own_settings(job_folder, source, lists.training)),
+            overrides=(*overrides, *candidate.settings, *_own_settings(job_folder, training)),
             seed=candidate.seed,
             draw=run.seed,
             base_dir=run.net.base_dir or Path(),
@@ -270,35 +269,50 @@ def _in_phase(net: pb.NetParameter, phase: pb.Phase) -> Iterator[bool]:
     return (layer_class(layer.type).is_data for layer in filter_net(net, phase).layer)
 
 
-def _source(run: Solver, net: pb.NetParameter, *, hold_out: bool) -> tuple[str, Source]:
-    """The layer that reads the source's images, by name, and its reader."""
-    source, target = _look_at_phases(net)
-    for layer in (source, target):
+def _sources(run: Solver, net: pb.NetParameter, *, hold_out: bool) -> dict[str, Source]:
+    """The readers of the sources' images, by the names of their layers."""
+    domains = _look_at_phases(net)
+    layers, target = [top.layer for top in domains.sources], domains.target.layer
+    for layer in (*layers, target):
         if layer.name not in sources(run.net):
             raise InputError(f'layer "{layer.name}" ({layer.type}) gets its images from a program')
-    reader = sources(run.net)[source.name]
-    if not isinstance(reader, ImageData):
-        if hold_out:
-            raise InputError(
-                f'layer "{source.name}" ({source.type}): only of a list of images a part can be held out: read it with '
-                "an ImageData layer, or choose by a criterion that needs no held-out source"
-            )
-    elif len({entry.label for entry in reader.entries}) < 2:
-        raise InputError(f"{reader.list_path} has images of one class only")
+    readers = {layer.name: sources(run.net)[layer.name] for layer in layers}
+    for layer in layers:
+        reader = readers[layer.name]
+        if not isinstance(reader, ImageData):
+            if hold_out:
+                raise InputError(
+                    f'layer "{layer.name}" ({layer.type}): only of a list of images a part can be held out: read it '
+                    "with an ImageData layer, or choose by a criterion that needs no held-out source"
+                )
+        elif len({entry.label for entry in reader.entries}) < 2:
+            raise InputError(f"{reader.list_path} has images of one class only")
     if len(sources(run.net)[target.name]) < _LEAST:
         raise InputError(f'layer "{target.name}": the target has fewer than {_LEAST} images, too few to compare')
-    return source.name, reader
+    return readers
 
 
-def _look_at_phases(net: pb.NetParameter) -> tuple[pb.LayerParameter, pb.LayerParameter]:
-    """The layers that read the source and the target; raises InputError if a phase lacks what a selection needs."""
+def _write_lists(readers: Mapping[str, Source], folder: Path, seed: int, *, hold_out: bool) -> list[SourceLists]:
+    """The lists of each source; of several, each in a folder of its own."""
+    lists = []
+    for number, reader in enumerate(readers.values(), 1):
+        own = folder if len(readers) == 1 else folder / str(number)
+        if isinstance(reader, ImageData):
+            lists.append(write_lists(reader, own, seed, hold_out=hold_out))
+        else:
+            lists.append(SourceLists(None, None, None))
+    return lists
+
+
+def _look_at_phases(net: pb.NetParameter) -> TrainData:
+    """What reads the sources and the target; raises InputError if a phase lacks what a selection needs."""
     data_in_test(net)
     domains = data_in_train(net)
     if domains is None:
         raise InputError(
             "the TRAIN phase has no Concat layer that joins a source and a target along axis 0 in front of Dial layers"
         )
-    return domains[0].layer, domains[1].layer
+    return domains
 
 
 def _refuse_own(candidate: Candidate, own_settings: Sequence[str]) -> None:
@@ -311,11 +325,16 @@ def _refuse_own(candidate: Candidate, own_settings: Sequence[str]) -> None:
             raise InputError(f"`tries` {setting}: select sets this field itself, for its hold-outs and snapshots")
 
 
-def _own_settings(folder: Path, source: str | None, training: Path | None) -> list[str]:
-    """Settings that leave out the held-out images, put the snapshots into the candidate's folder, and test nothing."""
+def _own_settings(folder: Path, training: Mapping[str, Path | None]) -> list[str]:
+    """Settings that leave out the held-out images, put the snapshots into the candidate's folder, and test nothing.
+
+    Args:
+        training: lists of the images to train on, by the layers that read the sources; None where nothing is left out.
+    """
     lists = []
-    if source is not None and training is not None:
-        lists = [f"{source}.image_data_param.source={training.absolute()}", f"{source}.image_data_param.root_folder="]
+    for source, path in training.items():
+        if path is not None:
+            lists += [f"{source}.image_data_param.source={path.absolute()}", f"{source}.image_data_param.root_folder="]
     return [
         *lists,
         f"solver.snapshot_prefix={(folder / 'net').absolute()}",
@@ -340,9 +359,13 @@ def _solver_with(param: pb.SolverParameter, settings: Sequence[str]) -> pb.Solve
     return copy
 
 
-def _inputs(run: Solver, net: pb.NetParameter, source: Source, weights: Sequence[str], *, recalibrate: bool) -> Inputs:
-    others = (reader for reader in sources(run.net).values() if reader is not source)
-    labelled = [f"{e.path} {e.label}" for e in source.entries] if isinstance(source, ImageData) else [_rows_of(source)]
+def _inputs(
+    run: Solver, net: pb.NetParameter, readers: Sequence[Source], weights: Sequence[str], *, recalibrate: bool
+) -> Inputs:
+    others = (reader for reader in sources(run.net).values() if reader not in readers)
+    labelled: list[str] = []
+    for each in readers:
+        labelled += [f"{e.path} {e.label}" for e in each.entries] if isinstance(each, ImageData) else [_rows_of(each)]
     return Inputs(
         solver=proto.to_text(_solver_with(run.param, ["solver.snapshot_prefix="])),
         net=proto.to_text(net),

@@ -13,7 +13,7 @@ import time
 from dataclasses import asdict, dataclass
 from dataclasses import fields as dataclass_fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any, ClassVar, TypedDict
 
 from autodial.errors import INTERRUPTED, TERMINATED, AutodialError, DivergedError
 from autodial.selection.holdout import SourceLists
@@ -23,6 +23,7 @@ from autodial.system.json_files import FilePath
 from autodial.wording import command_line
 
 if TYPE_CHECKING:
+    from autodial.selection import processes
     from autodial.selection.outputs import TrainedNet
     from autodial.training.run import TrainingResult
 
@@ -40,7 +41,7 @@ class Job:
     Attributes:
         folder: the folder for all results.
         name: the candidate's name in messages.
-        lists: lists of the source's images.
+        lists: lists of each source's images.
         solver, weights, variants, device: arguments of `Training`.
         overrides: the training's settings, including the candidate's.
         seed: seed of the training.
@@ -48,11 +49,15 @@ class Job:
         base_dir: folder of the net's file.
         recalibrate: whether statistics of all images replace training's moving averages.
         target_labels: a hash of the TEST phase's labels if they are to be compared with, or "".
+        target: list of the target's images; None: what the net's TRAIN phase reads (see `TrainedNet`).
     """
+
+    module: ClassVar[str] = "autodial.selection.job"
+    """What a process runs."""
 
     folder: Path
     name: str
-    lists: SourceLists
+    lists: tuple[SourceLists, ...]
     solver: Path
     weights: tuple[str, ...]
     variants: tuple[str, ...]
@@ -63,6 +68,7 @@ class Job:
     device: str
     recalibrate: bool
     target_labels: str
+    target: Path | None = None
 
     @property
     def net(self) -> Path:
@@ -108,8 +114,11 @@ class Job:
             fields[name] = Path(fields[name])
         for name in ("weights", "variants", "overrides"):
             fields[name] = tuple(fields[name])
-        lists = fields["lists"].items()
-        fields["lists"] = SourceLists(**{name: None if path is None else Path(path) for name, path in lists})
+        fields["target"] = fields["target"] and Path(fields["target"])
+        fields["lists"] = tuple(
+            SourceLists(**{name: None if path is None else Path(path) for name, path in lists.items()})
+            for lists in fields["lists"]
+        )
         return cls(**{field.name: fields[field.name] for field in dataclass_fields(cls)})
 
 
@@ -124,7 +133,7 @@ class _JobFile(TypedDict):
 
     folder: FilePath
     name: str
-    lists: _Lists
+    lists: list[_Lists]
     solver: FilePath
     weights: list[str]
     variants: list[str]
@@ -135,6 +144,7 @@ class _JobFile(TypedDict):
     device: str
     recalibrate: bool
     target_labels: str
+    target: FilePath | None
 
 
 class Result(TypedDict):
@@ -171,7 +181,7 @@ def read_result(job: Job) -> Result | None:
     return result if known and job.outputs.exists() and job.trained.exists() else None
 
 
-def failure(job: Job, status: int) -> str:
+def failure(job: processes.Job, status: int) -> str:
     """Why a process ended with an exit status and without a result, according to its log."""
     if status < 0:
         return f"killed by signal {-status}; see {job.log}"
@@ -211,9 +221,12 @@ def run(job: Job, workers: int) -> None:
                 assert trained.error is not None
                 raise trained.error
             assert trained.snapshot is not None and trained.snapshot.weights is not None
-            _keep(job, _open(job, trained.snapshot.weights, workers))
-        outputs = _open(job, job.trained, workers).outputs(
-            source=job.lists.sample, held_out=job.lists.held_out, target_labels=bool(job.target_labels), seed=job.draw
+            _keep(job, open_net(job, trained.snapshot.weights, workers))
+        outputs = open_net(job, job.trained, workers).outputs(
+            source=[lists.sample for lists in job.lists],
+            held_out=[lists.held_out for lists in job.lists],
+            target_labels=bool(job.target_labels),
+            seed=job.draw,
         )
         outputs.write(job.outputs)
         result["collapsed_at"] = _collapsed_at(job)
@@ -270,13 +283,16 @@ def _train(job: Job, workers: int) -> TrainingResult:
     return result
 
 
-def _open(job: Job, weights: Path, workers: int) -> TrainedNet:
+def open_net(job: Job, weights: Path, workers: int) -> TrainedNet:
+    """The job's net with some weights of it, to be run on images."""
     from autodial.proto import read_net
     from autodial.selection.outputs import TrainedNet
     from autodial.system.devices import choose_device
 
     device = choose_device(job.device)
-    return TrainedNet(read_net(job.net), weights, base_dir=job.base_dir, device=device, workers=workers)
+    return TrainedNet(
+        read_net(job.net), weights, base_dir=job.base_dir, device=device, workers=workers, target=job.target
+    )
 
 
 def _keep(job: Job, net: TrainedNet) -> None:
@@ -284,7 +300,7 @@ def _keep(job: Job, net: TrainedNet) -> None:
     from autodial.proto import write_weights
 
     if job.recalibrate:
-        net.recalibrate(job.lists.training)
+        net.recalibrate([lists.training for lists in job.lists])
     write_weights(net.weights, job.trained)
 
 
@@ -302,8 +318,12 @@ def _iteration(snapshot: Path) -> int:
     return int(found[1])
 
 
-def _stop_with_parent(parent: int) -> None:
-    """Stop as after Ctrl-C once the parent process is gone."""
+def stop_with_parent() -> None:
+    """Stop this process as after Ctrl-C once its parent process is gone."""
+    threading.Thread(target=_watch, args=(os.getppid(),), daemon=True).start()
+
+
+def _watch(parent: int) -> None:
     while os.getppid() == parent:
         time.sleep(_LOOK)
     os.kill(os.getpid(), signal.SIGINT)
@@ -311,7 +331,7 @@ def _stop_with_parent(parent: int) -> None:
 
 def main(arguments: list[str]) -> int:
     """Run a job; the arguments are its file and the number of processes that read images. Returns the exit status."""
-    threading.Thread(target=_stop_with_parent, args=(os.getppid(),), daemon=True).start()
+    stop_with_parent()
     try:
         run(Job.read(Path(arguments[0])), int(arguments[1]))
     except InterruptedTrainingError as interruption:

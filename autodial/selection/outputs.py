@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import zipfile
 import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -17,6 +19,7 @@ from autodial.errors import DivergedError, InputError, WorkError
 from autodial.evaluation.domains import (
     DataTop,
     DomainBatches,
+    TrainData,
     data_in_test,
     data_in_train,
     fed_net,
@@ -25,14 +28,15 @@ from autodial.evaluation.domains import (
 )
 from autodial.evaluation.recalibrate import recalibrate, with_statistics
 from autodial.evaluation.scoring import Scorer
-from autodial.layers.dial import DomainAlignment
-from autodial.model_file import Domain
+from autodial.layers.dial import DomainAlignment, DomainName, domain_names
 from autodial.net.net import Net
 from autodial.netparam.graph import Graph
 from autodial.proto import messages as pb
 from autodial.system.files import replacing
 from autodial.system.seeding import derive_seed
 
+GivenLists: TypeAlias = Path | Sequence[Path | None] | None
+"""A list of images for the one source, or for each of several; None for none."""
 FEATURE_ROWS = 2000
 """Target images whose features are kept; more would change a clustering little."""
 _CLASSIFIERS = ("InnerProduct", "Convolution")
@@ -42,7 +46,7 @@ _CLASSIFIERS = ("InnerProduct", "Convolution")
 class Outputs:
     """One trained net's scores (N images, C classes) and features (N images, D values), in the order of the lists.
 
-    Source images are normalized with the source's statistics, target images with those that the TEST phase uses. All
+    Source images are normalized with their source's statistics, target images with those that the TEST phase uses. All
     images are prepared as in the TEST phase.
 
     Attributes:
@@ -119,6 +123,8 @@ class TrainedNet:
         base_dir: folder of the net's file.
         device: the device to run on.
         workers: processes that read images ahead.
+        target: list of the target's images, for nets whose TRAIN phase need not read both domains. Both are then
+            prepared by the TEST phase's data layer, and every list of the source must be named.
 
     Attributes:
         weights: the weights; `recalibrate` changes their statistics.
@@ -128,13 +134,24 @@ class TrainedNet:
     """
 
     def __init__(
-        self, net: pb.NetParameter, weights: Path, *, base_dir: Path, device: torch.device, workers: int
+        self,
+        net: pb.NetParameter,
+        weights: Path,
+        *,
+        base_dir: Path,
+        device: torch.device,
+        workers: int,
+        target: Path | None = None,
     ) -> None:
         self._net, self._base_dir, self._device, self._workers = net, base_dir, device, workers
-        self._test = data_in_test(net)
-        trained = data_in_train(net)
-        assert trained is not None, "looked at before training"
-        self._source, self._target = (without_augmentation(data, self._test) for data in trained)
+        self._test = data_in_test(net, aligned=target is None)
+        if target is None:
+            trained = data_in_train(net)
+            assert trained is not None, "looked at before training"
+        else:
+            trained = TrainData((self._test,), reading(self._test, target))
+        self._sources = [without_augmentation(data, self._test) for data in trained.sources]
+        self._target = without_augmentation(trained.target, self._test)
         param, logits = fed_net(net, self._test.blob, self._batches(self._target).shape)
         if logits is None:
             raise InputError("the TEST phase has no blob, or several, that its loss, Accuracy or Softmax layer reads")
@@ -146,29 +163,31 @@ class TrainedNet:
         self.weights = proto.read_weights(weights)
         self._built.load_weights(self.weights, str(weights))
 
-    def recalibrate(self, source: Path | None) -> None:
+    def recalibrate(self, source: GivenLists) -> None:
         """Replace the statistics by those of all source and target images.
 
         Args:
-            source: list of the source's images; None: all that the net's source layer reads.
+            source: list of the source's images; None: all that the net's source layer reads. For several sources, such
+                a list or None for each.
 
         Raises:
             InputError: the net can't be recalibrated (see `autodial.evaluation.recalibrate.recalibrate`).
             DivergedError: values that are not finite.
         """
-        batches = (self._batches(data) for data in (self._source_data(source), self._target))
+        given = [self._batches(data) for data in self._source_data(source)]
         try:
-            recalibrate(self._built, *batches)
+            recalibrate(self._built, given[0] if len(given) == 1 else given, self._batches(self._target))
         except WorkError as error:
             raise DivergedError(f"after training, {error}") from error
         self.weights = with_statistics(self.weights, self._built)
 
-    def outputs(self, *, source: Path | None, held_out: Path | None, target_labels: bool, seed: int) -> Outputs:
-        """Run the net on both domains.
+    def outputs(self, *, source: GivenLists, held_out: GivenLists, target_labels: bool, seed: int) -> Outputs:
+        """Run the net on all domains.
 
         Args:
-            source: list of source images that were trained on; None: all that the net's source layer reads.
-            held_out: list of held-out source images with labels; None if there are none.
+            source: list of source images that were trained on; None: all that the net's source layer reads. For several
+                sources, such a list or None for each.
+            held_out: list of held-out source images with labels, or one for each source; None if there are none.
             target_labels: whether to compare with the target's labels, which the TEST phase's list must hold.
             seed: seed of the draw of rows whose features are kept.
 
@@ -176,12 +195,18 @@ class TrainedNet:
             InputError: images can't be read, or labels are no classes.
             DivergedError: logits are not finite.
         """
-        self._use("source")
-        source_logits, _ = self._run(self._source_data(source))
-        held_out_logits, held_out_labels = source_logits[:0], np.zeros(0, np.int64)
-        if held_out is not None:
-            held_out_logits, _ = self._run(reading(self._source, held_out))
-            held_out_labels = np.array([entry.label for entry in ImageList.read(held_out)], np.int64)
+        trained, left, labels_left = [], [], []
+        for domain, data, own, path in zip(
+            self._names, self._source_data(source), self._sources, self._each(held_out), strict=True
+        ):
+            self._use(domain)
+            trained.append(self._run(data)[0])
+            if path is not None:
+                left.append(self._run(reading(own, path))[0])
+                labels_left += [entry.label for entry in ImageList.read(path)]
+        source_logits = np.concatenate(trained)
+        held_out_logits = np.concatenate([source_logits[:0], *left])
+        held_out_labels = np.array(labels_left, np.int64)
         self._use(None)
         target_logits, features = self._run(self._target, features=True)
         rng = np.random.default_rng(derive_seed(seed, "features"))
@@ -198,13 +223,37 @@ class TrainedNet:
             test_labels=labels,
         )
 
-    def _source_data(self, path: Path | None) -> DataTop:
-        return self._source if path is None else reading(self._source, path)
+    def features(self, images: Path, domain: DomainName | None = None) -> NDArray[np.float32]:
+        """The classifier's inputs (N, D) for the images in a list, in its order.
+
+        Args:
+            images: the list.
+            domain: whose statistics Dial layers use; None: as the TEST phase states.
+
+        Raises:
+            InputError: images can't be read.
+            DivergedError: logits are not finite.
+        """
+        self._use(domain)
+        return self._run(reading(self._target, images), features=True)[1]
+
+    def _source_data(self, given: GivenLists) -> list[DataTop]:
+        """What reads the images of each source."""
+        pairs = zip(self._sources, self._each(given), strict=True)
+        return [own if path is None else reading(own, path) for own, path in pairs]
+
+    def _each(self, given: GivenLists) -> Sequence[Path | None]:
+        """A list, or None, for each source."""
+        return [given] * len(self._sources) if given is None or isinstance(given, Path) else given
+
+    @property
+    def _names(self) -> Sequence[DomainName]:
+        return domain_names(len(self._sources))[:-1]
 
     def _batches(self, data: DataTop) -> DomainBatches:
         return DomainBatches(data, self._test.blob, device=self._device, workers=self._workers, base_dir=self._base_dir)
 
-    def _use(self, domain: Domain | None) -> None:
+    def _use(self, domain: DomainName | None) -> None:
         """Normalize with a domain's statistics; None: as the TEST phase states."""
         for dial, of_test in zip(self._dials, self._test_stats, strict=True):
             dial.test_stats = of_test if domain is None else domain

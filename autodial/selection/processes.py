@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
+from typing import ClassVar, Protocol, TypeVar
 
 from autodial.errors import INTERRUPTED, WorkError
-from autodial.selection.job import Job
 
 CGROUP = Path("/sys/fs/cgroup")
 """The folder in which a container sees its resource limits."""
@@ -22,6 +22,34 @@ _POLL = 0.1
 _CPUS_PER_GPU_JOB = 2
 """CPUs per job on a GPU: one launches kernels, one reads images."""
 _THREAD_LIMITS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+
+
+class Job(Protocol):
+    """What a process runs: `python -m MODULE FILE WORKERS`, with the file that `write` writes.
+
+    Attributes:
+        module: name of the module.
+    """
+
+    module: ClassVar[str]
+
+    @property
+    def folder(self) -> Path:
+        """The folder for all results."""
+
+    @property
+    def name(self) -> str:
+        """The job's name in messages."""
+
+    @property
+    def log(self) -> Path:
+        """The file of the process's output."""
+
+    def write(self) -> Path:
+        """Write the job into its folder; returns the file."""
+
+
+AnyJob = TypeVar("AnyJob", bound=Job)
 
 
 def free_memory(cgroup: Path = CGROUP) -> int:
@@ -58,7 +86,7 @@ def default_parallel(jobs: int, cpus: int, *, gpu: bool, memory: int, job_memory
 
 
 def run_jobs(
-    jobs: Sequence[Job], parallel: int, *, threads: int, workers: int, report: Callable[[Job, int | None], None]
+    jobs: Sequence[AnyJob], parallel: int, *, threads: int, workers: int, report: Callable[[AnyJob, int | None], None]
 ) -> bool:
     """Run jobs until all have ended, or until Ctrl-C.
 
@@ -76,7 +104,7 @@ def run_jobs(
     """
     environment = {**os.environ, **dict.fromkeys(_THREAD_LIMITS, str(threads))}
     waiting = list(jobs)
-    running: dict[subprocess.Popen[bytes], Job] = {}
+    running: dict[subprocess.Popen[bytes], AnyJob] = {}
     with _forwarding_interrupts(running) as interrupts:
         while running or (waiting and not interrupts):
             while waiting and len(running) < parallel and not interrupts:
@@ -98,7 +126,7 @@ def _start(job: Job, workers: int, environment: dict[str, str]) -> subprocess.Po
         with job.log.open("ab") as log:
             # in its own session: otherwise Ctrl-C would reach it both from the terminal and from here
             return subprocess.Popen(
-                [sys.executable, "-m", "autodial.selection.job", str(job.write()), str(workers)],
+                [sys.executable, "-m", job.module, str(job.write()), str(workers)],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -110,7 +138,7 @@ def _start(job: Job, workers: int, environment: dict[str, str]) -> subprocess.Po
 
 
 @contextmanager
-def _forwarding_interrupts(running: dict[subprocess.Popen[bytes], Job]) -> Iterator[list[int]]:
+def _forwarding_interrupts(running: dict[subprocess.Popen[bytes], AnyJob]) -> Iterator[list[int]]:
     """Pass SIGINT on to the processes; yields the list of signals received so far."""
     came: list[int] = []
 

@@ -6,7 +6,7 @@ import logging
 import math
 import os
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -24,8 +24,6 @@ _GRACE_PERIOD = 5.0
 """Seconds that the other ranks have to answer after SIGTERM; torchrun kills after 30."""
 _POLL_INTERVAL = 0.0005
 """Seconds between checks whether the GPU is done."""
-_BUCKET_BYTES = 25 * 2**20
-"""Bytes that are summed in one call."""
 _REPORT_TIMEOUT = timedelta(seconds=2)
 """How long a rank that fails waits for rank 0 to report the same error."""
 
@@ -47,6 +45,8 @@ class Ranks:
 
     def __init__(self, rank: int, size: int, local_rank: int, local_size: int) -> None:
         self.rank, self.size, self.local_rank, self.local_size = rank, size, local_rank, local_size
+        self._beside: dist.ProcessGroup | None = None
+        """The same ranks for sums that go on beside others, which need not wait for them then."""
         self._last_wait = math.inf
         self._parent = os.getppid()
 
@@ -57,17 +57,22 @@ class Ranks:
         Raises:
             LostRankError: the other ranks did not come.
         """
-        if not dist.is_torchelastic_launched() or os.environ["WORLD_SIZE"] == "1":
-            return None
+        return cls.meet() if dist.is_torchelastic_launched() and os.environ["WORLD_SIZE"] != "1" else None
+
+    @classmethod
+    def meet(cls) -> Ranks:
+        """`join` for a process that torchrun started, be it the only one."""
         # torch's watchdog would end the process, which could then write no snapshot
         os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
         gpus = torch.cuda.is_available() and dist.is_nccl_available()
         try:
             dist.init_process_group("cpu:gloo,cuda:nccl" if gpus else "gloo", timeout=_TIMEOUT)
+            beside: Any = dist.new_group(timeout=_TIMEOUT)  # typed as if some ranks were left out
         except RuntimeError as error:
             raise LostRankError(f"the other ranks did not come ({_first_line(error)})") from error
         names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
         ranks = cls(*(int(os.environ[name]) for name in names))
+        ranks._beside = beside
         if ranks.rank:
             logging.getLogger("autodial").setLevel(logging.ERROR)  # rank 0 logs the warnings
         return ranks
@@ -88,13 +93,14 @@ class Ranks:
         self._reduce(tensor, dist.ReduceOp.SUM)
         return tensor
 
-    def sum_all(self, tensors: Iterable[Tensor]) -> None:
-        """Replace each tensor by the sum of the ranks' tensors; all have one dtype. All ranks take part."""
-        for bucket in _buckets(tensors):
-            sums = self.sum(torch.cat([tensor.reshape(-1) for tensor in bucket]))
-            parts = torch.split(sums, [tensor.numel() for tensor in bucket])
-            for tensor, part in zip(bucket, parts, strict=True):
-                tensor.copy_(part.view(tensor.shape))
+    def begin_sum(self, tensors: Sequence[Tensor]) -> BegunSum:
+        """Begin to sum each of some tensors of one dtype over the ranks. All take part, in one order of such sums."""
+        together = torch.cat([tensor.reshape(-1) for tensor in tensors])
+        try:
+            work = dist.all_reduce(together, dist.ReduceOp.SUM, group=self._beside, async_op=True)
+        except RuntimeError as error:
+            raise _lost(error) from error
+        return BegunSum(self, tensors, together, work)
 
     def gather(self, tensor: Tensor) -> Tensor:
         """The ranks' tensors, which have one shape, stacked as (size, ...). All ranks take part."""
@@ -175,43 +181,49 @@ class Ranks:
     def _reduce(self, tensor: Tensor, operation: Any) -> None:
         try:
             work = dist.all_reduce(tensor, operation, async_op=True)
-            assert work is not None
-            if tensor.device.type != "cpu":
-                work.wait()  # lets the device wait, not this process
-                return
-            self._finish(work)
         except RuntimeError as error:
             raise _lost(error) from error
+        self.finish(work, tensor.device)
 
-    def _finish(self, work: Any) -> None:
-        """Wait for a sum on the CPU."""
-        while True:
-            try:
-                work.wait(_SIGNAL_INTERVAL)
+    def finish(self, work: Any, device: torch.device) -> None:
+        """Wait for what torch does with all ranks' tensors; on a GPU, let the device wait, and not this process.
+
+        Raises:
+            LostRankError: another rank is gone.
+        """
+        try:
+            if device.type != "cpu":
+                work.wait()
                 return
-            except RuntimeError:
-                if work.is_completed():
-                    raise
-            if self._gives_up():
-                raise LostRankError("torchrun ended the run, and another rank can't be reached")
+            while True:
+                try:
+                    work.wait(_SIGNAL_INTERVAL)
+                    return
+                except RuntimeError:
+                    if work.is_completed():
+                        raise
+                if self._gives_up():
+                    raise LostRankError("torchrun ended the run, and another rank can't be reached")
+        except RuntimeError as error:
+            raise _lost(error) from error
 
     def _gives_up(self) -> bool:
         """Whether the time that `limit_waits` set is over."""
         return time.monotonic() > self._last_wait
 
 
-def _buckets(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:
-    """The tensors, in order, as lists of about _BUCKET_BYTES bytes."""
-    bucket: list[Tensor] = []
-    size = 0
-    for tensor in tensors:
-        bucket.append(tensor)
-        size += tensor.nbytes
-        if size >= _BUCKET_BYTES:
-            yield bucket
-            bucket, size = [], 0
-    if bucket:
-        yield bucket
+class BegunSum:
+    """A sum over the ranks that goes on while this process does something else."""
+
+    def __init__(self, ranks: Ranks, tensors: Sequence[Tensor], together: Tensor, work: Any) -> None:
+        self._ranks, self._tensors, self._together, self._work = ranks, tensors, together, work
+
+    def finish(self) -> None:
+        """Wait for the sums and put them into the tensors; LostRankError if another rank is gone."""
+        self._ranks.finish(self._work, self._together.device)
+        parts = torch.split(self._together, [tensor.numel() for tensor in self._tensors])
+        for tensor, part in zip(self._tensors, parts, strict=True):
+            tensor.copy_(part.view(tensor.shape))
 
 
 def _lost(error: RuntimeError) -> LostRankError:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate, pairwise
 
 import torch
@@ -26,12 +26,15 @@ from autodial.layers import (
 from autodial.layers.base import canonical_axis
 from autodial.layers.shares import Rows, Shares
 from autodial.net.net import Net
-from autodial.system.ranks import Ranks
+from autodial.system.ranks import BegunSum, Ranks
 
 Parts = tuple[int, ...]
 """Rows of a blob by the data layer that they come from (`Shares.parts`)."""
 Layout = Parts | None
 """None: the blob holds sums, to which each rank adds the share of its rows."""
+
+BUCKET_BYTES = 25 * 2**20
+"""Bytes of gradients that are summed in one call."""
 
 _ALONE = "train without torchrun"
 
@@ -53,16 +56,50 @@ class DataParallel:
     """
 
     def __init__(self, net: Net, ranks: Ranks) -> None:
-        self._net, self._ranks = net, ranks
+        self._ranks = ranks
         self._layouts = _share_out(net, ranks)
+        self._learned = [param.tensor for param in reversed(net.params) if param.tensor.requires_grad]
+        """In the order in which a backward pass completes their gradients."""
+        for blob in self._learned:
+            blob.register_post_accumulate_grad_hook(self._complete)  # type: ignore[no-untyped-call,unused-ignore]
+        self._buckets: list[list[Tensor]] = []
+        """Of the blobs that got a gradient in the iteration before."""
+        self._missing: list[set[int]] = []
+        """The blobs of each bucket, by id, whose gradient a last pass has not completed."""
+        self._begun: list[BegunSum] = []
+
+    def begin_last_pass(self) -> None:
+        """Say that the next backward pass is the last before `sum`.
+
+        The sums of the gradients that it completes begin while it goes on, all but the last ones. What Dial and
+        BatchNorm sum cannot wait, as their own gradients follow from it.
+        """
+        self._begun = []
+        self._missing = [set(map(id, bucket)) for bucket in self._buckets[:-1]]
 
     def sum(self, loss: Tensor, device: torch.device) -> Tensor:
         """Replace the gradients by the whole batch's, and return the whole batch's loss. All ranks take part."""
+        self._missing = []
         loss = loss.reshape(1)
-        gradients = [param.tensor.grad for param in self._net.params if param.tensor.grad is not None]
-        self._ranks.sum_all([*gradients, loss])
+        done = {id(blob) for bucket in self._buckets[: len(self._begun)] for blob in bucket}
+        reached = [blob for blob in self._learned if blob.grad is not None]
+        rest = [blob.grad for blob in reached if id(blob) not in done and blob.grad is not None]
+        self._begun += map(self._ranks.begin_sum, _buckets([*rest, loss]))
+        for begun in self._begun:
+            begun.finish()
+        self._begun = []
         self._ranks.settle(device)
+        self._buckets = list(_buckets(reached))
         return loss.reshape(())
+
+    def _complete(self, blob: Tensor) -> None:
+        """Begin the sums that can begin now that a blob's gradient is complete, in one order on all ranks."""
+        for missing in self._missing:
+            missing.discard(id(blob))
+        while self._missing and not self._missing[0]:
+            del self._missing[0]
+            bucket = self._buckets[len(self._begun)]
+            self._begun.append(self._ranks.begin_sum([blob.grad for blob in bucket if blob.grad is not None]))
 
     def outputs(self, outputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The output blobs of the whole batch. All ranks take part."""
@@ -89,6 +126,18 @@ def check_test_net(net: Net) -> None:
                 f"{where}: a test would change the statistics, which must stay the same in all processes: leave "
                 "use_global_stats out in the TEST phase, or train without torchrun"
             )
+
+
+def _buckets(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:
+    """The tensors, in order, as lists of about BUCKET_BYTES bytes."""
+    bucket: list[Tensor] = []
+    for tensor in tensors:
+        bucket.append(tensor)
+        if sum(tensor.nbytes for tensor in bucket) >= BUCKET_BYTES:
+            yield bucket
+            bucket = []
+    if bucket:
+        yield bucket
 
 
 def _share_out(net: Net, ranks: Ranks) -> dict[str, Layout]:

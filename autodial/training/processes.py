@@ -44,6 +44,9 @@ class OneProcess:
         """Whether something is true in any process."""
         return here
 
+    def begin_last_pass(self) -> None:
+        """Say that the next backward pass is the last before `sum`."""
+
     def sum(self, loss: Tensor, device: torch.device) -> Tensor:
         """Replace the train net's gradients by those of the whole batch, and return its loss, a scalar."""
         return loss
@@ -103,6 +106,10 @@ class OnRanks(OneProcess):
     def any(self, here: bool) -> bool:
         """Whether something is true on any rank, or torchrun is gone."""
         return self._ranks.any(here or self._ranks.abandoned)
+
+    def begin_last_pass(self) -> None:
+        assert self._parallel is not None
+        self._parallel.begin_last_pass()
 
     def sum(self, loss: Tensor, device: torch.device) -> Tensor:
         assert self._parallel is not None

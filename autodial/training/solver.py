@@ -363,6 +363,8 @@ class Solver:
         outputs: Mapping[str, Tensor] = {}
         losses = []
         for pass_ in range(self.param.iter_size):
+            if pass_ == self.param.iter_size - 1:
+                self._process.begin_last_pass()
             outputs = self.forward_backward(pass_)
             with torch.no_grad():
                 losses.append(self.net.loss(outputs))
@@ -408,7 +410,7 @@ class Solver:
         if self._feed is None or self._fed != index:
             self.close()
             batches = itertools.count(index)
-            self._feed = Feed(self.net, batches, device=self.device, workers=self.workers, ranks=self.ranks)
+            self._feed = Feed(self.net, batches, device=self.device, workers=self.workers, ranks=self.ranks, brief=True)
         self._fed = index + 1
         return next(self._feed)
 

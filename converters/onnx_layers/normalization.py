@@ -9,6 +9,7 @@ import numpy as np
 from autodial.converters.onnx_layers.registry import writes
 from autodial.converters.onnx_layers.writer import GraphWriter, NoOnnxFormError, Shape, Value
 from autodial.layers import LRN, MVN, BatchNorm, DomainAlignment
+from autodial.layers.bn import BN
 from autodial.layers.multimodal_batch_norm import MultiModalBatchNorm
 from autodial.layers.normalize import Normalize
 
@@ -70,6 +71,6 @@ def multimodal_batch_norm(graph: GraphWriter, layer: MultiModalBatchNorm, bottom
     return [graph.node("Mul", scaled, weight)]
 
 
-@writes(BatchNorm, DomainAlignment)
-def statistics(graph: GraphWriter, layer: BatchNorm | DomainAlignment, bottoms: Bottoms, tops: Tops) -> list[str]:
+@writes(BatchNorm, BN, DomainAlignment)
+def statistics(graph: GraphWriter, layer: BatchNorm | BN | DomainAlignment, bottoms: Bottoms, tops: Tops) -> list[str]:
     raise NoOnnxFormError("its statistics have not been folded")

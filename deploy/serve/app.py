@@ -25,7 +25,7 @@ from autodial.deploy.serve.metrics import CONTENT_TYPE, Metrics
 from autodial.deploy.serve.models import Models, ServedModel
 from autodial.deploy.serve.openapi import document
 from autodial.deploy.serve.protocol import HEADER_LENGTH, answer, parse_request
-from autodial.deploy.serve.refusal import RETRY_AFTER, RefusalError
+from autodial.deploy.serve.refusal import RETRY_AFTER, RefusalError, invalid
 from autodial.errors import AutodialError
 
 _log = logging.getLogger("autodial.serve")
@@ -138,6 +138,8 @@ class Service:
         headers = request.headers
         body = await bodies.read(headers, request.receive, self._limits.body, share)
         length = headers.get(HEADER_LENGTH)
+        if not body and length is None:
+            raise invalid("the body is empty: send an image file, or a request by the Open Inference Protocol")
         form = length is None and uploads.is_form(headers.get("content-type", ""))
         if form or (length is None and uploads.is_picture(body)):
             return await self._label(request, model, body, form, started)

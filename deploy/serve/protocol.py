@@ -187,7 +187,10 @@ def _check_count(count: int, most: int) -> None:
 
 def _files(shape: list[int], data: Any, tail: memoryview, most_images: int) -> list[memoryview]:
     if data is not None:
-        raise invalid("image files can't be sent as JSON: send them behind it, with binary_data_size")
+        raise invalid(
+            "image files can't be sent in JSON, nor in base64: send one as the body, or several behind the JSON with "
+            "binary_data_size"
+        )
     if not (len(shape) == 1 or (len(shape) == 2 and shape[1] == 1)):
         raise invalid(f"the shape of {INPUT} as BYTES is the number of image files, [n], not {_shown(shape)}")
     _check_count(shape[0], most_images)

@@ -14,13 +14,14 @@ from autodial.deploy.serve import drifting
 from autodial.deploy.serve.batching import Outcome
 from autodial.deploy.serve.models import ServedModel
 from autodial.deploy.serve.refusal import RefusalError, invalid, too_large
-from autodial.wording import shortened
+from autodial.wording import alternatives, printable, shortened
 
 _JSON = b'{["-0123456789tfn'
 """What a JSON text begins with; no image file begins with one of these."""
 _SPACES = b" \t\r\n"
 _BOM = b"\xef\xbb\xbf"
 _LONGEST_NAME = 255
+_OPTIONS = ("top_k", "drift")
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,11 @@ def is_form(content_type: str) -> bool:
 
 
 def parse_options(query: Mapping[str, str], classes: int) -> UploadOptions:
-    """The options in an address; raises a RefusalError."""
+    """The options in an address; raises a RefusalError, also for a name that is none, which may be a slip."""
+    for name in query:
+        if name not in _OPTIONS:
+            shown = shortened(printable(name), 40)
+            raise invalid(f'"{shown}" is no option of an upload{alternatives(name, _OPTIONS)}')
     top_k = query.get("top_k", "1")
     if not (top_k.isascii() and top_k.isdigit() and 1 <= int(top_k[:9]) <= classes):
         raise invalid(f"top_k has to be a number of labels from 1 to {classes}")

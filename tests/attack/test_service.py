@@ -12,6 +12,7 @@ import threading
 import time
 import zlib
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
@@ -20,7 +21,13 @@ import numpy as np
 import pytest
 from damage import damaged_bytes
 from exported_model import CLASSES, SIZE, metadata, save_model
+from image_nets import with_inputs
+from random_weights import random_weights
 from serving import Service, serving
+
+from autodial.converters.net_export import export
+from autodial.netparam.shipped import shipped_net
+from autodial.proto import read_net
 
 pytest.importorskip("starlette")
 pytestmark = pytest.mark.attack
@@ -168,3 +175,37 @@ def test_nothing_that_one_client_sends_reaches_another(tmp_path: Path, rounds: i
     assert "Traceback" not in log
     assert grown < 100 * 2**20
     assert slow < 0.5
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs /proc")
+def test_memory_stays_flat(tmp_path: Path, rounds: int) -> None:
+    """500 requests a round, of eight clients, to the digits net."""
+    net = read_net(shipped_net("digits"))
+    model = export(net, random_weights(with_inputs(net, 20, 20)), tmp_path / "digits.onnx").output
+    rng = np.random.default_rng(2)
+    images = [
+        cv2.imencode(".jpg", rng.integers(0, 256, (*size, 3), dtype=np.uint8))[1].tobytes()
+        for size in ((20, 20), (64, 48), (256, 256))
+    ]
+    each = max(1, 50 * rounds // CLIENTS)
+    held = []
+    with serving("--name", f"m={model}", "--quiet") as service:
+
+        def ask() -> None:
+            link = http.client.HTTPConnection("127.0.0.1", service.port, timeout=60)
+            for number in range(each):
+                link.request("POST", PATH, images[number % len(images)])
+                answer = link.getresponse()
+                answer.read()
+                assert answer.status == 200
+
+        started = time.perf_counter()
+        for _ in range(10):
+            with ThreadPoolExecutor(CLIENTS) as clients:
+                for done in [clients.submit(ask) for _ in range(CLIENTS)]:
+                    done.result()
+            held.append(memory(service) / 2**20)
+        seconds = time.perf_counter() - started
+    shown = ", ".join(f"{size:.1f}" for size in held)
+    print(f"\n{10 * CLIENTS * each} requests in {seconds:.0f} s; MiB after each tenth: {shown}")
+    assert held[-1] - held[1] < 8

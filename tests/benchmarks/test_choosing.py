@@ -99,4 +99,13 @@ def test_tables_of_finished_groups(choosing: ModuleType, tmp_path: Path) -> None
     assert settings["learned, lambda 0.1"] == ["80.0 (80.0 to 80.0), ± 0.0"]
     assert settings["fixed-alpha, lambda 0.4"] == ["65.0 (65.0 to 65.0), ± 0.0"]
     assert settings["mean alphas, lambda 0.1"] == ["1.00, 0.50"]
+    assert not rows(choosing.overview(summary, "agreement")).get(
+        "AdaBN"
+    )  # of reported tasks, of which none is finished
+    summary["usps-mnist"] = {"1": summary["demo-dev"]["101"], "5": summary["demo-dev"]["101"]}
+    overview = rows(choosing.overview(summary, "agreement"))
+    assert overview["AutoDIAL, learned, lambda 0.4"] == ["75.0 ± 0.0"]
+    assert overview["handed over by select (agreement)"] == ["75.0 ± 0.0"]
+    assert overview["the best of 16"] == ["80.0 ± 0.0"] and overview["groups"] == ["2"]
+    del summary["usps-mnist"]
     assert choosing.cost(summary) == f"CPU hours: {choosing.TASKS['demo-dev'].title} 0.18; two CPUs."

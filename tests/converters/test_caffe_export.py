@@ -361,7 +361,10 @@ def given(project: Path) -> list[str | Path]:
 def test_command(project: Path, tmp_path: Path, autodial: Autodial) -> None:
     status, out, err = autodial(*given(project), "--caffe", tmp_path / "out")
     assert (status, err) == (0, "")
-    for part in ('blob "data" to 4 classes, target statistics', "target_predictor.caffemodel (0.0 MiB)"):
+    for part in (
+        'takes blob "data" and scores 4 classes, with the target\'s statistics',
+        "target_predictor.caffemodel (0.0 MiB)",
+    ):
         assert part in out
     status, out, _ = autodial(*given(project), "--caffe", tmp_path / "out", "--json")  # once more, over the first
     report = json.loads(out)

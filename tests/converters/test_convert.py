@@ -93,6 +93,50 @@ def test_the_file_computes_what_torch_does_at_any_batch(deploy: tuple[Any, Weigh
         np.testing.assert_allclose(got, expected(net, weights, "prob", x), atol=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("fields", "eps"),
+    [
+        ("slope_filler {} frozen: true eps: 0.01", 0.01),
+        ("var_eps: 0.02 moving_average: true", 0.02),
+        ("bn_mode: INFERENCE", None),
+    ],
+    ids=["pspnet", "pull request", "segnet"],
+)
+def test_bn_of_other_versions_of_caffe_is_folded(fields: str, eps: float | None, tmp_path: Path) -> None:
+    bn = f'layer {{ name: "bn" type: "BN" bottom: "conv" top: "n" bn_param {{ {fields} }} }}'
+    start = DEPLOY.index('layer { name: "bn"')
+    net = parse_net(DEPLOY[:start] + bn + 'layer { name: "abs" type: "AbsVal" bottom: "n" top: "y" }')
+    weights = random_weights(net)
+    report = convert(net, weights, tmp_path / "net.onnx", outputs=["y"])
+    assert report.verified and [node.op_type for node in onnx.load(report.output).graph.node] == ["Conv", "Abs"]
+    x = np.random.default_rng(1).normal(0, 50, (2, 3, 12, 10)).astype(np.float32)
+    (got,) = session(report.output).run(["y"], {"data": x})
+    blobs = {layer.name: [torch.from_numpy(blob) for blob in layer.blobs] for layer in weights.layers}
+    slope, bias, *stored = (blob.view(-1) for blob in blobs["bn"])
+    mean, variance, eps = (*stored, eps) if eps is not None else (torch.zeros(6), torch.ones(6), 0)
+    y = F.batch_norm(F.conv2d(torch.from_numpy(x), blobs["conv"][0], padding=1), mean, variance, slope, bias, eps=eps)
+    np.testing.assert_allclose(got, y.abs(), rtol=1e-4, atol=1e-4)
+
+
+def test_bn_with_the_statistics_of_the_batch_is_refused(tmp_path: Path) -> None:
+    net = parse_net(DEPLOY.replace('"BatchNorm"', '"BN" bn_param { scale_filler { value: 1 } }'))
+    with pytest.raises(InputError, match=r'layer "bn" \(BN\) normalizes with the statistics of the batch.*INFERENCE'):
+        convert(net, random_weights(net), tmp_path / "net.onnx")
+
+
+def test_the_phase_may_be_written_in_small_letters(autodial: Any, tmp_path: Path) -> None:
+    write_text(parse_net(DEPLOY), tmp_path / "net.prototxt")
+    status, _, errors = autodial("convert", tmp_path / "net.prototxt", "-o", tmp_path / "net.onnx", "--phase", "test")
+    assert status == 0, errors
+
+
+def test_another_net_s_weights_are_called_so(deploy: tuple[Any, Weights], tmp_path: Path) -> None:
+    net, weights = deploy
+    weights.layers[0].blobs = [np.zeros((9, 3, 3, 3), np.float32)]
+    with pytest.raises(InputError, match=r"shape is \(6, 3, 3, 3\) .* \(9, 3, 3, 3\); these are another net's weights"):
+        convert(net, weights, tmp_path / "net.onnx")
+
+
 def test_names_are_those_of_the_net_and_nothing_else_is_in_the_file(
     deploy: tuple[Any, Weights], tmp_path: Path
 ) -> None:

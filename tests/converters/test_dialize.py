@@ -208,6 +208,30 @@ def test_a_vendors_batch_norm_is_refused_by_name() -> None:
         dialize(parse_net(RESNET), weights)
 
 
+def test_bn_of_other_versions_of_caffe_becomes_dial_and_scale() -> None:
+    """BN stands for the first BatchNorm and the Scale behind it."""
+    bn = 'layer { name: "bn1" type: "BN" bottom: "conv1" top: "scale1" bn_param { eps: 0.001 momentum: 0.9 } }'
+    start, end = RESNET.index('layer { name: "bn1"'), RESNET.index('layer { name: "relu1"')
+    net, weights = parse_net(RESNET[:start] + bn + RESNET[end:]), resnet_weights()
+    (mean, variance, total), scale = weights.layers[1].blobs, weights.layers[2].blobs
+    stored = [*scale, mean / total, variance / total]
+    weights.layers[1:3] = [LayerWeights(net.layer[2], [blob.reshape(1, 6, 1, 1) for blob in stored])]
+    made = dialize(net, weights)
+    assert made.report.replaced["bn1"] == "bn1-dial" and made.report.missing == made.report.ignored == ()
+    assert [types(made.net)[name] for name in ("bn1-dial", "bn1-scale")] == ["Dial", "Scale"]
+    dial = next(layer.dial_param for layer in made.net.layer if layer.name == "bn1-dial")
+    assert (dial.eps, dial.moving_average_fraction) == pytest.approx((0.001, 0.9))
+    assert made.report.max_difference is not None and made.report.logits_range is not None
+    assert made.report.max_difference < 1e-5 * made.report.logits_range
+    assert made.weights is not None
+    built = fed(made.net, (3, 12, 12), pb.TEST)
+    assert built.load_weights(made.weights) == []
+    images = torch.from_numpy(np.random.default_rng(0).standard_normal((5, 3, 12, 12)).astype(np.float32) * 3)
+    with torch.no_grad():
+        logits = built.blobs({"data": images, "label": torch.zeros(5)}, ["fc"])["fc"]
+    torch.testing.assert_close(logits, resnet_logits(images, resnet_weights()), rtol=0, atol=1e-4)
+
+
 def test_layers_of_unknown_types_stay_as_they_are() -> None:
     text = RESNET.replace(
         'type: "ReLU"', 'type: "DeformableConvolution" deformable_convolution_param { num_output: 6 kernel_size: 3 }'

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -129,6 +130,21 @@ def test_the_module_stays_as_it_is() -> None:
 )
 def test_a_part_that_caffe_lacks_is_named(module: nn.Module, said: str) -> None:
     with pytest.raises(InputError, match=said):
+        to_caffe(module, torch.randn(2, 6, 9, 10))
+
+
+class Strange(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.erf(x)
+
+
+@pytest.mark.parametrize("module", [Strange(), nn.Sequential(nn.ReLU(), Strange())], ids=["whole", "part"])
+def test_a_line_of_the_user_s_own_code_is_named(module: nn.Module) -> None:
+    lines = Path(__file__).read_text().splitlines()
+    line = 1 + next(i for i, text in enumerate(lines) if "torch.erf(x)" in text)
+    name = "the module" if isinstance(module, Strange) else '"1"'
+    said = re.escape(f"{name} (Strange, test_to_caffe.py line {line}): no Caffe layer computes aten.erf")
+    with pytest.raises(InputError, match=f"^{said}"):
         to_caffe(module, torch.randn(2, 6, 9, 10))
 
 

@@ -15,7 +15,6 @@ import torch.nn.functional as F
 import torchvision
 import torchvision.transforms.functional as TF
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.utils import parametrizations
 from typer.testing import CliRunner
 
@@ -27,6 +26,7 @@ from autodial.deploy import Predictor
 from autodial.errors import InputError, WorkError
 from autodial.layers import DomainAlignment
 
+BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 MEAN, STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
 
 
@@ -38,7 +38,7 @@ def _seed() -> None:
 def used(module: nn.Module) -> nn.Module:
     """The module with statistics, weights and biases as training leaves them, different ones for each domain."""
     for layer in module.modules():
-        if isinstance(layer, _BatchNorm) and layer.running_mean is not None and layer.running_var is not None:
+        if isinstance(layer, BATCH_NORMS) and layer.running_mean is not None and layer.running_var is not None:
             layer.running_mean.normal_(0, 0.3)
             layer.running_var.uniform_(0.5, 2)
         elif isinstance(layer, DomainAlignment):
@@ -136,7 +136,8 @@ def test_report_and_metadata(resnet: Any) -> None:
     assert info.scale == pytest.approx([1 / 255 / value for value in STD[::-1]])
     assert info.classes == tuple("abcdefg")
     text = describe(report)
-    assert "images of 70 x 66, BGR to 7 classes, target statistics" in text and "Folded into other layers: 20" in text
+    taken = "which takes BGR images of 70 x 66 pixels and scores 7 classes, with the target's statistics\n"
+    assert taken in text and "Folded into other layers: 20" in text
 
 
 def run(path: Path, images: Any) -> Any:

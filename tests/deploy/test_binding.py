@@ -10,7 +10,7 @@ import pytest
 
 from autodial.deploy import Predictor, predict_folder
 from autodial.deploy import predictor as predictor_module
-from autodial.deploy.binding import BoundRun, FasterRun
+from autodial.deploy.binding import BoundRun, FasterRun, Run
 from autodial.deploy.providers import CUDA, cuda_device_count
 
 SIZE = (6, 9, 3)
@@ -109,10 +109,17 @@ def test_a_folder_gets_the_same_table_either_way(
     chosen = []
 
     class Pretended(FasterRun):
-        def _faster(self, batch: Any) -> Any:
-            super()._faster(batch)
-            chosen.append(self._bound if faster == "bound" else self._usual)
-            return chosen[-1]
+        def __init__(self, usual: Run, bound: Run) -> None:
+            super().__init__(usual, bound)
+            self.wanted = bound if faster == "bound" else usual
+
+        def __call__(self, batch: Any) -> Any:
+            decided = self.chosen is not None
+            scores = super().__call__(batch)
+            if not decided and self.chosen is not None:
+                self.chosen = self.wanted
+                chosen.append(self.chosen)
+            return scores
 
     monkeypatch.setattr(predictor_module, "FasterRun", Pretended)
     on_gpu = type(opened)(opened.session, opened.info, CUDA, "asked for", None, ("cpu", 0))

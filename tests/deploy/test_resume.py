@@ -36,14 +36,15 @@ def snapshots(model: Any, photos: Path, tmp_path: Path, monkeypatch: pytest.Monk
             for path in tmp_path.glob(f"out{suffix}*"):
                 shutil.copy(path, folders[-1])
 
-        for step in ("_append", "commit"):
-            unwatched = getattr(writer._ResumableTable, step)
+        for place, step in ((writer.Table, "write"), (writer, "write_whole")):
+            unwatched = getattr(place, step)
 
-            def watched(self: Any, *arguments: Any, unwatched: Any = unwatched) -> None:
-                unwatched(self, *arguments)
+            def watched(*arguments: Any, unwatched: Any = unwatched) -> None:
+                copy()
+                unwatched(*arguments)
                 copy()
 
-            monkeypatch.setattr(writer._ResumableTable, step, watched)
+            monkeypatch.setattr(place, step, watched)
         unlink = Path.unlink
 
         def watched_unlink(self: Path, missing_ok: bool = False) -> None:

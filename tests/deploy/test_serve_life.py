@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import http.client
+import json
 import shutil
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,64 +22,131 @@ from autodial.deploy import Predictor
 
 pytest.importorskip("starlette")
 
-Labels = dict[str, str]
 
+class Clients:
+    """Clients that ask all the time, from the beginning of a `with` block to its end, and check every answer.
 
-def infer(port: int, body: bytes, name: str) -> tuple[int, bytes]:
-    link = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
-    try:
-        link.request("POST", f"/v2/models/{name}/infer", body)
-        answer = link.getresponse()
-        return answer.status, answer.read()
-    finally:
-        link.close()
+    Every other client keeps its connection for as long as the service does.
 
-
-def load(service: Service, body: bytes, name: str, clients: int = 4) -> tuple[Callable[[], None], list[Any]]:
-    """Ask all the time until the function that comes back is called, which waits for the last answers.
-
-    The list gets every answer, or what went wrong after a connection was made.
+    Args:
+        service: what they ask.
+        name: of the model.
+        labels: the labels that are right, by image.
+        count: of the clients.
     """
-    stop, seen = threading.Event(), []
 
-    def client() -> None:
-        while not stop.is_set():
+    def __init__(self, service: Service, name: str, labels: Mapping[bytes, Collection[str]], count: int = 4) -> None:
+        self.answers = 0
+        self.faults: list[str] = []
+        """Answers that were wrong, and requests without one, but for those that came too late for a connection."""
+        self.seen: set[str] = set()
+        """The labels that were given."""
+        self._service, self._path, self._labels = service, f"/v2/models/{name}/infer", list(labels.items())
+        self._over, self._lock = threading.Event(), threading.Lock()
+        self._threads = [threading.Thread(target=self._ask, args=(i,), daemon=True) for i in range(count)]
+
+    def __enter__(self) -> Clients:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._over.set()
+        for thread in self._threads:
+            thread.join(60)
+            assert not thread.is_alive(), "a request has no answer"
+
+    def _ask(self, number: int) -> None:
+        link: http.client.HTTPConnection | None = None
+        while not self._over.is_set():
+            if link is None or number % 2 == 0:
+                link = http.client.HTTPConnection("127.0.0.1", self._service.port, timeout=30)
+            image, right = self._labels[number // 2 % len(self._labels)]
+            number += 2
             try:
-                seen.append(infer(service.port, body, name))
+                if link.sock is None:
+                    link.connect()
             except ConnectionRefusedError:  # the port is closed: no request was sent
                 return
             except OSError as error:
-                seen.append(repr(error))
+                self._note(f"no connection: {error!r}")
+                return
+            try:
+                link.request("POST", self._path, image)
+                answer = link.getresponse()
+                text = answer.read()
+            except (OSError, http.client.HTTPException) as error:
+                self._note(f"no answer: {error!r}")
+                link = None
+                continue
+            label = json.loads(text)["results"][0]["label"] if answer.status == 200 else None
+            with self._lock:
+                self.answers += 1
+                self.seen.add(str(label))
+            if label not in right:
+                self._note(f"{answer.status}: {text[:200]!r}")
 
-    threads = [threading.Thread(target=client, daemon=True) for _ in range(clients)]
-    for thread in threads:
-        thread.start()
-
-    def finish() -> None:
-        stop.set()
-        for thread in threads:
-            thread.join(30)
-
-    return finish, seen
+    def _note(self, fault: str) -> None:
+        with self._lock:
+            self.faults.append(fault)
 
 
-def test_sigterm_loses_no_request(model: Any, photos: Path) -> None:
-    body = (photos / "a.png").read_bytes()
+@pytest.fixture(scope="module")
+def labels(model: Any) -> dict[bytes, list[str]]:
+    """Eight images, and the label that the model gives each: several labels among them."""
+    rng = np.random.default_rng(3)
+    pixels = [np.where(rng.random((6, 9, 3)) < 0.1, 255, 0).astype(np.uint8) for _ in range(8)]
+    images = [cv2.imencode(".png", image)[1].tobytes() for image in pixels]
+    found = {image: [label] for image, label in zip(images, model.labels(*pixels), strict=True)}
+    assert len({label for right in found.values() for label in right}) > 1
+    return found
+
+
+def test_sigterm_loses_no_request(model: Any, labels: dict[bytes, list[str]]) -> None:
     with serving(model.path, "--drain", 1, "--quiet") as service:
-        finish, seen = load(service, body, "target_predictor")
-        time.sleep(0.3)
-        assert service.ask("/v2/health/ready")[0] == 200
-        service.process.send_signal(signal.SIGTERM)
-        started = time.monotonic()
-        while service.ask("/v2/health/ready")[0] == 200:
-            assert time.monotonic() - started < 0.5
-        status, answer, headers = service.ask("/v2/health/ready")
-        assert (status, answer["ready"], headers["connection"]) == (503, False, "close")
-        assert service.ask("/v2/health/live")[0] == 200
-        assert service.process.wait(30) == 0
-        assert 0.9 < time.monotonic() - started < 10
-        finish()
-    assert len(seen) > 20 and len(set(seen)) == 1 and seen[0][0] == 200, set(seen)
+        with Clients(service, "target_predictor", labels) as clients:
+            time.sleep(0.3)
+            assert service.ask("/v2/health/ready")[0] == 200
+            service.process.send_signal(signal.SIGTERM)
+            started = time.monotonic()
+            while service.ask("/v2/health/ready")[0] == 200:
+                assert time.monotonic() - started < 0.5
+            status, answer, headers = service.ask("/v2/health/ready")
+            assert (status, answer["ready"], headers["connection"]) == (503, False, "close")
+            assert service.ask("/v2/health/live")[0] == 200
+            assert service.process.wait(30) == 0
+            assert 0.9 < time.monotonic() - started < 10
+        assert clients.answers > 20 and not clients.faults, clients.faults[:3]
+
+
+@pytest.mark.slow
+def test_twenty_ends_under_load_lose_no_request(model: Any, labels: dict[bytes, list[str]]) -> None:
+    answers = 0
+    for number in range(20):
+        with serving(model.path, "--drain", 0.3 if number % 2 else 0, "--quiet") as service:
+            with Clients(service, "target_predictor", labels, count=16) as clients:
+                time.sleep(0.3 + 0.05 * number)
+                service.process.send_signal(signal.SIGTERM)
+                assert service.process.wait(60) == 0
+            assert not clients.faults, (number, clients.faults[:3])
+            assert clients.answers > 16 and "Traceback" not in "\n".join(service.log)
+            answers += clients.answers
+    print(f"\n{answers} requests in 20 ends, all answered with the right label")
+
+
+@pytest.mark.slow
+def test_a_killed_service_starts_again_at_once(model: Any, labels: dict[bytes, list[str]]) -> None:
+    with serving(model.path, "--quiet") as killed:
+        with Clients(killed, "target_predictor", labels, count=8) as clients:
+            time.sleep(0.5)
+            killed.process.kill()
+            killed.process.wait(10)
+        assert clients.answers > 8
+        with serving(model.path, "--quiet", "--port", killed.port) as service:
+            assert service.port == killed.port
+            with Clients(service, "target_predictor", labels, count=8) as clients:
+                time.sleep(0.5)
+            assert clients.answers > 8 and not clients.faults, clients.faults[:3]
 
 
 def test_ctrl_c_ends_it_at_once(model: Any) -> None:
@@ -98,15 +166,24 @@ def replace(source: Path, target: Path) -> None:
     aside.replace(target)
 
 
-def test_a_replaced_model_is_taken_over(two: dict[str, Path], tmp_path: Path) -> None:
-    """The two models give other labels for the image: every answer is one of either, and soon the new one's."""
+@pytest.fixture(scope="module")
+def unlike(two: dict[str, Path]) -> tuple[bytes, dict[str, str]]:
+    """An image to which the two models give other labels, and these labels."""
     rng = np.random.default_rng(0)
     for _ in range(100):
         pixels = rng.integers(0, 256, (6, 9, 3), dtype=np.uint8)
         body = cv2.imencode(".png", pixels)[1].tobytes()
-        labels = {name: Predictor(path, "cpu", 1).predict([body]).labels[0] for name, path in two.items()}
-        if labels["color"] != labels["grey"]:
-            break
+        found = {name: Predictor(path, "cpu", 1).predict([body]).labels[0] for name, path in two.items()}
+        if found["color"] != found["grey"]:
+            return body, found
+    raise AssertionError("there is no such image")
+
+
+def test_a_replaced_model_is_taken_over(
+    two: dict[str, Path], unlike: tuple[bytes, dict[str, str]], tmp_path: Path
+) -> None:
+    """Every answer is of one model or of the other, and soon of the new one."""
+    body, labels = unlike
     served = tmp_path / "m.onnx"
     replace(two["color"], served)
     with serving(served, "--watch", "--quiet") as service:
@@ -114,30 +191,53 @@ def test_a_replaced_model_is_taken_over(two: dict[str, Path], tmp_path: Path) ->
         def label() -> str:
             return str(service.ask("/v2/models/m/infer", body)[1]["results"][0]["label"])
 
-        finish, seen = load(service, body, "m", clients=2)
-        assert label() == labels["color"]
-        replace(two["grey"], served)
-        service.wait_for("the model m is now the new file")
-        assert label() == labels["grey"]
-
-        for spoil in (
-            lambda: served.write_bytes(b""),
-            lambda: served.write_bytes(two["color"].read_bytes()[:-100]),
-            lambda: served.write_bytes(b"no model"),
-            served.unlink,
-        ):
-            before = len(service.log)
-            spoil()
-            service.wait_for("(?s)" + ".*\n" * before + ".*served on as it was")
+        with Clients(service, "m", {body: labels.values()}, count=2) as clients:
+            assert label() == labels["color"]
+            replace(two["grey"], served)
+            service.wait_for("the model m is now the new file")
             assert label() == labels["grey"]
-        replace(two["color"], served)
-        service.wait_for("(?s)now the new file.*now the new file")
-        assert label() == labels["color"]
-        finish()
+
+            for spoil in (
+                lambda: served.write_bytes(b""),
+                lambda: served.write_bytes(two["color"].read_bytes()[:-100]),
+                lambda: served.write_bytes(b"no model"),
+                served.unlink,
+            ):
+                before = len(service.log)
+                spoil()
+                service.wait_for("(?s)" + ".*\n" * before + ".*served on as it was")
+                assert label() == labels["grey"]
+            replace(two["color"], served)
+            service.wait_for("(?s)now the new file.*now the new file")
+            assert label() == labels["color"]
         text = service.ask("/metrics")[1].decode()
-    assert {answer[0] for answer in seen} == {200}, [answer for answer in seen if answer[0] != 200][:3]
-    assert len(set(seen)) == 2  # of one model and of the other
+    assert not clients.faults, clients.faults[:3]
+    assert clients.seen == set(labels.values())
     assert 'autodial_model_loads_total{model="m",outcome="ok"} 3.0' in text
+
+
+@pytest.mark.slow
+def test_five_replacements_under_load(
+    two: dict[str, Path], unlike: tuple[bytes, dict[str, str]], tmp_path: Path
+) -> None:
+    body, labels = unlike
+    served = tmp_path / "m.onnx"
+    replace(two["color"], served)
+    answers = 0
+    with serving(served, "--watch", "--quiet") as service:
+        for number, name in enumerate(("grey", "color", "grey", "color", "grey"), 1):
+            with Clients(service, "m", {body: labels.values()}, count=16) as clients:
+                time.sleep(0.3)
+                replace(two[name], served)
+                service.wait_for("(?s)" + ".*the model m is now the new file" * number)
+                time.sleep(0.3)
+            assert not clients.faults, clients.faults[:3]
+            answers += clients.answers
+            with Clients(service, "m", {body: [labels[name]]}, count=16) as clients:  # of the new one alone
+                time.sleep(0.3)
+            assert clients.answers > 16 and not clients.faults, clients.faults[:3]
+            answers += clients.answers
+    print(f"\n{answers} requests in five replacements, all answered with a right label")
 
 
 def test_drift_of_uploads_and_in_the_metrics(model: Any, tmp_path: Path) -> None:

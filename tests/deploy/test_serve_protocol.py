@@ -107,11 +107,32 @@ def test_a_bad_picture_among_good_ones_has_an_error_of_its_own(service: Service,
 
 @pytest.mark.parametrize(
     ("query", "message"),
-    [("top_k=0", "top_k"), ("top_k=5", "from 1 to 4"), ("top_k=x", "top_k"), ("drift=2", "true or false")],
+    [
+        ("top_k=0", "top_k"),
+        ("top_k=5", "from 1 to 4"),
+        ("top_k=x", "top_k"),
+        ("drift=2", "true or false"),
+        ("topk=3", '"topk" is no option of an upload; did you mean "top_k"?'),
+        ("limit=3", '"limit" is no option of an upload (there are top_k, drift)'),
+    ],
 )
 def test_wrong_options_are_refused(service: Service, labelled: Path, query: str, message: str) -> None:
     status, answer, _ = service.ask(f"/v2/models/m/infer?{query}", (labelled / "001.png").read_bytes())
     assert status == 400 and message in answer["error"]
+
+
+def test_an_empty_body_is_told_as_that(service: Service) -> None:
+    status, answer, _ = service.ask("/v2/models/m/infer", b"")
+    assert status == 400 and answer["error"].startswith("the body is empty: send an image file")
+    body, kind = form(b"")
+    status, answer, _ = service.ask("/v2/models/m/infer", body, content_type=kind)
+    assert status == 400 and answer["error"].startswith("0.png: ") and "empty" in answer["error"]
+
+
+def test_base64_in_json_is_answered_with_what_to_do(service: Service) -> None:
+    tensor = {"name": "image", "datatype": "BYTES", "shape": [1], "data": ["iVBORw0KGgo="]}
+    status, answer, _ = service.ask("/v2/models/m/infer", check_serve.json.dumps({"inputs": [tensor]}).encode())
+    assert status == 400 and "nor in base64: send one as the body" in answer["error"]
 
 
 def test_a_damaged_picture_has_its_label_and_says_so(service: Service, labelled: Path) -> None:

@@ -36,7 +36,7 @@ STAND_INS = {
     r"^pip install .*": "",
     r"autodial demo": "autodial demo --help",
     r"--arch alexnet": "--arch digits",
-    r"autodial init .*": r"\g<0> --epochs 1",
+    r"autodial (init|compare \w+ --source) .*": r"\g<0> --epochs 1",
     r"solver_iter_\d+": "solver_iter_2",
     r"(digits_iter_[48])00": r"\1",
     r"--nproc-per-node 4": "--nproc-per-node 2",

@@ -391,7 +391,7 @@ def test_the_released_nets_data_layers(file: str, tops: tuple[str, ...]) -> None
     net = proto.read_net(shared(f"reference/autodial/{file}.prototxt"))
     test, trained = data_in_test(net), data_in_train(net)
     assert trained is not None
-    assert tuple(data.blob for data in (*trained, test)) == tops
+    assert tuple(data.blob for data in (*trained.sources, trained.target, test)) == tops
     layer = without_augmentation(trained[0], test).layer
     assert layer.image_data_param.source == "train_source.txt"
     assert not layer.image_data_param.shuffle and not layer.transform_param.mirror

@@ -98,6 +98,13 @@ CASES: dict[str, list[Case]] = {
     "Accuracy": [Case("", (CLASSES, LABELS)), Case("", ((4, 4, 4), (4, 4)))],
     "ArgMax": [Case("", (CLASSES,))],
     "Axpy": [Case("", ((4, 4), IMAGES, IMAGES))],
+    "BN": [
+        *filled("bn_param { slope_filler { FILLER } bias_filler { FILLER } }"),
+        *filled("bn_param { var_eps: 0.001 scale_filler { FILLER } shift_filler { FILLER } }"),
+        Case("bn_param { bn_mode: INFERENCE }"),
+        Case("bn_param { frozen: true }"),
+        Case("bn_param { moving_average: true }", phase=pb.TEST),
+    ],
     "BNLL": [Case()],
     "BatchNorm": [Case(), Case(phase=pb.TEST)],
     "BatchReindex": [Case("", (IMAGES, (4,)))],

@@ -34,6 +34,7 @@ FACTS = {
     "Accuracy": Facts(Rows.SUMMED, reads_scores=True, reads_labels=True),
     "ArgMax": Facts(Rows.INDEPENDENT),
     "Axpy": Facts(Rows.INDEPENDENT, backward_reads_bottoms=True),
+    "BN": Facts(Rows.NONE, per_channel=True),
     "BNLL": Facts(Rows.INDEPENDENT, backward_reads_bottoms=True),
     "BatchNorm": Facts(Rows.STATISTICS, per_channel=True),
     "BatchReindex": Facts(Rows.NONE, backward_reads_bottoms=True),

@@ -78,7 +78,7 @@ def test_the_whole_way_without_labels_in_grey(images: Any, capsys: pytest.Captur
     images("flat", 7, color=False)
     init("--epochs", "2", target="flat")
     out = capsys.readouterr().out
-    assert "snapshots    every iteration\n" in out and " (2 epochs over the source)\n" in out
+    assert "snapshots    every iteration\n" in out and " with 24 source images each: 2 epochs over the source\n" in out
     assert not Path("project/test.txt").exists()
     net, solver = written()
     assert "accuracy" not in net and not solver.test_iter and not solver.HasField("test_interval")

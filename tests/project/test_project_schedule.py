@@ -8,7 +8,7 @@ from autodial import proto
 from autodial.errors import InputError
 from autodial.netparam.shipped import shipped_solver
 from autodial.project.schedule import describe_epochs, drops, fill_intervals, iterations, stretch
-from autodial.project.split import even_batches, split_batch
+from autodial.project.split import even_batches, halved_batch, split_batch
 from autodial.proto import messages as pb
 from autodial.training.lr_policy import learning_rate, next_step
 
@@ -42,6 +42,12 @@ def test_epochs_are_told_as_a_person_would(epochs: float, text: str) -> None:
 )
 def test_split(total: int, source: int, target: int, expected: tuple[int, int]) -> None:
     assert split_batch(total, source, target) == expected
+
+
+def test_halved_batch() -> None:
+    assert halved_batch(64, 1870, 300) == (32, 32)
+    assert halved_batch(65, 1870, 300) == (32, 32)
+    assert halved_batch(64, 1870, 20) == (20, 20)
 
 
 @pytest.mark.parametrize(("images", "batch", "expected"), [(795, 64, (62, 13)), (100, 100, (100, 1)), (7, 64, (7, 1))])

@@ -308,6 +308,17 @@ def is_refused_in_one_sentence(read: Callable[[Path], object], path: Path, data:
     return False
 
 
+@pytest.mark.parametrize("zipped", [True, False])
+def test_weights_of_pytorch_are_called_so(zipped: bool, tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    path = tmp_path / "resnet.pth"
+    torch.save({"fc.weight": torch.zeros(2, 3)}, path, _use_new_zipfile_serialization=zipped)
+    with pytest.raises(
+        InputError, match=r"resnet\.pth holds weights of PyTorch, and a caffemodel is needed: `autodial"
+    ):
+        read_weights(path)
+
+
 @pytest.mark.parametrize(
     ("read", "name", "content", "error"),
     [

@@ -6,6 +6,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
+import cv2
 import numpy as np
 import pytest
 import torch
@@ -14,6 +15,7 @@ from autodial.data.image_list import ImageList
 from autodial.errors import DivergedError, InputError
 from autodial.net.feed import sources
 from autodial.net.net import Net
+from autodial.netparam.variants import apply_variant
 from autodial.proto import messages as pb
 from autodial.proto import read_net, read_weights, write_weights
 from autodial.selection.outputs import Outputs, TrainedNet
@@ -147,3 +149,29 @@ def test_scores_that_overflow_are_those_of_a_training_that_diverged(
     write_weights(saved, path)
     with pytest.raises(DivergedError, match=r'after training, scores in blob "fc" are not finite'):
         open_net(stripes, path).outputs(source=None, held_out=None, target_labels=False, seed=3)
+
+
+def test_nets_without_alignment_are_measured_by_lists(stripes: Path, tmp_path: Path) -> None:
+    """A net for the source alone: both domains are read from lists, as the TEST phase's data layer prepares them."""
+    param = apply_variant(read_net(stripes / "net.prototxt"), "source-only")
+    net = Net(param, pb.TEST, base_dir=stripes)
+    write_weights(net.weights(), tmp_path / "weights.caffemodel")
+    source, target = stripes / "source.txt", stripes / "target.txt"
+    opened = TrainedNet(
+        param,
+        tmp_path / "weights.caffemodel",
+        base_dir=stripes,
+        device=torch.device("cpu"),
+        workers=0,
+        target=target,
+    )
+    found = opened.outputs(source=source, held_out=None, target_labels=True, seed=0)
+    for values, path in ((found.source_logits, source), (found.target_logits, target)):
+        entries = ImageList.read(path).entries
+        images = np.stack([cv2.imread(str(stripes / entry.path)) for entry in entries])
+        data = torch.from_numpy(images.transpose(0, 3, 1, 2).astype(np.float32)) * 0.0078125
+        with torch.no_grad():
+            blobs = net.blobs({"data": data, "label": torch.zeros(len(data))}, ["fc", "conv"])
+        np.testing.assert_allclose(values, blobs["fc"].numpy(), rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(opened.features(path), blobs["conv"].flatten(1).numpy(), rtol=1e-4, atol=1e-5)
+    assert found.test_labels.tolist() == [entry.label for entry in ImageList.read(stripes / "test.txt")]

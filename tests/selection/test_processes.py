@@ -40,7 +40,7 @@ def job(tmp_path: Path) -> Job:
     return Job(
         folder=tmp_path,
         name="loss.loss_weight=1, seed 3",
-        lists=SourceLists(None, tmp_path / "held_out.txt", tmp_path / "sample.txt"),
+        lists=(SourceLists(None, tmp_path / "held_out.txt", tmp_path / "sample.txt"),),
         solver=Path("solver.prototxt"),
         weights=(),
         variants=(),

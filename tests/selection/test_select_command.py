@@ -382,13 +382,15 @@ def test_damaged_results_are_named(project: Path) -> None:
     outputs.write_bytes(outputs.read_bytes()[:-99])
     assert "outputs.npz is damaged: delete it" in error("--try", TRY, "-o", "chosen")
     record = Path("chosen/experiment.json")
-    for content in ("[]", "{", "[" * 100_000):
+    for content in ("[]", "{", "{}", "[" * 100_000):
         record.write_text(content)
         message = error("--try", TRY, "-o", "chosen")
         assert message.startswith("chosen/experiment.json is damaged")
         assert message.endswith("name another folder with -o")
-    record.write_text("{}")
-    assert "holds a selection in which" in error("--try", TRY, "-o", "chosen")
+    record.write_text(json.dumps({"form": 2, "the solver": "0f"}))
+    assert "holds a selection of another version of autodial: name another folder with -o" in error(
+        "--try", TRY, "-o", "chosen"
+    )
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no SIGINT to send to a process")

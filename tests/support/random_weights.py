@@ -31,8 +31,8 @@ def _drawn(kind: str, index: int, shape: tuple[int, ...], rng: np.random.Generat
         number = index - (kind == "Dial")  # alpha comes first
         means, variances, one = rng.normal(0, 0.1, shape), rng.uniform(0.5, 1.5, shape), np.ones(shape)
         return (one if number in (-1, 2) else variances if number == 1 else means).astype(np.float32)
-    if kind in ("Scale", "Normalize", "PReLU") and index == 0:
+    if (kind in ("Scale", "Normalize", "PReLU", "BN") and index == 0) or (kind == "BN" and index == 3):
         return rng.uniform(0.5, 1.5, shape).astype(np.float32)
-    if len(shape) < 2:
+    if len(shape) < 2 or kind == "BN":
         return rng.normal(0, 0.1, shape).astype(np.float32)
     return rng.normal(0, scale * sqrt(2 / prod(shape[1:])), shape).astype(np.float32)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from autodial.cli import main
 from autodial.system.ranks import LostRankError, Ranks
-from autodial.training import collapse
+from autodial.training import collapse, data_parallel
 from autodial.training.monitor import Monitor, TestRow, TrainRow
 from autodial.training.solver import Solver
 
@@ -52,8 +52,14 @@ def train(
     overrides: tuple[str, ...] = (),
     snapshot: str | None = None,
     samples: int | None = None,
+    bucket_bytes: int | None = None,
 ) -> Any:
-    """A whole training: its rows, and the state at its end; `samples` are enough to watch for a collapse."""
+    """A whole training: its rows, and the state at its end.
+
+    `samples` are enough to watch for a collapse, and `bucket_bytes` of gradients are summed at a time.
+    """
+    if bucket_bytes is not None:
+        data_parallel.BUCKET_BYTES = bucket_bytes
     if samples is not None:
         collapse._SAMPLES, collapse._PER_CLASS = samples, 0
     run, rows = solver(ranks, *overrides)
@@ -62,6 +68,34 @@ def train(
     run.check()
     assert run.solve()
     return rows.train, rows.test, state(run)
+
+
+def order(ranks: Ranks) -> list[list[str]]:
+    """Of each iteration, what came when: the gradients of the blobs in the last backward pass, and sums of blobs."""
+    data_parallel.BUCKET_BYTES = 200
+    run, _ = solver(ranks, "solver.iter_size=2")
+    names: dict[int, str] = {}  # of gradients
+    events: list[list[str]] = []
+
+    def noted(begin: Any, tensors: Any) -> Any:
+        known = [names.get(tensor.data_ptr()) for tensor in tensors]
+        events[-1] += [f"sum of {name}" for name in known if name is not None]
+        return begin(tensors)
+
+    def passed(blob: Tensor, name: str) -> None:
+        assert blob.grad is not None
+        names[blob.grad.data_ptr()] = name
+        events[-1].append(name)
+
+    for param in run.net.params:
+        if param.tensor.requires_grad:
+            name = f"{param.layer} {param.index}"
+            param.tensor.register_post_accumulate_grad_hook(lambda blob, name=name: passed(blob, name))
+    ranks.begin_sum = partial(noted, ranks.begin_sum)  # type: ignore[method-assign]
+    for _ in range(2):
+        events.append([])
+        run.step(1)
+    return events
 
 
 def die(ranks: Ranks, rank: int, iteration: int) -> str:

@@ -7,13 +7,15 @@ import shutil
 import subprocess
 import sys
 from collections import namedtuple
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import cv2
+import numpy as np
 import pytest
 import torch
 from damaged import damaged_jpeg, said_of
+from numpy.typing import NDArray
 
 from autodial.data.decoder_messages import watch_decoders
 from autodial.errors import InputError
@@ -59,6 +61,41 @@ def test_images_lie_channels_last_for_convolutions_on_the_cpu(project: Path, con
         if got.dim() == 4:
             assert got.is_contiguous(memory_format=torch.channels_last if convolves else torch.contiguous_format)
     assert image_format(net, torch.device("cuda")) == torch.contiguous_format
+
+
+@pytest.mark.parametrize("brief", [False, True])
+def test_batches_last_for_ever_or_until_the_next_is_asked_for(project: Path, brief: bool) -> None:
+    net = train_net()
+    read = [
+        [torch.from_numpy(array) for reader in sources(net).values() for array in reader.batch(index)]
+        for index in range(12)
+    ]
+    feed = Feed(net, range(12), device=CPU, workers=2, brief=brief)
+    batches = []
+    for inputs, expected in zip(feed, read, strict=True):
+        batches.append(list(inputs.values()))
+        assert all(map(torch.equal, batches[-1], expected))
+        if brief:
+            for image in batches[-1]:
+                image.fill_(-1)  # whoever trains may change what it is given
+    if not brief:
+        for batch, expected in zip(batches, read, strict=True):
+            assert all(map(torch.equal, batch, expected))
+
+
+def test_a_last_batch_may_be_shorter(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    net = train_net()
+    source = sources(net)["source"]
+    whole = source.batch
+
+    def short(index: int, rows: slice = slice(None)) -> Sequence[NDArray[np.float32]]:
+        return [array[:1] if index == 3 else array for array in whole(index, rows)]
+
+    monkeypatch.setattr(source, "batch", short)
+    for index, inputs in enumerate(Feed(net, range(4), device=CPU, workers=1)):
+        assert len(inputs["source"]) == len(inputs["label"]) == (1 if index == 3 else 4)
+        assert torch.equal(inputs["source"], torch.from_numpy(short(index)[0]))
+    assert index == 3
 
 
 def test_a_finite_feed_ends(project: Path) -> None:

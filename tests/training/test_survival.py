@@ -112,9 +112,26 @@ def test_workers_that_die_again_and_again_end_the_run_with_a_snapshot(
     wait_until(lambda: not multiprocessing.active_children())
 
 
+def said(index: int, place: int) -> str:
+    return str(index)
+
+
+def placed(index: int, place: int) -> int:
+    return place
+
+
+@signals
+def test_a_place_is_free_again_when_the_next_result_is_asked_for() -> None:
+    workers = Workers(placed, range(20), 2, ahead=2)
+    given = list(workers)
+    assert len(given) == 20 and set(given) == set(range(5))
+    for i in range(16):
+        assert len(set(given[i : i + 5])) == 5, "two results that were there together had one place"
+
+
 @signals
 def test_results_are_finished_in_order_whoever_dies() -> None:
-    workers = Workers(str, itertools.count(), 2, ahead=2, finish="{}!".format)
+    workers = Workers(said, itertools.count(), 2, ahead=2, finish="{}!".format)
     assert [next(workers) for _ in range(5)] == [f"{i}!" for i in range(5)]
     for process in multiprocessing.active_children():
         os.kill(process.pid or 0, signal.SIGKILL)

@@ -1,0 +1,337 @@
+"""The command `autodial compare`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from autodial.commands.dialize import OPTIONS as DIALIZE_OPTIONS
+from autodial.commands.inputs import split_names
+from autodial.commands.options import JsonOption, SolverDeviceOption, naming_options, with_options
+from autodial.commands.progress import job_progress, progress_bar
+from autodial.errors import InputError
+
+if TYPE_CHECKING:
+    import torch
+
+    from autodial.comparison.folder import Comparison, Request
+    from autodial.comparison.table import Table
+
+_SEEDS = (1, 2, 3)
+_OPTIONS = {
+    **{"source": "--source", "target": "--target", "test": "--test", "base": "--base", "weights": "--weights"},
+    **{"epochs": "--epochs", "batch_size": "--batch-size", "skip": "--skip-bad", "skip_bad": "--skip-bad"},
+    **{"same_schedule": "--same-schedule", "methods": "--methods", "seeds": "--seeds"},
+    **{"target_labels": "--target-labels", "arch": "--base"},
+    **{name: f"`autodial dialize`'s {option}" for name, option in DIALIZE_OPTIONS.items() if name != "weights"},
+}
+"""The options behind the library's parameters; `compare` lacks those of `dialize`."""
+
+
+def compare(
+    folders: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="DIR",
+            help="The folder for all results. Naming it again continues the comparison. With several, the table of "
+            "their results is shown.",
+        ),
+    ],
+    source: Annotated[
+        Path | None, typer.Option(metavar="S", help="The labelled images: a folder with a folder per class, or a list.")
+    ] = None,
+    target: Annotated[
+        Path | None,
+        typer.Option(metavar="T", help="The unlabelled images of the target domain: any folder, or a list."),
+    ] = None,
+    test: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="L",
+            help="Labelled target images for --target-labels: a folder with class folders, or a list.",
+            show_default="T, if it has the source's class folders",
+        ),
+    ] = None,
+    base: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME|NET.prototxt|torchvision:NAME|timm:NAME",
+            help="The net from which every method's is made, as --arch of `autodial init`.",
+        ),
+    ] = None,
+    weights: Annotated[
+        str | None,
+        typer.Option(
+            metavar="W", help="What every training starts from, as in `autodial init`.", show_default="random weights"
+        ),
+    ] = None,
+    methods: Annotated[
+        str | None,
+        typer.Option(
+            metavar="M1,M2",
+            # the names are those of autodial.comparison.methods, which takes too long to import for a help text
+            help="source-only, entropy-only, adabn, coral, deep-coral, ddc, dan, reversegrad, rtn, jan, fixed-alpha, "
+            "autodial, sa, tca, gfk.",
+            show_default="all but entropy-only, fixed-alpha, sa, tca and gfk",
+        ),
+    ] = None,
+    seeds: Annotated[
+        str | None, typer.Option(metavar="N1,N2", help="A run of each method for each seed.", show_default="1,2,3")
+    ] = None,
+    epochs: Annotated[
+        float | None, typer.Option(help="Passes over the source.", show_default="the net's own schedule")
+    ] = None,
+    batch_size: Annotated[
+        int | None,
+        typer.Option(min=4, help="Images in a batch, half of them of the source.", show_default="the net's"),
+    ] = None,
+    skip_bad: Annotated[
+        bool, typer.Option("--skip-bad", help="Leave out images that can't be decoded. Otherwise they are an error.")
+    ] = False,
+    same_schedule: Annotated[
+        bool,
+        typer.Option(
+            "--same-schedule",
+            help="Give all methods the course of the learning rate that the base net has, instead of the one that each "
+            "method's authors released, stretched to the same number of iterations.",
+        ),
+    ] = False,
+    target_labels: Annotated[
+        bool,
+        typer.Option("--target-labels", help="Show accuracies on the labelled target images; needs no new training."),
+    ] = False,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", metavar="DIR", help="With several comparisons: a folder for the table."),
+    ] = None,
+    device: SolverDeviceOption = "auto",
+    jobs: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Trainings that run at the same time.",
+            show_default="one per CPU, or one per two CPUs with a GPU, as memory allows",
+        ),
+    ] = None,
+    workers: Annotated[
+        int | None,
+        typer.Option(
+            min=0, help="Processes that read images ahead, per training.", show_default="the CPUs that are left"
+        ),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Compare methods of domain adaptation on one pair of domains: the paper's table, for your images.
+
+    Each method's net is made from one base net, with the losses and weights that its authors released. All methods get
+    the same images, batches, starting weights and number of iterations. Without labels of the target, the table has
+    the runs' ranks by what `autodial select` looks at; --target-labels adds accuracies.
+
+    DIR gets METHOD/train_val.prototxt and METHOD/solver.prototxt for `autodial train`, a folder per run with its
+    weights and logs, results.json, and the table as table.txt, table.csv, table.tex and table.html. What is finished is
+    not run again: the same command, or DIR alone, goes on after an interruption, and methods, seeds and --target-labels
+    can be added. A run that fails is a cell of the table.
+    """
+    if len(folders) > 1:
+        if source or target or base or methods or seeds:
+            raise InputError("several folders are shown side by side: run each comparison with a command of its own")
+        _join(folders, output, as_json=as_json)
+        return
+    if output is not None:
+        raise InputError("-o is for the table of several comparisons: that of one lies in its folder")
+    (folder,) = folders
+    with naming_options(**_OPTIONS):
+        if source is None and target is None and base is None:
+            comparison = _open(folder)
+        else:
+            comparison = _begin(
+                folder,
+                *(source, target, test, base, weights),
+                epochs=epochs,
+                batch_size=batch_size,
+                skip_bad=skip_bad,
+                same_schedule=same_schedule,
+            )
+        request = _request(comparison, methods, seeds, target_labels=target_labels)
+    _run(comparison, request, device=device, jobs=jobs, workers=workers, as_json=as_json)
+
+
+def _open(folder: Path) -> Comparison:
+    from autodial.comparison.folder import Comparison
+
+    return Comparison(folder)
+
+
+def _begin(
+    folder: Path,
+    source: Path | None,
+    target: Path | None,
+    test: Path | None,
+    base: str | None,
+    weights: str | None,
+    *,
+    epochs: float | None,
+    batch_size: int | None,
+    skip_bad: bool,
+    same_schedule: bool,
+) -> Comparison:
+    """Open a comparison with these inputs; make its folder if there is none."""
+    from autodial.comparison.folder import Comparison, Inputs, create, holds_comparison
+    from autodial.project.project import prepare
+
+    if source is None or target is None or base is None:
+        raise InputError("a comparison takes `source`, `target` and `base`")
+    inputs = Inputs(
+        source=str(source.absolute()),
+        target=str(target.absolute()),
+        test=None if test is None else str(test.absolute()),
+        base=base,
+        weights=weights,
+        epochs=epochs,
+        batch_size=batch_size,
+        skip_bad=skip_bad,
+        same_schedule=same_schedule,
+    )
+    if holds_comparison(folder):
+        comparison = Comparison(folder)
+        comparison.check_inputs(inputs)
+        return comparison
+    with progress_bar("decoding the images", transient=True) as show:
+        project = prepare(
+            folder,
+            base,
+            source,
+            target,
+            test=test,
+            weights=weights,
+            epochs=epochs,
+            batch_size=batch_size,
+            halves=True,
+            skip=skip_bad,
+            warn=lambda warning: typer.echo(warning, err=True),
+            report=show,
+        )
+    for note in project.notes:
+        typer.echo(f"Note: {with_options(note, _OPTIONS)}", err=True)
+    create(project, inputs)
+    return Comparison(folder)
+
+
+def _request(comparison: Comparison, methods: str | None, seeds: str | None, *, target_labels: bool) -> Request:
+    """The cells that are asked for; what is not named is as it was the last time."""
+    from autodial.comparison.folder import Request
+    from autodial.comparison.methods import DEFAULT, check_methods
+
+    last = comparison.request() or Request(methods=list(DEFAULT), seeds=list(_SEEDS), target_labels=False)
+    names = last["methods"] if methods is None else check_methods(split_names(methods))
+    numbers = last["seeds"] if seeds is None else _numbers(seeds)
+    return Request(methods=names, seeds=numbers, target_labels=target_labels or last["target_labels"])
+
+
+def _numbers(seeds: str) -> list[int]:
+    words = [word.strip() for word in split_names(seeds)]
+    if not all(word.isascii() and word.isdecimal() and len(word) < 10 for word in words):
+        raise InputError(f"`seeds` {seeds}: must be whole numbers, separated by commas, such as 1,2,3")
+    numbers = [int(word) for word in words]
+    if len(set(numbers)) < len(numbers):
+        raise InputError(f"`seeds` {seeds}: a seed is given twice")
+    return numbers
+
+
+def _run(
+    comparison: Comparison, request: Request, *, device: str, jobs: int | None, workers: int | None, as_json: bool
+) -> None:
+    """Run the cells that are not finished, then show the table."""
+    from autodial.comparison.folder import device_for, locked
+    from autodial.comparison.results import judge, save, table_of
+    from autodial.errors import INTERRUPTED, WorkError
+    from autodial.selection.processes import default_parallel, free_memory, run_jobs
+    from autodial.system.cpus import available_cpus
+
+    chosen_device = device_for(comparison, device)
+    failures: dict[Path, str] = {}
+    with locked(comparison.folder):
+        with naming_options(**_OPTIONS):
+            cells = comparison.cells(
+                request["methods"], request["seeds"], device=device, target_labels=request["target_labels"]
+            )
+            needed = comparison.check(cells)
+        comparison.remember(request)
+        results = {cell.job.folder: cell for cell in cells}
+        left = [cell.job for cell in cells if not cell.finished]
+        gpu = chosen_device.type == "cuda"
+        cpus = available_cpus()
+        memory = _gpu_memory(chosen_device) if gpu else free_memory()
+        parallel = jobs or default_parallel(len(left), cpus, gpu=gpu, memory=memory, job_memory=needed)
+        share = max(1, cpus // parallel)
+        with job_progress(
+            len(cells), left, parallel, chosen_device, lambda job: results[job.folder].result, failures, "run"
+        ) as report:
+            for wave in comparison.waves(cells):
+                waiting = [cell.job for cell in wave if cell.ready]
+                finished = run_jobs(
+                    waiting, parallel, threads=share, workers=share - 1 if workers is None else workers, report=report
+                )
+                if not finished:
+                    typer.echo(
+                        f"Interrupted. What is finished stays in {comparison.folder}; the same command goes on from "
+                        "there.",
+                        err=True,
+                    )
+                    raise typer.Exit(INTERRUPTED)
+        trials = comparison.trials(request["methods"], cells, failures)
+        found = judge(comparison, request["methods"], trials)
+        table = table_of(found)
+        save(comparison.folder, table, found)
+    if as_json:
+        _print_json(found)
+    else:
+        _print_table(table)
+        if found["chosen"] is not None:
+            chosen = found["chosen"]
+            typer.echo(f"\nChosen without labels of the target: {chosen['method']}, seed {chosen['seed']}")
+            if "export" in chosen["commands"]:
+                typer.echo(f"To export it:\n{chosen['commands']['export']}")
+    if all(trial.outputs is None for trial in trials):
+        raise WorkError(f"every run failed: see the notes in {comparison.folder / 'table.txt'}")
+
+
+def _join(folders: Sequence[Path], output: Path | None, *, as_json: bool) -> None:
+    """Show the results of several comparisons in one table."""
+    from autodial.comparison.results import joined_table, read_results, save
+    from autodial.system.outputs import check_folder
+
+    names = [folder.absolute().name for folder in folders]
+    if len(set(names)) < len(names):
+        names = list(map(str, folders))
+    found = {name: read_results(folder) for name, folder in zip(names, folders, strict=True)}
+    table = joined_table(found)
+    if output is not None:
+        check_folder(output)
+        save(output, table)
+    if as_json:
+        _print_json(found)
+    else:
+        _print_table(table)
+
+
+def _print_table(table: Table) -> None:
+    from autodial.comparison.table import Text
+    from autodial.wording import printable
+
+    typer.echo(printable(Text().encode(table).decode(), but="\n"), nl=False)
+
+
+def _print_json(value: object) -> None:
+    import json
+
+    typer.echo(json.dumps(value, indent=2))
+
+
+def _gpu_memory(device: torch.device) -> int:
+    import torch
+
+    return int(torch.cuda.mem_get_info(device)[0])

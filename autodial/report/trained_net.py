@@ -1,0 +1,133 @@
+"""What the record of a training says of a file of weights, for the card of the file that it is exported to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from autodial.converters.card import TestScores, TrainedNet
+from autodial.errors import InputError
+from autodial.evaluation.domains import data_in_train
+from autodial.netparam.graph import Graph
+from autodial.netparam.net_state import filter_net
+from autodial.proto import messages as pb
+from autodial.report.data import data_nodes
+from autodial.report.run import Run
+from autodial.system.hashing import file_hash
+from autodial.training.run_record import holds_run
+
+
+def find_trained_net(names: str, logits: str) -> TrainedNet | None:
+    """What is recorded of a net's weights by the run that wrote them; None if no run beside them has written this file.
+
+    A run counts if its log names a snapshot with the file's SHA-256. Damaged runs are passed over.
+
+    Args:
+        names: the .caffemodel; of several with commas, nothing is recorded.
+        logits: the blob of scores that is exported.
+    """
+    weights = Path(names)
+    if not weights.is_file():
+        return None
+    sha256 = file_hash(weights)
+    for folder in _run_folders(weights.absolute().parent):
+        try:
+            run = Run.read(folder)
+        except InputError:
+            continue
+        for snapshot in run.snapshots:
+            if snapshot.sha256 == sha256:
+                return _trained_net(run, snapshot.iteration, logits)
+    return None
+
+
+def _run_folders(folder: Path) -> Iterator[Path]:
+    """The runs in a folder, the newest first, and the folder itself if it is one."""
+    runs = [path for path in folder.iterdir() if path.is_dir() and holds_run(path)]
+    yield from sorted(runs, key=lambda path: path.stat().st_mtime, reverse=True)
+    if holds_run(folder):
+        yield folder
+
+
+def _trained_net(run: Run, iteration: int, logits: str) -> TrainedNet:
+    rows = [row for row in run.events if row["event"] == "train" and row["iteration"] <= iteration]
+    source, target = _training_lists(run)
+    return TrainedNet(
+        iteration=iteration,
+        seed=run.record["seed"],
+        variants=run.record["variants"],
+        source=source,
+        target=target,
+        statistics=_statistics(run),
+        alphas={name: alpha for name, alpha in (rows[-1]["alphas"] if rows else {}).items() if alpha is not None},
+        scores=_scores(run, iteration, logits),
+    )
+
+
+def _training_lists(run: Run) -> tuple[str | None, str | None]:
+    """Names of the source's and the target's list or database."""
+    try:
+        domains = data_in_train(run.train_net)
+    except InputError:
+        domains = None
+    if domains is None:
+        return None, None
+    sources = [_data_name(data.layer) for data in domains.sources]
+    return ", ".join(name for name in sources if name) or None, _data_name(domains.target.layer)
+
+
+def _data_name(layer: pb.LayerParameter) -> str | None:
+    for field in ("image_data_param", "data_param", "hdf5_data_param"):
+        if layer.HasField(field):
+            return Path(getattr(layer, field).source).name or None
+    return None
+
+
+def _statistics(run: Run) -> str | None:
+    """The domain whose statistics the TEST phase normalizes with, as a file's metadata names it."""
+    layers = filter_net(run.test_net, pb.TEST).layer
+    found = {
+        "source" if layer.dial_param.test_stats == pb.DialParameter.SOURCE else "target"
+        for layer in layers
+        if layer.type == "Dial"
+    }
+    return None if not found else found.pop() if len(found) == 1 else "mixed"
+
+
+def _scores(run: Run, iteration: int, logits: str) -> TestScores | None:
+    """What the first test net scored at an iteration."""
+    rows = [row for row in run.events if row["event"] == "test" and row["iteration"] == iteration]
+    row = next((row for row in reversed(rows) if row.get("net", 0) == 0), None)
+    if row is None or row.get("not_finite"):
+        return None
+    net = filter_net(run.test_net, pb.TEST)
+    accuracy = _accuracy(net, row, logits)
+    balanced = row.get("balanced_accuracy", {}).get(logits)
+    if accuracy is None and balanced is None:
+        return None
+    data = next((node.param for node in data_nodes(Graph(net.layer)) if _data_name(node.param)), None)
+    return TestScores(
+        data=(_data_name(data) if data is not None else None) or "not known",
+        images=_images(run, data),
+        accuracy=accuracy,
+        balanced_accuracy=balanced,
+        recalls=row.get("recalls", {}).get(logits, ()),
+    )
+
+
+def _accuracy(net: pb.NetParameter, row: Mapping[str, Any], logits: str) -> float | None:
+    """The output of the Accuracy layer that looks at the most probable class alone."""
+    for layer in net.layer:
+        if layer.type == "Accuracy" and layer.bottom[0] == logits and layer.accuracy_param.top_k == 1:
+            value = row["outputs"].get(layer.top[0])
+            return value if isinstance(value, float) else None
+    return None
+
+
+def _images(run: Run, data: pb.LayerParameter | None) -> int | None:
+    """The number of images of a test."""
+    if data is None or not run.solver.test_iter:
+        return None
+    batch = data.image_data_param.batch_size if data.HasField("image_data_param") else data.data_param.batch_size
+    return int(run.solver.test_iter[0] * batch) or None

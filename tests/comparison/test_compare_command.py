@@ -1,0 +1,216 @@
+"""`autodial compare` as users type it."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import shlex
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from autodial import proto
+from autodial.cli import app
+from autodial.comparison.folder import Comparison, Request, locked
+from autodial.comparison.methods import METHODS, Method
+from autodial.errors import InputError
+from autodial.selection.outputs import Outputs
+
+WORDS = ("--source", "source", "--target", "target", "--base", "net.prototxt")
+METHOD_NAMES = ("source-only", "coral", "dan")
+
+
+def compare(*arguments: str) -> Result:
+    return CliRunner().invoke(app, ["compare", *arguments, "--device", "cpu", "--jobs", "2", "--workers", "0"])
+
+
+def error(*arguments: str) -> str:
+    result = compare(*arguments)
+    assert isinstance(result.exception, InputError), result.output
+    return str(result.exception)
+
+
+def results(folder: str) -> dict[str, Any]:
+    loaded: dict[str, Any] = json.loads(Path(folder, "results.json").read_text())
+    return loaded
+
+
+def written(folder: str) -> dict[str, float]:
+    """When each result was written."""
+    return {str(path): path.stat().st_mtime for path in sorted(Path(folder).glob("*/seed_*/result.json"))}
+
+
+@pytest.fixture(scope="module")
+def compared(stripes: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Result]:
+    """A folder with the stripes and a finished comparison in `table`."""
+    folder = tmp_path_factory.mktemp("compared") / "project"
+    shutil.copytree(stripes, folder)
+    before = Path.cwd()
+    os.chdir(folder)
+    try:
+        return folder, compare("table", *WORDS, "--methods", ",".join(METHOD_NAMES), "--seeds", "3")
+    finally:
+        os.chdir(before)
+
+
+@pytest.fixture
+def project(compared: tuple[Path, Result], monkeypatch: pytest.MonkeyPatch) -> Path:
+    """That folder, made the working directory; tests leave the comparison as it is."""
+    monkeypatch.chdir(compared[0])
+    return compared[0]
+
+
+def test_a_table_without_labels_of_the_target(project: Path, compared: tuple[Path, Result]) -> None:
+    result = compared[1]
+    assert result.exit_code == 0, result.output
+    found = results("table")
+    assert list(found["methods"]) == list(METHOD_NAMES)
+    for name in METHOD_NAMES:
+        (run,) = found["methods"][name]
+        assert run["seed"] == 3 and run["error"] is None and run["accuracy"] is None
+    assert found["chosen"]["method"] in METHOD_NAMES
+    assert "accuracy in %" not in Path("table/table.txt").read_text()
+    for text in ("45 source and 30 target images", "8 source and 8 target images in a batch", "12 iterations"):
+        assert text in result.output
+    assert (Path("table/adabn/seed_3/weights.caffemodel")).is_file()  # whose features coral aligns
+    for suffix in ("txt", "csv", "tex", "html"):
+        assert Path(f"table/table.{suffix}").stat().st_size
+
+
+def test_the_target_list_has_no_labels_and_all_methods_the_same_lists(project: Path) -> None:
+    assert {line.rpartition(" ")[2] for line in Path("table/target.txt").read_text().splitlines()} == {"-1"}
+    for name in ("source-only", "adabn", "dan"):
+        net = proto.read_net(f"table/{name}/train_val.prototxt")
+        lists = {layer.image_data_param.source for layer in net.layer if layer.type == "ImageData"}
+        assert lists <= {str(project / "table" / f"{part}.txt") for part in ("source", "target", "test")}
+        assert proto.read_solver(f"table/{name}/solver.prototxt").max_iter == 12
+
+
+def test_a_row_can_be_trained_again(project: Path, tmp_path: Path) -> None:
+    """With the command in the file, from any folder; the weights are those of the cell."""
+    lines = Path("table/dan/train_val.prototxt").read_text().splitlines()
+    command = next(line for line in lines if "autodial train" in line).lstrip("# ")
+    _, *words = shlex.split(command)
+    words[words.index("--seed") + 1] = "3"
+    os.chdir(tmp_path)
+    prefix = f"solver.snapshot_prefix={tmp_path / 'again'}"
+    result = CliRunner().invoke(app, [*words, "--device", "cpu", "--workers", "0", "--set", prefix])
+    assert result.exit_code == 0, result.output
+    again, cell = (
+        {layer.name: layer.blobs[0] for layer in proto.read_weights(path).layers if layer.blobs}
+        for path in (tmp_path / "again_iter_12.caffemodel", project / "table/dan/seed_3/weights.caffemodel")
+    )
+    assert again["fc"] == pytest.approx(cell["fc"], rel=1e-4, abs=1e-6)
+
+
+def test_what_is_finished_is_not_run_again(project: Path) -> None:
+    """The same words, or the folder alone; a cell that is missing is run. Labels have not been asked for yet."""
+    before = written("table")
+    assert compare("table").exit_code == 0
+    assert compare("table", *WORDS).exit_code == 0
+    assert written("table") == before
+    shutil.rmtree("table/dan/seed_3")
+    assert compare("table", "--methods", ",".join(METHOD_NAMES)).exit_code == 0
+    after = written("table")
+    assert [name for name in after if after[name] != before.get(name)] == ["table/dan/seed_3/result.json"]
+
+
+def test_labels_are_added_without_training(project: Path, tmp_path: Path) -> None:
+    before = Path("table/dan/seed_3/weights.caffemodel").stat().st_mtime
+    result = compare("table", "--target-labels", "--methods", "dan")
+    assert result.exit_code == 0, result.output
+    assert Path("table/dan/seed_3/weights.caffemodel").stat().st_mtime == before
+    net = ["--net", "table/dan/train_val.prototxt", "--weights", "table/dan/seed_3/weights.caffemodel"]
+    scores = str(tmp_path / "scores.csv")
+    assert CliRunner().invoke(app, ["test", *net, "--device", "cpu", "-o", scores]).exit_code == 0
+    with Path(scores).open() as file:
+        rows = list(csv.DictReader(file))
+    accuracy = sum(row["label"] == row["predicted"] for row in rows) / len(rows)
+    (run,) = results("table")["methods"]["dan"]
+    assert run["accuracy"] == pytest.approx(accuracy)
+    assert "accuracy in %" in result.output and f"{100 * accuracy:.1f}" in result.output
+
+
+def test_a_run_that_fails_is_a_cell(project: Path, tmp_path: Path) -> None:
+    """A rate at which the net diverges: with a solver of one's own, and the table says which seed and why."""
+    for name in ("source", "target", "net.prototxt"):
+        (tmp_path / name).symlink_to(project / name)
+    (tmp_path / "net").mkdir()
+    shutil.copy("net.prototxt", tmp_path / "net")
+    solver = Path("solver.prototxt").read_text().replace("base_lr: 0.02", "base_lr: 1e30")
+    (tmp_path / "net/solver.prototxt").write_text(solver)
+    os.chdir(tmp_path)
+    words = ("--source", "source", "--target", "target", "--base", "net/net.prototxt", "--methods", "source-only,sa")
+    pytest.importorskip("skada")
+    result = compare("table", *words, "--seeds", "1")
+    assert result.exit_code == 1
+    assert "every run failed" in str(result.exception)
+    found = results("table")
+    assert "training has diverged" in found["methods"]["source-only"][0]["error"]
+    assert found["methods"]["sa"][0]["error"] == "it aligns features of source-only, which failed"
+    assert "source-only, seed 1 failed" in Path("table/table.txt").read_text()
+
+
+def test_several_comparisons_side_by_side(project: Path, tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        shutil.copytree("table", tmp_path / name)
+        edited = results(str(tmp_path / name))
+        for runs in edited["methods"].values():
+            runs[0]["accuracy"] = 0.5 if name == "a" else 0.75
+        (tmp_path / name / "results.json").write_text(json.dumps(edited))
+    result = CliRunner().invoke(app, ["compare", str(tmp_path / "a"), str(tmp_path / "b"), "-o", str(tmp_path / "all")])
+    assert result.exit_code == 0, result.output
+    with (tmp_path / "all/table.csv").open() as file:
+        rows = {row["method"]: row for row in csv.DictReader(file)}
+    assert (rows["dan"]["a mean"], rows["dan"]["b mean"], rows["dan"]["average"]) == ("50", "75", "62.5")
+
+
+def test_wrong_words(project: Path, tmp_path: Path) -> None:
+    assert "another `autodial" not in error("table", *WORDS, "--same-schedule")
+    assert "--same-schedule" in error("table", *WORDS, "--same-schedule")
+    assert "there is no method" in error("table", "--methods", "dam")
+    assert "--seeds 1,x: must be whole numbers" in error("table", "--seeds", "1,x")
+    assert "holds no comparison: name --source, --target and --base" in error(str(tmp_path / "none"))
+    assert "takes --source, --target and --base" in error("other", "--source", "source")
+    assert "-o is for the table of several" in error("table", "-o", "all")
+    assert "holds no finished comparison" in error("table", str(tmp_path))
+    with locked(project / "table"):
+        assert "another `autodial compare` is at work in" in error("table")
+
+
+def test_a_file_that_was_changed_after_its_runs(project: Path) -> None:
+    net = Path("table/dan/train_val.prototxt")
+    text = net.read_text()
+    net.write_text(text.replace("kernel_num: 5", "kernel_num: 3"))
+    try:
+        message = error("table", "--methods", "dan")
+    finally:
+        net.write_text(text)
+    assert str(net.absolute()) in message and "delete" in message
+
+
+def test_every_method_has_a_cell(project: Path, tmp_path: Path) -> None:
+    """Each net is checked before any is trained."""
+    shutil.copytree("table", tmp_path / "table")
+    record = json.loads((tmp_path / "table/comparison.json").read_text())
+    record["folder"] = str(tmp_path / "table")
+    (tmp_path / "table/comparison.json").write_text(json.dumps(record))
+    comparison = Comparison(tmp_path / "table")
+    names = [name for name in METHODS if name != "sa"]
+    cells = comparison.cells(names, [3, 4], device="cpu", target_labels=False)
+    assert [(cell.method, cell.seed) for cell in cells if cell.seed == 3] == [
+        (name, 3) for kind in (True, False) for name in names if isinstance(METHODS[name], Method) is kind
+    ]
+    assert comparison.check(cells) > 0
+    comparison.remember(Request(methods=names, seeds=[3], target_labels=False))
+    assert comparison.request() == Request(methods=names, seeds=[3], target_labels=False)
+
+
+def test_outputs_of_an_alignment(project: Path) -> None:
+    outputs = Outputs.read(Path("table/coral/seed_3/outputs.npz"))
+    assert outputs.target_logits.shape == (30, 3) and outputs.source_logits.shape == (45, 3)
+    assert outputs.features.shape == (30, 144)

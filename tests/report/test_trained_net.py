@@ -1,0 +1,118 @@
+"""A card that `autodial export` makes of a training's record, and every snippet in it."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import cv2
+import pytest
+from cards import Card, read_card, rows
+from serving import serving
+
+from autodial.deploy import Predictor
+from autodial.report.trained_net import find_trained_net
+
+Autodial = Callable[..., tuple[int, str, str]]
+EXPORT = ("export", "--net", "net.prototxt", "--weights", "spots_iter_8.caffemodel", "-o", "spots.onnx")
+
+
+def last_test(project: Path) -> dict[str, object]:
+    lines = (project / "run" / "log.jsonl").read_text().splitlines()
+    return [row for row in map(json.loads, lines) if row["event"] == "test"][-1]
+
+
+def test_the_card_has_the_numbers_of_the_last_test(project: Path, autodial: Autodial) -> None:
+    status, out, _ = autodial(*EXPORT, "--card", "README.md", "--license", "MIT")
+    assert status == 0 and out.splitlines()[-1] == "Wrote README.md: the model's card"
+    card, row = read_card(project / "README.md"), last_test(project)
+    (entry,) = card.head["model-index"]
+    values = {metric["type"]: metric["value"] for metric in entry["results"][0]["metrics"]}
+    assert values["accuracy"] == pytest.approx(row["outputs"]["accuracy"], abs=1e-4)  # type: ignore[index]
+    ((scores, balanced),) = row["balanced_accuracy"].items()  # type: ignore[attr-defined]
+    assert values["balanced_accuracy"] == pytest.approx(balanced, abs=1e-4)
+    recalls = row["recalls"][scores]  # type: ignore[index]
+    assert [line[1] for line in rows(card, "Classes")] == [f"{recall:.1%}" for recall in recalls]
+    assert rows(card, "Accuracy")[0][:2] == ["test.txt", "15"]  # 3 batches of 5
+    assert "8 iterations, seed 5; source source.txt, target target.txt." in card.text
+    assert str(project) not in (project / "README.md").read_text("utf-8")
+    assert (card.head["license"], card.head["library_name"]) == ("mit", "onnx")
+
+
+def test_recalibrated_weights_are_not_the_ones_that_were_tested(project: Path, autodial: Autodial) -> None:
+    status, out, _ = autodial(*EXPORT, "--card", "README.md", "--recalibrate", "--json")
+    assert status == 0 and json.loads(out)["card"] == "README.md"
+    card = read_card(project / "README.md")
+    assert "computed once more, over all training images, and was not scored itself" in card.text
+    assert "metrics" not in card.head
+
+
+def test_weights_that_no_run_wrote_are_not_known(project: Path, autodial: Autodial) -> None:
+    shutil.rmtree(project / "run")
+    status, out, _ = autodial(*EXPORT, "--card", "README.md")
+    assert status == 0 and "it lacks the accuracy, as the training's record is not beside the weights" in out
+    assert "Not known: no record of the training" in read_card(project / "README.md").text
+
+
+def test_a_run_is_found_by_the_weights_it_wrote(project: Path) -> None:
+    shutil.copy(project / "spots_iter_4.caffemodel", project / "run" / "renamed.caffemodel")
+    found = find_trained_net(str(project / "run" / "renamed.caffemodel"), "fc")
+    assert found is not None and (found.iteration, found.seed, found.statistics) == (4, 5, "target")
+    assert list(found.alphas) and all(0.5 <= alpha <= 1 for alpha in found.alphas.values())
+    assert find_trained_net("spots_iter_8.caffemodel,spots_iter_4.caffemodel", "fc") is None
+    (project / "run" / "run.json").write_text("{")
+    assert find_trained_net(str(project / "spots_iter_8.caffemodel"), "fc") is None
+
+
+def test_a_card_is_refused_before_the_work(project: Path, autodial: Autodial) -> None:
+    (project / "README.md").write_text("# mine\n")
+    status, _, err = autodial(*EXPORT, "--card", "README.md")
+    assert status == 2 and "README.md is there, and no card that an export wrote" in err
+    status, _, err = autodial(*EXPORT, "--card", "CARD.md", "--raw-input")
+    assert status == 2 and "--card describes an ONNX file that takes images" in err
+    status, _, err = autodial(*EXPORT, "--license", "no license")
+    assert status == 2 and "--license is a name from https://spdx.org/licenses" in err
+    assert not (project / "spots.onnx").exists() and not (project / "CARD.md").exists()
+
+
+@pytest.fixture
+def card(project: Path, autodial: Autodial) -> Card:
+    """The card of a file whose name needs quotes, and the pictures that its snippets read."""
+    assert autodial(*EXPORT[:-1], "it's spots.onnx", "--card", "README.md")[0] == 0
+    (project / "photos").mkdir()
+    image = cv2.resize(cv2.imread(str(project / "target" / "0.png")), (31, 23), interpolation=cv2.INTER_CUBIC)
+    for name in ("photo.jpg", "photos/a.jpg"):
+        assert cv2.imwrite(str(project / name), image)
+    return read_card(project / "README.md")
+
+
+def run(code: str) -> str:
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    command = ["bash", "-euo", "pipefail", "-c", code]
+    return subprocess.run(command, env={**os.environ, "PATH": path}, capture_output=True, text=True, check=True).stdout
+
+
+def test_the_snippets_of_a_card_run(card: Card, project: Path) -> None:
+    (labels,) = Predictor("it's spots.onnx", "cpu").predict(["photo.jpg"]).top(1)
+    predict, serve, curl = card.blocks["bash"]
+    run(predict)
+    assert labels[0].name in (project / "labels.csv").read_text("utf-8")
+    for code in card.blocks["python"]:
+        printed = io.StringIO()
+        with contextlib.redirect_stdout(printed):
+            exec(compile(code, "README.md", "exec"), {})
+        name, _, probability = printed.getvalue().strip().rpartition(" ")
+        assert name == labels[0].name and float(probability) == pytest.approx(labels[0].probability, abs=1e-6)
+    pytest.importorskip("starlette", reason="needs the extra [serve]")
+    assert run(f"set -- {serve.strip()}; printf '%s' \"$4\"") == "classifier=it's spots.onnx"
+    with serving("--name", "classifier=it's spots.onnx", "--quiet") as service:
+        answer = json.loads(run(re.sub(r":8000/", f":{service.port}/", curl)))
+    assert answer["results"][0]["label"] == labels[0].name
