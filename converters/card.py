@@ -266,6 +266,7 @@ def _environment() -> jinja2.Environment:
         "shell": lambda text: shlex.quote(text),
         "python": lambda text: json.dumps(text, ensure_ascii=False),
         "counted": counted,
+        "listed": lambda phrases: " and ".join([*([", ".join(phrases[:-1])] if phrases[1:] else []), phrases[-1]]),
         "size": lambda size: f"{size / 2**20:.1f} MiB" if size >= 2**20 else f"{size / 2**10:.1f} KiB",
     }
     return environment

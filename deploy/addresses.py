@@ -9,7 +9,7 @@ import posixpath
 import re
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, cast
@@ -25,6 +25,9 @@ _QUERY = re.compile(r"(?<=[^\s?])\?[^\s?'\"]*=[^\s'\"]*")
 """What stands behind a path, such as the signature of a link that lets its holder in."""
 _NAMES_ONLY = frozenset({"s3", "s3a", "gs", "gcs", "memory", "local"})
 """Protocols where a question mark is a part of a name."""
+_READ_ONLY = frozenset({"http", "https"})
+_BUCKETS = frozenset({"s3", "s3a", "gs", "gcs"})
+"""Protocols whose addresses begin with a bucket, which writing a file does not make."""
 _STAMPS = ("ETag", "etag", "md5Hash", "mtime", "LastModified", "last_modified", "updated", "created")
 """What file systems call that by which a change is seen, the most certain first."""
 
@@ -230,10 +233,18 @@ def check_writable(address: str) -> None:
     """Raise InputError if it is known beforehand that a file can't be written at `address`; WorkError as elsewhere."""
     if address.endswith("/"):
         raise InputError(f"{shown(address)} is a folder: name a file to write")
+    protocol, _, place = address.partition("://")
+    if protocol.lower() in _READ_ONLY:
+        raise InputError(f"{shown(address)}: {protocol} has no way to write files: write it elsewhere")
     try:
         there = look_at(address)
         if there is not None and there.is_folder:
             raise InputError(f"{shown(address)} is a folder: name a file to write")
+        if protocol.lower() in _BUCKETS and there is None:
+            bucket = f"{protocol}://{place.partition('/')[0]}"
+            with suppress(OSError):  # no right to look at it says nothing about writing
+                if look_at(bucket) is None:
+                    raise InputError(f"{shown(address)}: there is no bucket {shown(bucket)}: make it first")
     except OSError as error:
         raise InputError(f"{shown(address)}: can't write here: {error.strerror}") from error
 

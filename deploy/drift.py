@@ -19,7 +19,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from enum import Enum
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +44,7 @@ ENOUGH = 0.5
 """The images are enough if a distance of this size would be noticed."""
 
 
-class Verdict(str, Enum):
+class Verdict(StrEnum):
     """The result of a comparison."""
 
     ALIKE = "alike"

@@ -15,6 +15,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Generator, Iterator
+from contextlib import ExitStack, redirect_stdout
 from dataclasses import dataclass, field
 from itertools import chain, islice
 from pathlib import Path
@@ -124,8 +125,7 @@ class Cluster:
         self._failed_starts = 0
         self._hosts: set[str] = set()
         self._seen: ImageFile | None = None
-        self._connected = False
-        self._handler: Any = None
+        self._closing = ExitStack()
         self._options: dict[str, Any] = {}
         self._room = 0
         self.device = self.provider = self._reason = ""
@@ -139,9 +139,12 @@ class Cluster:
         return f"{self._reason}; {counted(len(self._hands), 'worker')} of Ray {where}"
 
     def __enter__(self) -> Cluster:
-        if not self._ray.is_initialized():
-            self._connect()
+        if sys.stderr is not None:
+            # a thread of Ray's prints what happens to workers, where a table or JSON may be wanted
+            self._closing.enter_context(redirect_stdout(sys.stderr))
         try:
+            if not self._ray.is_initialized():
+                self._connect()
             self._plan()
         except BaseException:
             self.__exit__(None, None, None)
@@ -153,10 +156,7 @@ class Cluster:
     ) -> None:
         for hand in self._hands:
             self._let_go(hand)
-        if self._connected:
-            self._ray.shutdown()
-        if self._handler is not None:
-            signal.signal(signal.SIGTERM, self._handler)
+        self._closing.close()
 
     # --- the cluster
 
@@ -174,10 +174,10 @@ class Cluster:
                 f"`ray` {self._address}: there is no Ray cluster that this machine can use ({why}): start one with "
                 f"`ray start --head`, name another address, or write {LOCAL}"
             ) from error
-        self._connected = True
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, _end)  # Ray's own handler ends with another status
-            self._handler = before if before is not None else signal.SIG_DFL
+            self._closing.callback(signal.signal, signal.SIGTERM, signal.SIG_DFL if before is None else before)
+        self._closing.callback(self._ray.shutdown)
 
     def _plan(self) -> None:
         """Decide what a worker needs of a machine, and how many workers there are."""

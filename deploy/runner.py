@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import sys
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -197,6 +198,7 @@ def predict_folder(
         raise InputError(
             f"shard {index}/{count}: shards count from 1, so of {count} there are 1/{count} to {count}/{count}"
         )
+    standard_output = sys.stdout  # Ray's messages are kept off it
     output = local_path(os.fspath(output))
     streamed = output == STANDARD_OUTPUT
     if streamed and resume:
@@ -274,7 +276,10 @@ def predict_folder(
             if is_address(output):
                 settings["output"] = shown(output)
 
-        with open_table(output, form(columns), settings, resume=resume, statistics=statistics) as table:
+        opening = open_table(
+            output, form(columns), settings, resume=resume, statistics=statistics, standard_output=standard_output
+        )
+        with opening as table:
             done = table.tally.rows
             run = _Run(table, sorter, shard, max_failures, progress)
             run.skip(table.skip_done(images))

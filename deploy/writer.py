@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from io import FileIO
 from pathlib import Path
-from typing import Annotated, Any, BinaryIO, TypedDict
+from typing import Annotated, Any, BinaryIO, TextIO, TypedDict
 
 from autodial.deploy.addresses import is_address, name_of, shown, upload
 from autodial.deploy.drift import Counts
@@ -177,6 +177,7 @@ def open_table(
     *,
     resume: bool = False,
     statistics: Counts | None = None,
+    standard_output: TextIO | None = None,
 ) -> Iterator[Table]:
     """A Table that becomes the file `output` when the block ends well; "-" is standard output.
 
@@ -193,6 +194,7 @@ def open_table(
         settings: all that the rows depend on, as JSON has it; a run with others is not resumed.
         resume: go on with what an interrupted run left, if it left something. The table's `tally` says how much.
         statistics: counts those of the rows; one that is resumed goes on from the interrupted run's.
+        standard_output: what "-" means; None for sys.stdout.
 
     Raises:
         InputError: `output` can't be a file, an interrupted run's rows are there and `resume` is not set, or they can't
@@ -200,11 +202,12 @@ def open_table(
         WorkError: writing fails, on a full disk say.
     """
     if str(output) == STANDARD_OUTPUT:
-        if sys.stdout is None:
+        stream = standard_output or sys.stdout
+        if stream is None:
             raise InputError("-: standard output is closed; name a file to write")
         try:
-            sys.stdout.flush()
-            table = Table(sys.stdout.buffer, form, Tally(statistics=statistics))
+            stream.flush()
+            table = Table(stream.buffer, form, Tally(statistics=statistics))
             table._append(form.header())
             yield table
         except BrokenPipeError:  # nobody reads it any more

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from contextlib import nullcontext
-from enum import Enum
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -37,14 +37,14 @@ OPTIONS = {
 """The options by which parameters of `predict_folder` are set, and `raw_input` of `autodial export`."""
 
 
-class OnError(str, Enum):
+class OnError(StrEnum):
     """What an image that can't be read does to the run."""
 
     skip = "skip"
     fail = "fail"
 
 
-class OnDamage(str, Enum):
+class OnDamage(StrEnum):
     """What becomes of a damaged image that can be decoded."""
 
     label = "label"

@@ -163,7 +163,7 @@ class Batcher:
                 self._decoders.submit(self._decode, job, rows, images[start : rows.stop], measure)
         try:
             return await asyncio.wait_for(job.future, seconds)
-        except asyncio.TimeoutError:
+        except TimeoutError:
             raise busy(
                 f"the images took longer than {seconds:g} s, which is the most that a request may take"
             ) from None

@@ -216,6 +216,7 @@ def test_what_can_not_be_used_is_refused_at_once(model: Any, photos: Path, memor
         (["unknown.txt"], "out.csv", {}, "fsspec knows no protocol unknown-protocol"),
         (["memory://photos"], "memory://photos/sub", {}, "is a folder: name a file to write"),
         (["memory://photos"], "memory://photos/out.xlsx", {}, "the table is .csv, .jsonl, .parquet"),
+        (["memory://photos"], "https://host/out.csv", {}, "https has no way to write files"),
         (["memory://photos/list.csv"], "memory://photos/list.csv", {}, "the same command reads this file"),
         (["memory://photos"], "out.csv", {"sort_into": "sorted"}, "memory://photos is none"),
         (["list.txt"], "out.csv", {"sort_into": "sorted"}, "memory://photos/a.png in list.txt is none"),

@@ -79,12 +79,12 @@ def labels(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def workers_here() -> list[int]:
-    """Process numbers of Ray's workers that label."""
+def workers_here(what: bytes = b"ray::Worker") -> list[int]:
+    """Process numbers of Ray's workers, or of those that do a certain thing, as Ray's names of the processes say."""
     found = []
     for process in Path("/proc").glob("[0-9]*"):
         try:
-            if b"ray::Worker" in (process / "cmdline").read_bytes():
+            if what in (process / "cmdline").read_bytes():
                 found.append(int(process.name))
         except OSError:
             continue
@@ -96,12 +96,12 @@ def workers_here() -> list[int]:
 def test_a_killed_worker_changes_nothing(
     model: Any, mixed: Path, cluster: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    options: Any = {"top_k": 2, "logits": True, "entropy": True}
+    options: Any = {"top_k": 2, "logits": True, "entropy": True, "batch_size": 8}
     killed: list[int] = []
 
     def kill_one(done: int) -> None:
-        if done > 500 and not killed:
-            killed.append(workers_here()[0])
+        if done > 500 and not killed and (at_work := workers_here(b"ray::Worker.label")):
+            killed.append(at_work[0])
             os.kill(killed[0], signal.SIGKILL)
 
     with watch_decoders():
@@ -142,10 +142,8 @@ def test_every_option_gives_the_same(model: Any, photos: Path, cluster: Any, tmp
     sorted_into = tmp_path / "one", tmp_path / "ray"
     for folder, ray in zip(sorted_into, (None, "auto"), strict=True):
         predict_folder(model.path, [photos], tmp_path / "o.csv", sort_into=folder, ray=ray)
-    names = [
-        sorted(p.relative_to(tmp_path / f"{ray}") for p in (tmp_path / f"{ray}").rglob("*")) for ray in (None, "auto")
-    ]
-    assert names[0] == names[1] and len(names[0]) > 10
+    one, other = (sorted(path.relative_to(top) for path in top.rglob("*")) for top in sorted_into)
+    assert one == other and len(one) > 10
 
 
 @pytest.mark.slow
