@@ -243,7 +243,7 @@ class _Edit:
         if self._classifier.type != "InnerProduct":
             raise InputError(
                 f'layer "{name}" ({self._classifier.type}): {method} puts a bottleneck in front of the classifier, '
-                "which must be an InnerProduct layer for that"
+                "which must be an InnerProduct layer for that: leave the method out"
             )
         layers = list(self._net.layer)
         place = next(number for number, layer in enumerate(layers) if layer.name == name)
