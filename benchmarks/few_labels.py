@@ -30,6 +30,7 @@ import adaptation_images as images
 import numpy as np
 from demo_seeds import machine
 
+from autodial import proto
 from autodial.cli import app
 from autodial.deploy import choose_to_label
 from autodial.project.project import prepare
@@ -157,13 +158,14 @@ class Seed:
             prepare(folder, "digits", source, target, test=test, labelled_target=few, epochs=self._epochs).write()
         for old in folder.glob("solver_iter_*"):  # of a training that was interrupted
             old.unlink()
+        solver = folder / "solver.prototxt"
         run = Training(
-            folder / "solver.prototxt",
+            solver,
             device=self._device,
             seed=self._seed,
             workers=0,
             variants=[] if row.aligned else ["source-only"],
-            overrides=["solver.snapshot=0", "solver.test_interval=1000000000"],
+            overrides=["solver.snapshot=0", f"solver.test_interval={proto.read_solver(solver).max_iter}"],
         ).run()
         (tested,) = [event for event in read_log(run.folder) if event["event"] == "test"]
         return tested["outputs"]["accuracy"], 0 if few is None else len(few.read_text("utf-8").splitlines())

@@ -4,7 +4,7 @@
 
 PART is one or more of these; without any, all run, in this order, each in a process of its own with a time limit:
 
-- machine: what it is, with the versions of what drives it
+- machine: what it is, with the versions of what drives it; it always runs, and without a GPU nothing else does
 - kernels: the DA-layer's kernels on every blob that the shipped nets align, in three dtypes, against float64
 - layer: a DA-layer's passes against batch normalization by torch and by cuDNN, and against a copy's bandwidth
 - steps: training steps of AlexNet, Inception-BN and ResNet-50 in float32, TF32 and bf16, and their memory
@@ -620,13 +620,15 @@ def main() -> None:
     processes.set_forkserver_preload(["torch"])
     with tempfile.TemporaryDirectory() as folder:
         make_importable(Path(folder))
-        for name in arguments.parts or PARTS:
+        for name in dict.fromkeys(["machine", *(arguments.parts or PARTS)]):
             left = LIMIT - (time.monotonic() - started)
             found["parts"][name] = part = start_part(name, min(PARTS[name].seconds, left), options, processes)
             print_rows(name, part)
             aside = arguments.output.with_name(f"{arguments.output.name}.part")
             aside.write_text(json.dumps(found, indent=1), encoding="utf-8")
             aside.replace(arguments.output)
+            if name == "machine" and not is_good(part):
+                raise SystemExit(f"nothing can be measured on {options.device} here")
     print(f"{time.monotonic() - started:.0f} s; all of it is in {arguments.output}")
     if not all(map(is_good, found["parts"].values())):
         raise SystemExit(1)

@@ -233,12 +233,12 @@ def _class_rows(report: ExportReport, scores: TestScores | None) -> list[dict[st
 
 
 def _reference_rows(record: Mapping[str, Any] | None) -> list[dict[str, Any]]:
-    """Each figure of the training images: its mean, and between which values nine tenths of the images lie."""
+    """Each statistic of the training images: its mean, and between which values nine tenths of the images lie."""
     if record is None:
         return []
     reference = Reference.parse(record)
-    figures = zip(reference.names, reference.means, reference.edges, strict=True)
-    return [{"name": name, "mean": mean, "low": edges[0], "high": edges[-1]} for name, mean, edges in figures]
+    statistics = zip(reference.names, reference.means, reference.edges, strict=True)
+    return [{"name": name, "mean": mean, "low": edges[0], "high": edges[-1]} for name, mean, edges in statistics]
 
 
 def _escaped(text: object) -> str:
@@ -266,6 +266,7 @@ def _environment() -> jinja2.Environment:
         "shell": lambda text: shlex.quote(text),
         "python": lambda text: json.dumps(text, ensure_ascii=False),
         "counted": counted,
+        "listed": lambda phrases: " and ".join([*([", ".join(phrases[:-1])] if phrases[1:] else []), phrases[-1]]),
         "size": lambda size: f"{size / 2**20:.1f} MiB" if size >= 2**20 else f"{size / 2**10:.1f} KiB",
     }
     return environment

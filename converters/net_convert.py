@@ -24,16 +24,16 @@ from autodial.converters.net_comparison import (
     describe_difference,
 )
 from autodial.converters.net_graph import NetGraph, write_graph
-from autodial.converters.net_inputs import Arrays, NetInputs, Samples, feed_inputs
+from autodial.converters.net_inputs import Arrays, NetInputs, Samples, feed_inputs, is_data
 from autodial.converters.net_shapes import known_shapes, takes
 from autodial.converters.onnx_file import IR_VERSION, OPSET
 from autodial.converters.onnx_model import write_model
 from autodial.converters.runtime import cpu_session
 from autodial.converters.verification import TOLERANCE
 from autodial.errors import InputError, WorkError
-from autodial.layers import BatchNorm, DomainAlignment, Shape, layer_class
+from autodial.layers import BatchNorm, DomainAlignment, Shape, layer_class, registry
 from autodial.net.net import OTHERS, Net
-from autodial.netparam.graph import Graph
+from autodial.netparam.graph import Graph, Node
 from autodial.netparam.net_state import filter_net
 from autodial.proto import LayerWeights, Weights
 from autodial.proto import messages as pb
@@ -48,6 +48,8 @@ _RESIZED = ((32, 64), (96, 160), (256, 512))
 """Rows and columns more, with which the net is asked whether it takes images of other sizes."""
 _FINDS_BOXES = ("DetectionOutput", "Proposal", "Python")
 """Types of layers whose rows are boxes, of which two that are equally good may change places."""
+_SCORES = ("Accuracy", "DetectionEvaluate", "EvalDetection", "MatWrite", "SegAccuracy")
+"""Types of layers that rate or store what their first bottom holds."""
 _BATCHES = (1, 2, 3)
 """Batches with which the net is asked whether it takes any."""
 
@@ -191,7 +193,7 @@ def _outputs(graph: Graph, names: Sequence[str] | None) -> dict[str, int]:
                 others = alternatives(name, list(dict.fromkeys(graph.names)))
                 raise InputError(f'the net has no blob "{name}" to be an output{others}')
             maker = graph.producer(value).param
-            if not maker.bottom and layer_class(maker.type).is_data:
+            if is_data(maker):
                 raise InputError(f'blob "{name}" is an input of the net: name what layers make in `outputs`')
             chosen[name] = value
         if not chosen:
@@ -200,10 +202,10 @@ def _outputs(graph: Graph, names: Sequence[str] | None) -> dict[str, int]:
     kept = []
     scored: list[int] = []
     for node in graph.nodes:
-        cls = layer_class(node.param.type)
-        if cls.is_loss or node.param.type == "Accuracy":
+        if node.param.type in _SCORES or (node.param.type in registry and layer_class(node.param.type).is_loss):
             scored += node.bottoms[:1]
-        elif not cls.is_data:
+        elif not is_data(node.param):
+            _check_computed(graph, node)
             kept.append(node)
     read = {value for node in kept for value in node.bottoms}
     made = {value for node in kept for value in node.tops}
@@ -212,6 +214,17 @@ def _outputs(graph: Graph, names: Sequence[str] | None) -> dict[str, int]:
     if not ends:
         raise InputError("no layer of the net makes an output")
     return {graph.names[value]: value for value in ends}
+
+
+def _check_computed(graph: Graph, node: Node) -> None:
+    """Raise InputError, with a way around it, if a layer is of a type that is not computed."""
+    if node.param.type in registry:
+        return
+    made = [graph.names[value] for value in node.bottoms if not is_data(graph.producer(value).param)]
+    around = f"; to convert the net up to there, name in `outputs` what it reads: {','.join(made)}" if made else ""
+    raise InputError(
+        f'layer "{node.param.name}": AutoDIAL does not compute layers of the type {node.param.type}{around}'
+    )
 
 
 def _load(net: Net, weights: Weights | None) -> list[str]:

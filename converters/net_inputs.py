@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from autodial.data.transforms import decode, resize
 from autodial.errors import InputError
-from autodial.layers import Shape, layer_class
+from autodial.layers import Shape, layer_class, registry
 from autodial.net.net import Net
 from autodial.netparam.graph import Graph, Node
 from autodial.proto import messages as pb
@@ -146,7 +146,7 @@ def feed_inputs(graph: Graph, outputs: Sequence[int], base_dir: Path | None) -> 
     values = []
     wanted = {value for node in graph.ancestors(*outputs) for value in node.bottoms}
     for node in graph.ancestors(*outputs):
-        if not _is_data(node.param):
+        if not is_data(node.param):
             continue
         read = [value for value in node.tops if value in wanted]
         stated = _shapes_of(node.param, base_dir)
@@ -167,8 +167,9 @@ def feed_inputs(graph: Graph, outputs: Sequence[int], base_dir: Path | None) -> 
     return NetInputs(shapes, readers)
 
 
-def _is_data(layer: pb.LayerParameter) -> bool:
-    return not layer.bottom and layer_class(layer.type).is_data
+def is_data(layer: pb.LayerParameter) -> bool:
+    """Whether a layer's tops are inputs; a layer without bottoms of a type that is not computed reads data, too."""
+    return not layer.bottom and (layer.type not in registry or layer_class(layer.type).is_data)
 
 
 def _input(name: str, shape: Shape, value: int) -> Node:
@@ -183,6 +184,11 @@ def _shapes_of(layer: pb.LayerParameter, base_dir: Path | None) -> dict[str, Sha
     known = _stated(layer)
     if known is not None:
         return {**dict.fromkeys(layer.top, (known[0],)), layer.top[0]: known}
+    if layer.type not in registry:
+        raise InputError(
+            f'layer "{layer.name}" ({layer.type}) is of a type that AutoDIAL does not read, and the shape of its blobs '
+            "is not known: put an Input layer in its place"
+        )
     try:
         return dict(Net(one, layer.phase, base_dir=base_dir).blob_shapes)
     except InputError as error:
@@ -200,6 +206,10 @@ def _stated(layer: pb.LayerParameter) -> Shape | None:
         options = layer.image_data_param
         height, width = (crop, crop) if crop else (options.new_height, options.new_width)
         return (1, 3 if options.is_color else 1, height, width) if height and width else None
-    if layer.type == "Data" and crop and len(layer.transform_param.mean_value) == 3:
+    if len(layer.transform_param.mean_value) != 3 or (layer.type in registry and layer.type != "Data"):
+        return None
+    if crop:
         return (1, 3, crop, crop)
-    return None
+    sizes = [(layer.transform_param.crop_h, layer.transform_param.crop_w)]
+    sizes += [(resized.height, resized.width) for resized in layer.transform_param.resize_param]
+    return next(((1, 3, height, width) for height, width in sizes if height and width), None)

@@ -14,7 +14,7 @@ from autodial.converters.file_batches import FileBatches
 from autodial.converters.image_input import ImageInput
 from autodial.converters.runtime import cpu_session
 from autodial.data.image_data import ImageData
-from autodial.data.image_statistics import Reference, figure_names, figures, image_figures
+from autodial.data.image_statistics import Reference, all_statistics, image_statistics, statistic_names
 from autodial.data.sequences import is_one_name
 from autodial.errors import InputError
 from autodial.evaluation.domains import data_in_train
@@ -110,7 +110,7 @@ def measure(
     classes, values, done = [], [], 0
     for batch in batches:
         (probabilities,) = session.run([PROBABILITIES], {put.name: batch})
-        rows = figures(probabilities, np.array(list(map(image_figures, batch))))
+        rows = all_statistics(probabilities, np.array(list(map(image_statistics, batch))))
         finite = np.isfinite(rows).all(axis=1)
         classes.append(probabilities.argmax(axis=1)[finite])
         values.append(rows[finite])
@@ -132,7 +132,7 @@ def measure(
         training.name,
         training.listed,
         np.concatenate(classes),
-        figure_names(images.channels),
+        statistic_names(images.channels),
         np.concatenate(values),
     )
     return reference, notes

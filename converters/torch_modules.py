@@ -34,9 +34,7 @@ from autodial.layers.pairs import Pair
 from autodial.wording import counted
 
 if TYPE_CHECKING:
-    from typing import TypeGuard
-
-    from typing_extensions import Self
+    from typing import Self, TypeGuard
 
 _FORWARDS = (_BatchNorm.forward, nn.SyncBatchNorm.forward)
 

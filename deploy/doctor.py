@@ -11,7 +11,7 @@ import os
 import platform
 import sys
 from dataclasses import dataclass
-from enum import Enum
+from enum import StrEnum
 from importlib import metadata
 from typing import Any
 
@@ -27,7 +27,7 @@ _MODEL = base64.b64decode(
 _INSTALL_CUDA = 'pip install ".[cuda]" in AutoDIAL\'s checkout brings the CUDA and cuDNN libraries'
 
 
-class Status(str, Enum):
+class Status(StrEnum):
     """How a check came out."""
 
     OK = "ok"

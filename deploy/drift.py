@@ -1,13 +1,13 @@
 """Whether a folder's images, and a model's answers to them, look like the training list that the model was adapted to.
 
-For each figure of `autodial.data.image_statistics`, the distance is Kolmogorov's and Smirnov's: the largest difference
-between the two cumulative distributions, at quantiles of the training list. Images with another mix of classes have
-other figures without being another domain, so the training list's images are weighted until its predicted classes are
-as frequent as the folder's. A figure has moved if its distance is more than a tolerance, below which a difference
-doesn't matter, and an allowance for chance. The allowance is Hoeffding's (1963, theorem 2): the difference of two
-shares is a sum of independent terms, of which one image of the folder makes 1/n and one of the list its weight w, so
-that chance alone adds more than e with a probability of at most 2 exp(-2 e^2 / (1/n + sum of w^2)), whatever n is. It
-holds for all edges of all figures at once, as their probabilities add up to SIGNIFICANCE.
+For each statistic of `autodial.data.image_statistics`, the distance is Kolmogorov's and Smirnov's: the largest
+difference between the two cumulative distributions, at quantiles of the training list. Images with another mix of
+classes have other statistics without being another domain, so the training list's images are weighted until its
+predicted classes are as frequent as the folder's. A statistic has moved if its distance is more than a tolerance, below
+which a difference doesn't matter, and an allowance for chance. The allowance is Hoeffding's (1963, theorem 2): the
+difference of two shares is a sum of independent terms, of which one image of the folder makes 1/n and one of the list
+its weight w, so that chance alone adds more than e with a probability of at most 2 exp(-2 e^2 / (1/n + sum of w^2)),
+whatever n is. It holds for all edges of all statistics at once, as their probabilities add up to SIGNIFICANCE.
 
 The predicted classes themselves are compared by total variation, half the sum of the shares' differences. By chance it
 is on average at most half the sum of sqrt(p (1 - p) (1/n + 1/m)) over the classes, and (McDiarmid 1989) more than e
@@ -19,14 +19,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from enum import Enum
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from autodial.data.image_statistics import OUTPUTS, Float64Array, Reference, binned, figure_names
+from autodial.data.image_statistics import OUTPUTS, Float64Array, Reference, binned, statistic_names
 from autodial.deploy.metadata import ModelInfo
 from autodial.errors import InputError
 
@@ -37,14 +37,14 @@ OUTPUT_TOLERANCE = 0.3
 were trained on than of others. Nets for digits came to a distance of 0.2 after seeing 800 images 30 times, of 0.3 after
 100 times, and of 0.03 to 0.08 with 7,000 images."""
 IMAGE_TOLERANCE = 0.15
-"""The tolerance for the other figures, which training can't change; two halves of a domain differed by up to 0.08."""
+"""The tolerance for the others, which training can't change; two halves of a domain differed by up to 0.08."""
 CLASS_TOLERANCE = 0.15
 """The tolerance for the predicted classes' total variation."""
 ENOUGH = 0.5
 """The images are enough if a distance of this size would be noticed."""
 
 
-class Verdict(str, Enum):
+class Verdict(StrEnum):
     """The result of a comparison."""
 
     ALIKE = "alike"
@@ -57,8 +57,8 @@ class Verdict(str, Enum):
 
 
 @dataclass(frozen=True)
-class FigureDrift:
-    """How far a figure has moved."""
+class StatisticDrift:
+    """How far a statistic has moved."""
 
     name: str
     reference_mean: float
@@ -98,7 +98,7 @@ class ClassDrift:
 
     @property
     def shifted(self) -> bool:
-        """As for a figure."""
+        """As for a statistic."""
         return self.distance > self.tolerance + self.allowance
 
     def moved(self) -> list[tuple[str, float, float]]:
@@ -115,7 +115,7 @@ class Drift:
     reference: Reference
     images: int
     """The number of the folder's images that got labels."""
-    figures: Sequence[FigureDrift]
+    statistics: Sequence[StatisticDrift]
     classes: ClassDrift | None
     """None without images."""
 
@@ -132,7 +132,7 @@ class Drift:
                 "images": len(self.reference.classes),
             },
             "significance": SIGNIFICANCE,
-            "figures": [{**asdict(figure), "shifted": figure.shifted} for figure in self.figures],
+            "figures": [{**asdict(statistic), "shifted": statistic.shifted} for statistic in self.statistics],
             "classes": None
             if classes is None
             else {
@@ -149,17 +149,17 @@ class Drift:
     @property
     def verdict(self) -> Verdict:
         """The result of the comparison."""
-        if any(figure.shifted for figure in self.figures):
+        if any(statistic.shifted for statistic in self.statistics):
             return Verdict.SHIFTED
         if self.classes is not None and self.classes.shifted:
             return Verdict.CLASSES
-        if all(figure.tolerance + figure.allowance > ENOUGH for figure in self.figures):
+        if all(statistic.tolerance + statistic.allowance > ENOUGH for statistic in self.statistics):
             return Verdict.TOO_FEW
         return Verdict.ALIKE
 
 
 class Counts:
-    """The figures of any number of images, in the memory of one.
+    """The statistics of any number of images, in the memory of one.
 
     Args:
         reference: what they are to be compared with.
@@ -170,12 +170,12 @@ class Counts:
         self.reference = reference
         self.names = names
         self.bins = [np.zeros(len(edges) + 1, np.int64) for edges in reference.edges]
-        """Images by bin, for each figure."""
+        """Images by bin, for each statistic."""
         self.sums: Float64Array = np.zeros(len(reference.names))
-        """The sum of each figure."""
+        """The sum of each statistic."""
 
     def add(self, images: Sequence[Sequence[float]]) -> None:
-        """Count images by their figures."""
+        """Count images by their statistics."""
         values = np.array(images, np.float64).reshape(-1, len(self.bins))
         for counts, bins in zip(self.bins, binned(values, self.reference.edges), strict=True):
             counts += np.bincount(bins, minlength=len(counts))
@@ -213,13 +213,13 @@ class Counts:
         weights = _weights(shares, frequency, reference.classes)
         tests = sum(map(len, reference.edges))
         allowance = math.sqrt(math.log(2 * tests / SIGNIFICANCE) / 2 * (1 / images + float(weights @ weights)))
-        figures = []
+        statistics = []
         for i, (name, edges) in enumerate(zip(reference.names, reference.edges, strict=True)):
             expected = np.cumsum(np.bincount(reference.bins[i], weights, minlength=len(edges) + 1))[:-1]
             found = np.cumsum(self.bins[i])[:-1] / images
             at = int(np.abs(found - expected).argmax())
-            figures.append(
-                FigureDrift(
+            statistics.append(
+                StatisticDrift(
                     name=name,
                     reference_mean=reference.means[i],
                     mean=float(self.sums[i]) / images,
@@ -231,7 +231,7 @@ class Counts:
                     tolerance=OUTPUT_TOLERANCE if name in OUTPUTS else IMAGE_TOLERANCE,
                 )
             )
-        return Drift(reference, images, figures, _compare_classes(self.names, frequency, shares, images))
+        return Drift(reference, images, statistics, _compare_classes(self.names, frequency, shares, images))
 
 
 def read_reference(info: ModelInfo, path: str | Path) -> Reference:
@@ -254,10 +254,10 @@ def read_reference(info: ModelInfo, path: str | Path) -> Reference:
         raise InputError(
             f"{path}: what it keeps of its training list can't be read ({error}); export the model again"
         ) from error
-    if reference.names != figure_names(info.channels):
+    if reference.names != statistic_names(info.channels):
         raise InputError(
             f"{path} keeps {', '.join(reference.names)} of its training list, and this AutoDIAL compares "
-            f"{', '.join(figure_names(info.channels))}: export the model again"
+            f"{', '.join(statistic_names(info.channels))}: export the model again"
         )
     return reference
 

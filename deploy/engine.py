@@ -26,8 +26,8 @@ class Work:
     columns: Columns
     batch_size: int
     """Images that the model sees at once."""
-    figures: bool
-    """Whether rows have figures, which a comparison of images needs."""
+    statistics: bool
+    """Whether rows have statistics, which a comparison of images needs."""
     label_damaged: bool
     """Whether damaged images get labels."""
 
@@ -85,7 +85,7 @@ class LocalEngine:
         work = self._work
         reading = read_batches(
             *(self._predictor, images, work.batch_size, self._workers),
-            figures=work.figures,
+            statistics=work.statistics,
             label_damaged=work.label_damaged,
         )
         with contextlib.closing(reading) as batches:
@@ -110,7 +110,7 @@ def _rows(batch: Batch, scores: tuple[Scores, Scores], columns: Columns) -> list
     """The rows of a batch; its buffer is not looked at, as it is another batch's by now."""
     images, errors, damages = batch.images, batch.errors, batch.damage
     readable = [image.path for image, error in zip(images, errors, strict=True) if error is None]
-    scored = iter(score(readable, *scores, columns, batch.figures))
+    scored = iter(score(readable, *scores, columns, batch.statistics))
     rows = [
         next(scored) if error is None else TableRow(image.path, error)
         for image, error in zip(images, errors, strict=True)

@@ -13,7 +13,7 @@ from itertools import islice
 import cv2
 import numpy as np
 
-from autodial.data.image_statistics import Float64Array, image_figures
+from autodial.data.image_statistics import Float64Array, image_statistics
 from autodial.deploy.binding import Pixels
 from autodial.deploy.predictor import Predictor
 from autodial.deploy.sources import FileState, ImageFile, Look
@@ -36,8 +36,8 @@ class Batch:
     """uint8 (batch size, height, width, channels): those without an error come first, in order."""
     readable: int
     """How many those are; what lies behind them is some other image's."""
-    figures: Float64Array | None
-    """Their figures, (readable, ...), a row of `image_figures` each; None where they weren't asked for."""
+    statistics: Float64Array | None
+    """Their statistics, (readable, ...), a row of `image_statistics` each; None where they weren't asked for."""
     states: Sequence[FileState]
     """Per image: the state its file was in before it was read."""
     seconds: float
@@ -50,14 +50,14 @@ def read_batches(
     batch_size: int,
     workers: int,
     *,
-    figures: bool = False,
+    statistics: bool = False,
     label_damaged: bool = True,
 ) -> Generator[Batch, None, None]:
     """Yield all `images`, prepared for `predictor`, in batches of `batch_size` (the last may be smaller), in order.
 
     One thread lists and `workers` threads decode; they are kept busy while the consumer works on a batch, and no more
     than the batches that takes are in memory. What a batch holds doesn't depend on `workers`. OpenCV's own threads are
-    switched off meanwhile. With `figures` the threads measure the images, too. Without `label_damaged`, damage is an
+    switched off meanwhile. With `statistics` the threads measure the images, too. Without `label_damaged`, damage is an
     error.
     """
     # One batch to hand out next, and enough beyond it that no thread waits for work.
@@ -75,7 +75,9 @@ def read_batches(
     def submit(part: list[ImageFile]) -> _Pending:
         buffer = free.pop() if free else np.zeros((batch_size, *predictor.info.image_shape), np.uint8)
         cuts = [slice(start, start + share) for start in range(0, len(part), share)]
-        tasks = [pool.submit(_decode_into, buffer[cut], predictor, part[cut], figures, label_damaged) for cut in cuts]
+        tasks = [
+            pool.submit(_decode_into, buffer[cut], predictor, part[cut], statistics, label_damaged) for cut in cuts
+        ]
         return _Pending(part, buffer, tasks)
 
     own_threads = cv2.getNumThreads()
@@ -99,14 +101,14 @@ def read_batches(
             count = sum(readable)
             if count < len(readable):
                 batch.buffer[:count] = batch.buffer[: len(readable)][readable]
-            measured = [row for task in decoded for row in task.figures]
+            measured = [row for task in decoded for row in task.statistics]
             yield Batch(
                 images=batch.images,
                 errors=errors,
                 damage=[damage for task in decoded for damage in task.damage],
                 buffer=batch.buffer,
                 readable=count,
-                figures=np.array(measured) if measured else None,
+                statistics=np.array(measured) if measured else None,
                 states=[state for task in decoded for state in task.states],
                 seconds=sum(task.seconds for task in decoded),
             )
@@ -129,15 +131,15 @@ class _Pending:
 class _Decoded:
     errors: list[str | None]
     damage: list[str]
-    figures: list[list[float]]
+    statistics: list[list[float]]
     states: list[FileState]
     seconds: float
 
 
 def _decode_into(
-    slots: Pixels, predictor: Predictor, images: Sequence[ImageFile], figures: bool, label_damaged: bool
+    slots: Pixels, predictor: Predictor, images: Sequence[ImageFile], statistics: bool, label_damaged: bool
 ) -> _Decoded:
-    """Decode `images` into their places in a batch, or say why that can't be done; measure them with `figures`."""
+    """Decode `images` into their places in a batch, or say why that can't be done; measure them with `statistics`."""
     started = time.perf_counter()
     states: list[FileState] = []
     errors: list[str | None] = []
@@ -148,7 +150,9 @@ def _decode_into(
         states.append(look.state)
         errors.append(error if label_damaged else error or damage or None)
         damages.append(damage)
-    measured = [image_figures(slot) for slot, error in zip(slots, errors, strict=False) if figures and error is None]
+    measured = [
+        image_statistics(slot) for slot, error in zip(slots, errors, strict=False) if statistics and error is None
+    ]
     return _Decoded(errors, damages, measured, states, time.perf_counter() - started)
 
 

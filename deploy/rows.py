@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from autodial.data.image_statistics import Float64Array, entropies, figures
+from autodial.data.image_statistics import Float64Array, all_statistics, entropies
 from autodial.deploy.arrow import load_pyarrow
 from autodial.deploy.binding import Scores
 from autodial.deploy.predictions import DAMAGED, ERROR, OK
@@ -40,8 +40,8 @@ class TableRow(NamedTuple):
     """The entropy of all classes' probabilities, in nats: from 0 to the logarithm of the number of classes."""
     logits: Sequence[float] = ()
     """The logits of all classes, in their order."""
-    figures: Sequence[float] = ()
-    """The figures of `autodial.data.image_statistics`; they are not part of the table."""
+    statistics: Sequence[float] = ()
+    """The statistics of `autodial.data.image_statistics`; they are not part of the table."""
     damage: str = ""
     """What shows that the image's file is damaged; empty where nothing does. It has labels if there is no error."""
 
@@ -75,11 +75,11 @@ def score(
     logits: Scores,
     probabilities: Scores,
     columns: Columns,
-    image_figures: Float64Array | None = None,
+    image_statistics: Float64Array | None = None,
 ) -> list[TableRow]:
     """The rows of images from the model's float32 (images, classes); equally probable classes stand in their order.
 
-    With `image_figures`, (images, ...), the rows have `figures`.
+    With `image_statistics`, (images, ...), the rows have `statistics`.
     """
     if columns.top_k == 1:
         best = probabilities.argmax(axis=1)[:, np.newaxis]
@@ -88,8 +88,10 @@ def score(
     values = np.take_along_axis(probabilities, best, axis=1).tolist()
     uncertain = entropies(probabilities).tolist() if columns.entropy else [None] * len(paths)
     all_logits = logits.tolist() if columns.logits else [()] * len(paths)
-    all_figures = repeat(()) if image_figures is None else figures(probabilities, image_figures).tolist()
-    rows = list(map(TableRow, paths, repeat(None), best.tolist(), values, uncertain, all_logits, all_figures))
+    row_statistics = (
+        repeat(()) if image_statistics is None else all_statistics(probabilities, image_statistics).tolist()
+    )
+    rows = list(map(TableRow, paths, repeat(None), best.tolist(), values, uncertain, all_logits, row_statistics))
     for i in np.flatnonzero(~np.isfinite(probabilities).all(axis=1)).tolist():
         rows[i] = TableRow(paths[i], "the model gives no finite probabilities for it")
     return rows

@@ -235,13 +235,13 @@ def predict_folder(
         if not 1 <= top_k <= len(classes):
             held = counted(len(classes), "class", "classes")
             raise InputError(f"`top_k` is {top_k}, and {shown(model)} has {held}: choose from 1 to {len(classes)}")
-        figures = None if drift is None else Counts(read_reference(info, model), classes)
+        statistics = None if drift is None else Counts(read_reference(info, model), classes)
         columns = Columns(classes, top_k, entropy, logits, spreadsheet_safe)
         sorter = None
         if sort_into is not None:
             taken = resume or shard != WHOLE
             sorter = Sorter(Path(sort_into), classes, copy=copy, inputs=given, resume=taken)
-        work = Work(columns, batch_size, figures is not None, label_damaged)
+        work = Work(columns, batch_size, statistics is not None, label_damaged)
         fetching = _FETCHING if any(map(is_address, given)) else 1
         engine: Engine
         if ray is None:
@@ -277,7 +277,7 @@ def predict_folder(
                 settings["output"] = shown(output)
 
         opening = open_table(
-            output, form(columns), settings, resume=resume, figures=figures, standard_output=standard_output
+            output, form(columns), settings, resume=resume, statistics=statistics, standard_output=standard_output
         )
         with opening as table:
             done = table.tally.rows
@@ -287,8 +287,8 @@ def predict_folder(
             run.do(engine.label(images))
             seconds = time.perf_counter() - started
             compared = None
-            if figures is not None and drift is not None:
-                compared = figures.compare(table.tally.counts)
+            if statistics is not None and drift is not None:
+                compared = statistics.compare(table.tally.counts)
                 # Before the table has its name, so that a run that is killed in between is resumed and does both.
                 _write_drift(compared, info, drift, table.tally.errors)
     tally = table.tally

@@ -42,8 +42,8 @@ class Tally:
     """Rows by their status: ok, damaged (with labels or without) or error."""
     counts: Counter[int] = field(default_factory=Counter)
     """Rows by their first class."""
-    figures: Counts | None = None
-    """The rows' figures, where they have any."""
+    statistics: Counts | None = None
+    """The rows' statistics, where they have any."""
 
     def add(self, rows: Sequence[TableRow]) -> None:
         """Count `rows`, which come next."""
@@ -54,8 +54,8 @@ class Tally:
                 self.errors += 1
             else:
                 self.counts[row.classes[0]] += 1
-        if self.figures is not None:
-            self.figures.add([row.figures for row in rows if row.error is None])
+        if self.statistics is not None:
+            self.statistics.add([row.statistics for row in rows if row.error is None])
 
 
 class Table:
@@ -95,15 +95,15 @@ class _ResumableTable(Table):
         marks: Marks,
         settings: Mapping[str, Any],
         kept: _Record | None,
-        figures: Counts | None,
+        statistics: Counts | None,
     ) -> None:
-        tally = Tally(figures=figures)
+        tally = Tally(statistics=statistics)
         if kept is not None:
             tally.rows, tally.errors = kept["rows"], kept["errors"]
             tally.statuses.update(kept["statuses"])
             tally.counts.update({int(index): count for index, count in kept["counts"].items()})
-            if figures is not None and kept["figures"] is not None:
-                figures.restore(kept["figures"])
+            if statistics is not None and kept["figures"] is not None:
+                statistics.restore(kept["figures"])
         super().__init__(file, form, tally)
         self._record = record
         self._marks = marks
@@ -138,7 +138,7 @@ class _ResumableTable(Table):
             "errors": tally.errors,
             "statuses": tally.statuses,
             "counts": tally.counts,
-            "figures": None if tally.figures is None else tally.figures.state(),
+            "figures": None if tally.statistics is None else tally.statistics.state(),
         }
         write_whole(self._record, json.dumps(record))
         self._committed = time.monotonic()
@@ -176,7 +176,7 @@ def open_table(
     settings: Mapping[str, Any],
     *,
     resume: bool = False,
-    figures: Counts | None = None,
+    statistics: Counts | None = None,
     standard_output: TextIO | None = None,
 ) -> Iterator[Table]:
     """A Table that becomes the file `output` when the block ends well; "-" is standard output.
@@ -193,7 +193,7 @@ def open_table(
         form: how.
         settings: all that the rows depend on, as JSON has it; a run with others is not resumed.
         resume: go on with what an interrupted run left, if it left something. The table's `tally` says how much.
-        figures: counts those of the rows; one that is resumed goes on from the interrupted run's.
+        statistics: counts those of the rows; one that is resumed goes on from the interrupted run's.
         standard_output: what "-" means; None for sys.stdout.
 
     Raises:
@@ -207,7 +207,7 @@ def open_table(
             raise InputError("-: standard output is closed; name a file to write")
         try:
             stream.flush()
-            table = Table(stream.buffer, form, Tally(figures=figures))
+            table = Table(stream.buffer, form, Tally(statistics=statistics))
             table._append(form.header())
             yield table
         except BrokenPipeError:  # nobody reads it any more
@@ -224,12 +224,12 @@ def open_table(
                 record.unlink(missing_ok=True)
                 marks.unlink(missing_ok=True)
             file = stack.enter_context(_open_partial(partial, resume))
-            kept = _kept(partial, file, _read_record(record), settings, form, figures)
+            kept = _kept(partial, file, _read_record(record), settings, form, statistics)
             if kept is not None and not marks.exists():
                 raise _without(partial, marks)
             marked, marks_of_rows = open_marks(marks, 0 if kept is None else kept["rows"])
             stack.callback(marked.close)
-            table = _ResumableTable(file, form, record, marks_of_rows, settings, kept, figures)
+            table = _ResumableTable(file, form, record, marks_of_rows, settings, kept, statistics)
         except OSError as error:
             with contextlib.suppress(OSError):
                 if partial.stat().st_size == 0:  # nothing was done
@@ -269,7 +269,7 @@ def _send(form: Format, partial: Path, address: str) -> None:
     partial.unlink()
 
 
-class _Figures(TypedDict):
+class _Statistics(TypedDict):
     bins: list[list[_Count]]
     sums: list[float]
 
@@ -281,7 +281,7 @@ class _Record(TypedDict):
     errors: _Count
     statuses: Mapping[str, _Count]
     counts: Mapping[str, _Count]
-    figures: _Figures | None
+    figures: _Statistics | None
 
 
 def _read_record(path: Path) -> _Record | None:
@@ -322,7 +322,7 @@ def _kept(
     record: _Record | None,
     settings: Mapping[str, Any],
     form: Format,
-    figures: Counts | None,
+    statistics: Counts | None,
 ) -> _Record | None:
     """The record of what can be gone on with, or None to start afresh; InputError if neither is right."""
     size = os.fstat(file.fileno()).st_size
@@ -341,8 +341,8 @@ def _kept(
     classes = set(map(str, range(len(form.columns.classes))))
     if not record["counts"].keys() <= classes or record["errors"] + labelled != record["rows"]:
         raise _damaged(partial.with_name(f"{partial.name}.json"), "its rows and its classes contradict each other")
-    if figures is not None and (kept is None or not figures.fits(kept["bins"], kept["sums"], labelled)):
-        raise _damaged(partial.with_name(f"{partial.name}.json"), "its figures are not those of its rows")
+    if statistics is not None and (kept is None or not statistics.fits(kept["bins"], kept["sums"], labelled)):
+        raise _damaged(partial.with_name(f"{partial.name}.json"), "its statistics are not those of its rows")
     return record
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from enum import Enum
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -26,14 +26,14 @@ OPTIONS = {"outputs": "--outputs", "dynamic": "--dynamic", "samples": "--sample"
 """Options of the command by the parameters of `autodial.converters.net_convert.convert`."""
 
 
-class PhaseChoice(str, Enum):
+class PhaseChoice(StrEnum):
     """The phase whose layers are converted."""
 
     TRAIN = "TRAIN"
     TEST = "TEST"
 
 
-class DynamicChoice(str, Enum):
+class DynamicChoice(StrEnum):
     """Which lengths of the inputs are left open."""
 
     batch = "batch"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from enum import Enum
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -48,7 +48,7 @@ OPTIONS = {
 """Options of the command by the parameters of `autodial.converters.net_export.export`."""
 
 
-class PrecisionChoice(str, Enum):
+class PrecisionChoice(StrEnum):
     """The precision of weights and computation."""
 
     float32 = "float32"
@@ -56,7 +56,7 @@ class PrecisionChoice(str, Enum):
     int8 = "int8"
 
 
-class StatisticsDomain(str, Enum):
+class StatisticsDomain(StrEnum):
     """The domain with whose statistics the predictor normalizes."""
 
     source = "source"

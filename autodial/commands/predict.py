@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from contextlib import nullcontext
-from enum import Enum
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -37,14 +37,14 @@ OPTIONS = {
 """The options by which parameters of `predict_folder` are set, and `raw_input` of `autodial export`."""
 
 
-class OnError(str, Enum):
+class OnError(StrEnum):
     """What an image that can't be read does to the run."""
 
     skip = "skip"
     fail = "fail"
 
 
-class OnDamage(str, Enum):
+class OnDamage(StrEnum):
     """What becomes of a damaged image that can be decoded."""
 
     label = "label"
@@ -378,13 +378,13 @@ def describe_drift(drift: Drift) -> list[str]:
             f"Warning: the images don't look like the {reference.domain}'s that the model was trained on ({listed}); "
             "its labels may be worse here"
         )
-    for figure in drift.figures:
-        if figure.shifted:
-            less = figure.below > figure.reference_below
-            found, expected = figure.below, figure.reference_below
+    for statistic in drift.statistics:
+        if statistic.shifted:
+            less = statistic.below > statistic.reference_below
+            found, expected = statistic.below, statistic.reference_below
             shares = (found, expected) if less else (1 - found, 1 - expected)
-            where = f"below {figure.edge:.4g}" if less else f"at {figure.edge:.4g} or more"
-            lines.append(f"  {figure.name}: {shares[0]:.0%} {where}, where {shares[1]:.0%} would be expected")
+            where = f"below {statistic.edge:.4g}" if less else f"at {statistic.edge:.4g} or more"
+            lines.append(f"  {statistic.name}: {shares[0]:.0%} {where}, where {shares[1]:.0%} would be expected")
     if drift.classes is not None and drift.classes.shifted:
         most = drift.classes.moved()[:BALANCE_SHOWN]
         moved = ", ".join(f"{name} {share:.0%} (not {expected:.0%})" for name, expected, share in most)

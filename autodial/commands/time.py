@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from enum import Enum
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from autodial.evaluation.timing import LayerTime
 
 
-class Phase(str, Enum):
+class Phase(StrEnum):
     TRAIN = "TRAIN"
     TEST = "TEST"
 

@@ -7,7 +7,7 @@ import shlex
 import signal
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from enum import Enum
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from autodial.training.run import Training, TrainingResult
 
 
-class TrainingPrecision(str, Enum):
+class TrainingPrecision(StrEnum):
     """The type in which training passes compute."""
 
     FLOAT32 = "float32"

@@ -1,10 +1,10 @@
-"""The figures by which images are compared with the list that a model was trained on.
+"""The statistics by which images are compared with the list that a model was trained on.
 
 Two are of a model's answer, entropy and confidence; the others are of the image before it. The entropy loss makes a
 model as certain of its training images as it can, so that it is less certain of any others, of the same domain too;
 what a camera does to an image tells domains apart where the answers don't.
 
-`autodial export` keeps the figures of a training list in the file, as a `Reference`, and `autodial predict --drift`
+`autodial export` keeps the statistics of a training list in the file, as a `Reference`, and `autodial predict --drift`
 counts those of what it labels.
 """
 
@@ -37,12 +37,12 @@ _STEPS = {"entropy": 1e-3, "confidence": 1e-3, "evenness": 1e-3}
 """Differences that mean nothing; those of grey levels are `_GREY_STEP`."""
 _GREY_STEP = 0.1
 _FIRST = ord("0")
-"""The character that stands for a figure below all edges."""
+"""The character that stands for a statistic below all edges."""
 
 Float64Array = NDArray[np.float64]
 
 
-class _FigureRecord(TypedDict):
+class _StatisticRecord(TypedDict):
     mean: float
     edges: list[float]
     bins: str
@@ -53,15 +53,15 @@ class _ReferenceRecord(TypedDict):
     list: str
     listed: Annotated[int, range(2**53)]
     classes: str
-    figures: Mapping[str, _FigureRecord]
+    figures: Mapping[str, _StatisticRecord]
 
 
-def figure_names(channels: int) -> tuple[str, ...]:
-    """Names of the figures for images of 1 or 3 channels, in the order of `figures`."""
+def statistic_names(channels: int) -> tuple[str, ...]:
+    """Names of the statistics for images of 1 or 3 channels, in the order of `all_statistics`."""
     return (*OUTPUTS, *_GREY, *(_COLOR if channels == 3 else ()))
 
 
-def image_figures(image: NDArray[np.uint8]) -> list[float]:
+def image_statistics(image: NDArray[np.uint8]) -> list[float]:
     """Those of one image, uint8 (height, width, channels), BGR or grey, decoded and resized."""
     grey = cv2.cvtColor(image, cv2.COLOR_BGR2GRAY) if image.shape[2] == 3 else image
     mean, deviation = cv2.meanStdDev(grey)
@@ -76,12 +76,12 @@ def image_figures(image: NDArray[np.uint8]) -> list[float]:
     return [brightness, float(deviation[0, 0]), sharpness, evenness, *color]
 
 
-def figures(probabilities: NDArray[np.float32], of_images: Float64Array) -> Float64Array:
-    """All figures of n images, (n, len(figure_names)).
+def all_statistics(probabilities: NDArray[np.float32], of_images: Float64Array) -> Float64Array:
+    """All statistics of n images, (n, len(statistic_names)).
 
     Args:
         probabilities: (n, classes).
-        of_images: (n, ...), a row of `image_figures` per image.
+        of_images: (n, ...), a row of `image_statistics` per image.
     """
     return np.column_stack([entropies(probabilities), probabilities.max(axis=1), of_images])
 
@@ -96,16 +96,16 @@ def entropies(probabilities: NDArray[np.float32]) -> Float64Array:
 
 @dataclass(frozen=True, eq=False)
 class Reference:
-    """What is kept of a training list: for each of its images the predicted class, and each figure's bin.
+    """What is kept of a training list: for each of its images the predicted class, and each statistic's bin.
 
     Attributes:
         domain: "target" or "source".
         list_name: file name of the list.
         listed: number of its images.
         classes: (n,) predicted for the n images that were measured, as indices.
-        names: of the figures.
+        names: of the statistics.
         means: their means, in the order of `names`, as the attributes below.
-        edges: the ascending edges between a figure's bins; a value on an edge belongs to the bin above.
+        edges: the ascending edges between a statistic's bins; a value on an edge belongs to the bin above.
         bins: (n,) the images' bins, from 0 to the number of edges.
     """
 
@@ -157,27 +157,27 @@ class Reference:
     def parse(cls, record: Mapping[str, Any]) -> Reference:
         """The inverse of `record`; InputError for what `record` never returns, as the end of a sentence."""
         kept = check(record, _ReferenceRecord)
-        figures = kept["figures"]
+        statistics = kept["figures"]
         try:
             classes = np.array(kept["classes"].split(), np.intp)
         except (ValueError, OverflowError):
             raise InputError("its reference has classes that are no whole numbers") from None
-        edges = tuple(np.array(figure["edges"], np.float64) for figure in figures.values())
+        edges = tuple(np.array(statistic["edges"], np.float64) for statistic in statistics.values())
         bins = tuple(
-            np.frombuffer(figure["bins"].encode("utf-8", "replace"), np.uint8).astype(np.intp) - _FIRST
-            for figure in figures.values()
+            np.frombuffer(statistic["bins"].encode("utf-8", "replace"), np.uint8).astype(np.intp) - _FIRST
+            for statistic in statistics.values()
         )
         if not len(classes) or {len(classes)} != {len(column) for column in bins}:
-            raise InputError("its reference holds more images of one figure than of another, or none")
+            raise InputError("its reference holds more images of one statistic than of another, or none")
         for some, column in zip(edges, bins, strict=True):
             if not len(some) or (some[1:] <= some[:-1]).any() or column.min() < 0 or column.max() > len(some):
                 raise InputError("its reference has bins without edges")
-        means = tuple(float(figure["mean"]) for figure in figures.values())
-        return cls(kept["domain"], kept["list"], kept["listed"], classes, tuple(figures), means, edges, bins)
+        means = tuple(float(statistic["mean"]) for statistic in statistics.values())
+        return cls(kept["domain"], kept["list"], kept["listed"], classes, tuple(statistics), means, edges, bins)
 
 
 def binned(values: Float64Array, edges: tuple[Float64Array, ...]) -> tuple[NDArray[np.intp], ...]:
-    """The bins (n,) of each column of `values`, (n, figures)."""
+    """The bins (n,) of each column of `values`, (n, statistics)."""
     return tuple(np.searchsorted(some, column, side="right") for some, column in zip(edges, values.T, strict=True))
 
 

@@ -120,7 +120,7 @@ class FillerParameter(_message.Message):
     def __init__(self, type: _Optional[str] = ..., value: _Optional[float] = ..., min: _Optional[float] = ..., max: _Optional[float] = ..., mean: _Optional[float] = ..., std: _Optional[float] = ..., sparse: _Optional[int] = ..., variance_norm: _Optional[_Union[FillerParameter.VarianceNorm, str]] = ..., scale: _Optional[float] = ...) -> None: ...
 
 class NetParameter(_message.Message):
-    __slots__ = ("name", "input", "input_shape", "input_dim", "force_backward", "state", "debug_info", "layer", "layers", "default_forward_type", "default_backward_type", "default_forward_math", "default_backward_math", "global_grad_scale", "default_conv_algos_override", "reduce_buckets", "default_cudnn_math_override", "engine", "compile_net_state", "bn_stats_batch_size", "multinode")
+    __slots__ = ("name", "input", "input_shape", "input_dim", "force_backward", "state", "debug_info", "layer", "layers", "mem_param", "default_forward_type", "default_backward_type", "default_forward_math", "default_backward_math", "global_grad_scale", "default_conv_algos_override", "reduce_buckets", "default_cudnn_math_override", "engine", "compile_net_state", "bn_stats_batch_size", "multinode")
     NAME_FIELD_NUMBER: _ClassVar[int]
     INPUT_FIELD_NUMBER: _ClassVar[int]
     INPUT_SHAPE_FIELD_NUMBER: _ClassVar[int]
@@ -130,6 +130,7 @@ class NetParameter(_message.Message):
     DEBUG_INFO_FIELD_NUMBER: _ClassVar[int]
     LAYER_FIELD_NUMBER: _ClassVar[int]
     LAYERS_FIELD_NUMBER: _ClassVar[int]
+    MEM_PARAM_FIELD_NUMBER: _ClassVar[int]
     DEFAULT_FORWARD_TYPE_FIELD_NUMBER: _ClassVar[int]
     DEFAULT_BACKWARD_TYPE_FIELD_NUMBER: _ClassVar[int]
     DEFAULT_FORWARD_MATH_FIELD_NUMBER: _ClassVar[int]
@@ -151,6 +152,7 @@ class NetParameter(_message.Message):
     debug_info: bool
     layer: _containers.RepeatedCompositeFieldContainer[LayerParameter]
     layers: _containers.RepeatedCompositeFieldContainer[V1LayerParameter]
+    mem_param: MemoryOptimizationParameter
     default_forward_type: Type
     default_backward_type: Type
     default_forward_math: Type
@@ -163,7 +165,7 @@ class NetParameter(_message.Message):
     compile_net_state: CompileNetState
     bn_stats_batch_size: int
     multinode: MultinodeParameter
-    def __init__(self, name: _Optional[str] = ..., input: _Optional[_Iterable[str]] = ..., input_shape: _Optional[_Iterable[_Union[BlobShape, _Mapping]]] = ..., input_dim: _Optional[_Iterable[int]] = ..., force_backward: _Optional[bool] = ..., state: _Optional[_Union[NetState, _Mapping]] = ..., debug_info: _Optional[bool] = ..., layer: _Optional[_Iterable[_Union[LayerParameter, _Mapping]]] = ..., layers: _Optional[_Iterable[_Union[V1LayerParameter, _Mapping]]] = ..., default_forward_type: _Optional[_Union[Type, str]] = ..., default_backward_type: _Optional[_Union[Type, str]] = ..., default_forward_math: _Optional[_Union[Type, str]] = ..., default_backward_math: _Optional[_Union[Type, str]] = ..., global_grad_scale: _Optional[float] = ..., default_conv_algos_override: _Optional[str] = ..., reduce_buckets: _Optional[int] = ..., default_cudnn_math_override: _Optional[int] = ..., engine: _Optional[str] = ..., compile_net_state: _Optional[_Union[CompileNetState, _Mapping]] = ..., bn_stats_batch_size: _Optional[int] = ..., multinode: _Optional[_Union[MultinodeParameter, _Mapping]] = ...) -> None: ...
+    def __init__(self, name: _Optional[str] = ..., input: _Optional[_Iterable[str]] = ..., input_shape: _Optional[_Iterable[_Union[BlobShape, _Mapping]]] = ..., input_dim: _Optional[_Iterable[int]] = ..., force_backward: _Optional[bool] = ..., state: _Optional[_Union[NetState, _Mapping]] = ..., debug_info: _Optional[bool] = ..., layer: _Optional[_Iterable[_Union[LayerParameter, _Mapping]]] = ..., layers: _Optional[_Iterable[_Union[V1LayerParameter, _Mapping]]] = ..., mem_param: _Optional[_Union[MemoryOptimizationParameter, _Mapping]] = ..., default_forward_type: _Optional[_Union[Type, str]] = ..., default_backward_type: _Optional[_Union[Type, str]] = ..., default_forward_math: _Optional[_Union[Type, str]] = ..., default_backward_math: _Optional[_Union[Type, str]] = ..., global_grad_scale: _Optional[float] = ..., default_conv_algos_override: _Optional[str] = ..., reduce_buckets: _Optional[int] = ..., default_cudnn_math_override: _Optional[int] = ..., engine: _Optional[str] = ..., compile_net_state: _Optional[_Union[CompileNetState, _Mapping]] = ..., bn_stats_batch_size: _Optional[int] = ..., multinode: _Optional[_Union[MultinodeParameter, _Mapping]] = ...) -> None: ...
 
 class SolverParameter(_message.Message):
     __slots__ = ("net", "net_param", "train_net", "test_net", "train_net_param", "test_net_param", "train_state", "test_state", "test_iter", "test_interval", "test_compute_loss", "test_initialization", "base_lr", "display", "average_loss", "max_iter", "iter_size", "lr_policy", "gamma", "power", "momentum", "weight_decay", "regularization_type", "stepsize", "stepvalue", "clip_gradients", "snapshot", "snapshot_prefix", "snapshot_diff", "snapshot_format", "solver_mode", "device_id", "random_seed", "type", "delta", "momentum2", "rms_decay", "debug_info", "snapshot_after_train", "solver_type", "layer_wise_reduce", "weights", "eval_type", "ap_version", "show_per_class_result", "plateau_winsize", "richness", "rampup_interval", "rampup_lr", "min_lr", "solver_data_type", "store_blobs_in_old_format", "momentum_policy", "max_momentum", "momentum_power", "local_lr_auto", "local_gw_ratio", "disabled_update", "engine", "warmup_iter", "warmup_start_lr")
@@ -638,7 +640,7 @@ class LayerParameter(_message.Message):
     def __init__(self, name: _Optional[str] = ..., type: _Optional[str] = ..., bottom: _Optional[_Iterable[str]] = ..., top: _Optional[_Iterable[str]] = ..., phase: _Optional[_Union[Phase, str]] = ..., loss_weight: _Optional[_Iterable[float]] = ..., param: _Optional[_Iterable[_Union[ParamSpec, _Mapping]]] = ..., blobs: _Optional[_Iterable[_Union[BlobProto, _Mapping]]] = ..., propagate_down: _Optional[_Iterable[bool]] = ..., include: _Optional[_Iterable[_Union[NetStateRule, _Mapping]]] = ..., exclude: _Optional[_Iterable[_Union[NetStateRule, _Mapping]]] = ..., transform_param: _Optional[_Union[TransformationParameter, _Mapping]] = ..., loss_param: _Optional[_Union[LossParameter, _Mapping]] = ..., accuracy_param: _Optional[_Union[AccuracyParameter, _Mapping]] = ..., argmax_param: _Optional[_Union[ArgMaxParameter, _Mapping]] = ..., batch_norm_param: _Optional[_Union[BatchNormParameter, _Mapping]] = ..., bias_param: _Optional[_Union[BiasParameter, _Mapping]] = ..., concat_param: _Optional[_Union[ConcatParameter, _Mapping]] = ..., contrastive_loss_param: _Optional[_Union[ContrastiveLossParameter, _Mapping]] = ..., convolution_param: _Optional[_Union[ConvolutionParameter, _Mapping]] = ..., crop_param: _Optional[_Union[CropParameter, _Mapping]] = ..., data_param: _Optional[_Union[DataParameter, _Mapping]] = ..., dial_param: _Optional[_Union[DialParameter, _Mapping]] = ..., dropout_param: _Optional[_Union[DropoutParameter, _Mapping]] = ..., dummy_data_param: _Optional[_Union[DummyDataParameter, _Mapping]] = ..., eltwise_param: _Optional[_Union[EltwiseParameter, _Mapping]] = ..., elu_param: _Optional[_Union[ELUParameter, _Mapping]] = ..., embed_param: _Optional[_Union[EmbedParameter, _Mapping]] = ..., exp_param: _Optional[_Union[ExpParameter, _Mapping]] = ..., flatten_param: _Optional[_Union[FlattenParameter, _Mapping]] = ..., hdf5_data_param: _Optional[_Union[HDF5DataParameter, _Mapping]] = ..., hdf5_output_param: _Optional[_Union[HDF5OutputParameter, _Mapping]] = ..., hinge_loss_param: _Optional[_Union[HingeLossParameter, _Mapping]] = ..., image_data_param: _Optional[_Union[ImageDataParameter, _Mapping]] = ..., infogain_loss_param: _Optional[_Union[InfogainLossParameter, _Mapping]] = ..., inner_product_param: _Optional[_Union[InnerProductParameter, _Mapping]] = ..., input_param: _Optional[_Union[InputParameter, _Mapping]] = ..., log_param: _Optional[_Union[LogParameter, _Mapping]] = ..., lrn_param: _Optional[_Union[LRNParameter, _Mapping]] = ..., memory_data_param: _Optional[_Union[MemoryDataParameter, _Mapping]] = ..., mvn_param: _Optional[_Union[MVNParameter, _Mapping]] = ..., parameter_param: _Optional[_Union[ParameterParameter, _Mapping]] = ..., pooling_param: _Optional[_Union[PoolingParameter, _Mapping]] = ..., power_param: _Optional[_Union[PowerParameter, _Mapping]] = ..., prelu_param: _Optional[_Union[PReLUParameter, _Mapping]] = ..., python_param: _Optional[_Union[PythonParameter, _Mapping]] = ..., recurrent_param: _Optional[_Union[RecurrentParameter, _Mapping]] = ..., reduction_param: _Optional[_Union[ReductionParameter, _Mapping]] = ..., relu_param: _Optional[_Union[ReLUParameter, _Mapping]] = ..., reshape_param: _Optional[_Union[ReshapeParameter, _Mapping]] = ..., scale_param: _Optional[_Union[ScaleParameter, _Mapping]] = ..., sigmoid_param: _Optional[_Union[SigmoidParameter, _Mapping]] = ..., softmax_param: _Optional[_Union[SoftmaxParameter, _Mapping]] = ..., spp_param: _Optional[_Union[SPPParameter, _Mapping]] = ..., slice_param: _Optional[_Union[SliceParameter, _Mapping]] = ..., tanh_param: _Optional[_Union[TanHParameter, _Mapping]] = ..., threshold_param: _Optional[_Union[ThresholdParameter, _Mapping]] = ..., tile_param: _Optional[_Union[TileParameter, _Mapping]] = ..., window_data_param: _Optional[_Union[WindowDataParameter, _Mapping]] = ..., swish_param: _Optional[_Union[SwishParameter, _Mapping]] = ..., clip_param: _Optional[_Union[ClipParameter, _Mapping]] = ..., annotated_data_param: _Optional[_Union[AnnotatedDataParameter, _Mapping]] = ..., multibox_loss_param: _Optional[_Union[MultiBoxLossParameter, _Mapping]] = ..., permute_param: _Optional[_Union[PermuteParameter, _Mapping]] = ..., prior_box_param: _Optional[_Union[PriorBoxParameter, _Mapping]] = ..., detection_output_param: _Optional[_Union[DetectionOutputParameter, _Mapping]] = ..., detection_evaluate_param: _Optional[_Union[DetectionEvaluateParameter, _Mapping]] = ..., norm_param: _Optional[_Union[NormalizeParameter, _Mapping]] = ..., video_data_param: _Optional[_Union[VideoDataParameter, _Mapping]] = ..., roi_pooling_param: _Optional[_Union[ROIPoolingParameter, _Mapping]] = ..., smooth_l1_loss_param: _Optional[_Union[SmoothL1LossParameter, _Mapping]] = ..., box_annotator_ohem_param: _Optional[_Union[BoxAnnotatorOHEMParameter, _Mapping]] = ..., psroi_pooling_param: _Optional[_Union[PSROIPoolingParameter, _Mapping]] = ..., adaptive_bias_channel_param: _Optional[_Union[AdaptiveBiasChannelParameter, _Mapping]] = ..., bias_channel_param: _Optional[_Union[BiasChannelParameter, _Mapping]] = ..., bn_param: _Optional[_Union[BNParameter, _Mapping]] = ..., dense_crf_param: _Optional[_Union[DenseCRFParameter, _Mapping]] = ..., domain_transform_param: _Optional[_Union[DomainTransformParameter, _Mapping]] = ..., interp_param: _Optional[_Union[InterpParameter, _Mapping]] = ..., mat_read_param: _Optional[_Union[MatReadParameter, _Mapping]] = ..., mat_write_param: _Optional[_Union[MatWriteParameter, _Mapping]] = ..., seg_accuracy_param: _Optional[_Union[SegAccuracyParameter, _Mapping]] = ..., unique_label_param: _Optional[_Union[UniqueLabelParameter, _Mapping]] = ..., dense_image_data_param: _Optional[_Union[DenseImageDataParameter, _Mapping]] = ..., upsample_param: _Optional[_Union[UpsampleParameter, _Mapping]] = ..., reorg_param: _Optional[_Union[ReorgParameter, _Mapping]] = ..., relu6_param: _Optional[_Union[ReLU6Parameter, _Mapping]] = ..., eval_detection_param: _Optional[_Union[EvalDetectionParameter, _Mapping]] = ..., region_loss_param: _Optional[_Union[RegionLossParameter, _Mapping]] = ..., yolo_detection_output_param: _Optional[_Union[YoloDetectionOutputParameter, _Mapping]] = ..., yolov3_detection_output_param: _Optional[_Union[Yolov3DetectionOutputParameter, _Mapping]] = ..., yolov3_param: _Optional[_Union[Yolov3Parameter, _Mapping]] = ..., yolo_seg_param: _Optional[_Union[YoloSegParameter, _Mapping]] = ..., shuffle_channel_param: _Optional[_Union[ShuffleChannelParameter, _Mapping]] = ..., proposal_param: _Optional[_Union[ProposalParameter, _Mapping]] = ..., mmd_param: _Optional[_Union[MMDParameter, _Mapping]] = ..., entropy_param: _Optional[_Union[EntropyParameter, _Mapping]] = ..., gradient_scaler_param: _Optional[_Union[GradientScalerParameter, _Mapping]] = ..., jmmd_param: _Optional[_Union[JMMDParameter, _Mapping]] = ..., multimodal_batch_norm_param: _Optional[_Union[MultiModalBatchNormParameter, _Mapping]] = ..., cpm_transform_param: _Optional[_Union[CPMTransformationParameter, _Mapping]] = ..., op_transform_param: _Optional[_Union[OPTransformationParameter, _Mapping]] = ..., seg_data_param: _Optional[_Union[SegDataParameter, _Mapping]] = ..., batch_reduction_param: _Optional[_Union[BatchReductionParameter, _Mapping]] = ..., center_loss_param: _Optional[_Union[CenterLossParameter, _Mapping]] = ..., margin_inner_product_param: _Optional[_Union[MarginInnerProductParameter, _Mapping]] = ..., forward_type: _Optional[_Union[Type, str]] = ..., backward_type: _Optional[_Union[Type, str]] = ..., forward_math: _Optional[_Union[Type, str]] = ..., backward_math: _Optional[_Union[Type, str]] = ..., debug: _Optional[bool] = ..., cudnn_math_override: _Optional[int] = ..., detectnet_groundtruth_param: _Optional[_Union[DetectNetGroundTruthParameter, _Mapping]] = ..., detectnet_augmentation_param: _Optional[_Union[DetectNetAugmentationParameter, _Mapping]] = ..., engine: _Optional[str] = ..., split_param: _Optional[_Union[SplitParameter, _Mapping]] = ..., coeff_schedule_param: _Optional[_Union[CoeffScheduleParameter, _Mapping]] = ..., augmentation_param: _Optional[_Union[AugmentationParameter, _Mapping]] = ..., correlation_param: _Optional[_Union[CorrelationParameter, _Mapping]] = ..., l1_loss_param: _Optional[_Union[L1LossParameter, _Mapping]] = ..., writer_param: _Optional[_Union[WriterParameter, _Mapping]] = ..., reader_param: _Optional[_Union[ReaderParameter, _Mapping]] = ..., mean_param: _Optional[_Union[MeanParameter, _Mapping]] = ..., resample_param: _Optional[_Union[ResampleParameter, _Mapping]] = ..., downsample_param: _Optional[_Union[DownsampleParameter, _Mapping]] = ..., lpq_loss_param: _Optional[_Union[LpqLossParameter, _Mapping]] = ..., flow_warp_param: _Optional[_Union[FlowWarpParameter, _Mapping]] = ..., reshape_every_iter: _Optional[bool] = ..., quantization_param: _Optional[_Union[QuantizationParameter, _Mapping]] = ..., deformable_convolution_param: _Optional[_Union[DeformableConvolutionParameter, _Mapping]] = ..., focal_loss_param: _Optional[_Union[FocalLossParameter, _Mapping]] = ...) -> None: ...
 
 class TransformationParameter(_message.Message):
-    __slots__ = ("scale", "mirror", "crop_size", "mean_file", "mean_value", "force_color", "force_gray", "crop_h", "crop_w", "resize_param", "noise_param", "distort_param", "expand_param", "emit_constraint", "scale_factors", "crop_width", "crop_height", "fix_crop", "more_fix_crop", "multi_scale", "scale_ratios", "max_distort", "is_flow", "original_image", "stride", "upper_size", "upper_height", "upper_width", "img_rand_resize_lower", "img_rand_resize_upper", "var_sz_img_enabled", "use_gpu_transform", "random_seed", "display", "num_labels")
+    __slots__ = ("scale", "mirror", "crop_size", "mean_file", "mean_value", "force_color", "force_gray", "crop_h", "crop_w", "resize_param", "noise_param", "distort_param", "expand_param", "emit_constraint", "scale_factors", "crop_width", "crop_height", "fix_crop", "more_fix_crop", "multi_scale", "scale_ratios", "max_distort", "is_flow", "original_image", "stride", "upper_size", "upper_height", "upper_width", "img_rand_resize_lower", "img_rand_resize_upper", "var_sz_img_enabled", "use_gpu_transform", "random_seed", "display", "num_labels", "random_resize_param", "random_aspect_ratio_param", "min_scaling_factor", "max_scaling_factor", "max_rotation_angle", "contrast_brightness_adjustment", "smooth_filtering", "min_contrast", "max_contrast", "max_brightness_shift", "max_smooth", "max_color_shift", "min_side_min", "min_side_max", "min_side", "apply_probability", "debug_params")
     SCALE_FIELD_NUMBER: _ClassVar[int]
     MIRROR_FIELD_NUMBER: _ClassVar[int]
     CROP_SIZE_FIELD_NUMBER: _ClassVar[int]
@@ -674,6 +676,23 @@ class TransformationParameter(_message.Message):
     RANDOM_SEED_FIELD_NUMBER: _ClassVar[int]
     DISPLAY_FIELD_NUMBER: _ClassVar[int]
     NUM_LABELS_FIELD_NUMBER: _ClassVar[int]
+    RANDOM_RESIZE_PARAM_FIELD_NUMBER: _ClassVar[int]
+    RANDOM_ASPECT_RATIO_PARAM_FIELD_NUMBER: _ClassVar[int]
+    MIN_SCALING_FACTOR_FIELD_NUMBER: _ClassVar[int]
+    MAX_SCALING_FACTOR_FIELD_NUMBER: _ClassVar[int]
+    MAX_ROTATION_ANGLE_FIELD_NUMBER: _ClassVar[int]
+    CONTRAST_BRIGHTNESS_ADJUSTMENT_FIELD_NUMBER: _ClassVar[int]
+    SMOOTH_FILTERING_FIELD_NUMBER: _ClassVar[int]
+    MIN_CONTRAST_FIELD_NUMBER: _ClassVar[int]
+    MAX_CONTRAST_FIELD_NUMBER: _ClassVar[int]
+    MAX_BRIGHTNESS_SHIFT_FIELD_NUMBER: _ClassVar[int]
+    MAX_SMOOTH_FIELD_NUMBER: _ClassVar[int]
+    MAX_COLOR_SHIFT_FIELD_NUMBER: _ClassVar[int]
+    MIN_SIDE_MIN_FIELD_NUMBER: _ClassVar[int]
+    MIN_SIDE_MAX_FIELD_NUMBER: _ClassVar[int]
+    MIN_SIDE_FIELD_NUMBER: _ClassVar[int]
+    APPLY_PROBABILITY_FIELD_NUMBER: _ClassVar[int]
+    DEBUG_PARAMS_FIELD_NUMBER: _ClassVar[int]
     scale: float
     mirror: bool
     crop_size: int
@@ -709,7 +728,24 @@ class TransformationParameter(_message.Message):
     random_seed: int
     display: bool
     num_labels: int
-    def __init__(self, scale: _Optional[float] = ..., mirror: _Optional[bool] = ..., crop_size: _Optional[int] = ..., mean_file: _Optional[str] = ..., mean_value: _Optional[_Iterable[float]] = ..., force_color: _Optional[bool] = ..., force_gray: _Optional[bool] = ..., crop_h: _Optional[int] = ..., crop_w: _Optional[int] = ..., resize_param: _Optional[_Iterable[_Union[ResizeParameter, _Mapping]]] = ..., noise_param: _Optional[_Union[NoiseParameter, _Mapping]] = ..., distort_param: _Optional[_Union[DistortionParameter, _Mapping]] = ..., expand_param: _Optional[_Union[ExpansionParameter, _Mapping]] = ..., emit_constraint: _Optional[_Union[EmitConstraint, _Mapping]] = ..., scale_factors: _Optional[_Iterable[float]] = ..., crop_width: _Optional[int] = ..., crop_height: _Optional[int] = ..., fix_crop: _Optional[bool] = ..., more_fix_crop: _Optional[bool] = ..., multi_scale: _Optional[bool] = ..., scale_ratios: _Optional[_Iterable[float]] = ..., max_distort: _Optional[int] = ..., is_flow: _Optional[bool] = ..., original_image: _Optional[bool] = ..., stride: _Optional[int] = ..., upper_size: _Optional[int] = ..., upper_height: _Optional[int] = ..., upper_width: _Optional[int] = ..., img_rand_resize_lower: _Optional[int] = ..., img_rand_resize_upper: _Optional[int] = ..., var_sz_img_enabled: _Optional[bool] = ..., use_gpu_transform: _Optional[bool] = ..., random_seed: _Optional[int] = ..., display: _Optional[bool] = ..., num_labels: _Optional[int] = ...) -> None: ...
+    random_resize_param: RandomResizeParameter
+    random_aspect_ratio_param: RandomAspectRatioParameter
+    min_scaling_factor: float
+    max_scaling_factor: float
+    max_rotation_angle: int
+    contrast_brightness_adjustment: bool
+    smooth_filtering: bool
+    min_contrast: float
+    max_contrast: float
+    max_brightness_shift: int
+    max_smooth: float
+    max_color_shift: int
+    min_side_min: int
+    min_side_max: int
+    min_side: int
+    apply_probability: float
+    debug_params: bool
+    def __init__(self, scale: _Optional[float] = ..., mirror: _Optional[bool] = ..., crop_size: _Optional[int] = ..., mean_file: _Optional[str] = ..., mean_value: _Optional[_Iterable[float]] = ..., force_color: _Optional[bool] = ..., force_gray: _Optional[bool] = ..., crop_h: _Optional[int] = ..., crop_w: _Optional[int] = ..., resize_param: _Optional[_Iterable[_Union[ResizeParameter, _Mapping]]] = ..., noise_param: _Optional[_Union[NoiseParameter, _Mapping]] = ..., distort_param: _Optional[_Union[DistortionParameter, _Mapping]] = ..., expand_param: _Optional[_Union[ExpansionParameter, _Mapping]] = ..., emit_constraint: _Optional[_Union[EmitConstraint, _Mapping]] = ..., scale_factors: _Optional[_Iterable[float]] = ..., crop_width: _Optional[int] = ..., crop_height: _Optional[int] = ..., fix_crop: _Optional[bool] = ..., more_fix_crop: _Optional[bool] = ..., multi_scale: _Optional[bool] = ..., scale_ratios: _Optional[_Iterable[float]] = ..., max_distort: _Optional[int] = ..., is_flow: _Optional[bool] = ..., original_image: _Optional[bool] = ..., stride: _Optional[int] = ..., upper_size: _Optional[int] = ..., upper_height: _Optional[int] = ..., upper_width: _Optional[int] = ..., img_rand_resize_lower: _Optional[int] = ..., img_rand_resize_upper: _Optional[int] = ..., var_sz_img_enabled: _Optional[bool] = ..., use_gpu_transform: _Optional[bool] = ..., random_seed: _Optional[int] = ..., display: _Optional[bool] = ..., num_labels: _Optional[int] = ..., random_resize_param: _Optional[_Union[RandomResizeParameter, _Mapping]] = ..., random_aspect_ratio_param: _Optional[_Union[RandomAspectRatioParameter, _Mapping]] = ..., min_scaling_factor: _Optional[float] = ..., max_scaling_factor: _Optional[float] = ..., max_rotation_angle: _Optional[int] = ..., contrast_brightness_adjustment: _Optional[bool] = ..., smooth_filtering: _Optional[bool] = ..., min_contrast: _Optional[float] = ..., max_contrast: _Optional[float] = ..., max_brightness_shift: _Optional[int] = ..., max_smooth: _Optional[float] = ..., max_color_shift: _Optional[int] = ..., min_side_min: _Optional[int] = ..., min_side_max: _Optional[int] = ..., min_side: _Optional[int] = ..., apply_probability: _Optional[float] = ..., debug_params: _Optional[bool] = ...) -> None: ...
 
 class LossParameter(_message.Message):
     __slots__ = ("ignore_label", "normalization", "normalize", "pre_fixed_normalizer", "weight_by_label_freqs", "class_weighting")
@@ -3011,6 +3047,16 @@ class OPTransformationParameter(_message.Message):
     taf_topology: int
     def __init__(self, stride: _Optional[int] = ..., flip_prob: _Optional[float] = ..., max_degree_rotations: _Optional[str] = ..., crop_size_x: _Optional[int] = ..., crop_size_y: _Optional[int] = ..., center_perterb_max: _Optional[float] = ..., center_swap_prob: _Optional[float] = ..., scale_prob: _Optional[float] = ..., scale_mins: _Optional[str] = ..., scale_maxs: _Optional[str] = ..., target_dist: _Optional[float] = ..., number_max_occlusions: _Optional[str] = ..., sigmas: _Optional[str] = ..., models: _Optional[str] = ..., sources: _Optional[str] = ..., probabilities: _Optional[str] = ..., source_background: _Optional[str] = ..., prob_only_background: _Optional[float] = ..., media_directory: _Optional[str] = ..., normalization: _Optional[int] = ..., add_distance: _Optional[bool] = ..., input_type: _Optional[str] = ..., frame_size: _Optional[int] = ..., taf_topology: _Optional[int] = ...) -> None: ...
 
+class MemoryOptimizationParameter(_message.Message):
+    __slots__ = ("optimize_train", "optimize_test", "exclude_blob")
+    OPTIMIZE_TRAIN_FIELD_NUMBER: _ClassVar[int]
+    OPTIMIZE_TEST_FIELD_NUMBER: _ClassVar[int]
+    EXCLUDE_BLOB_FIELD_NUMBER: _ClassVar[int]
+    optimize_train: bool
+    optimize_test: bool
+    exclude_blob: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, optimize_train: _Optional[bool] = ..., optimize_test: _Optional[bool] = ..., exclude_blob: _Optional[_Iterable[str]] = ...) -> None: ...
+
 class SegDataParameter(_message.Message):
     __slots__ = ("source", "root_dir", "shuffle", "balance")
     SOURCE_FIELD_NUMBER: _ClassVar[int]
@@ -3186,6 +3232,30 @@ class CompileNetState(_message.Message):
     bn_scale_merge: bool
     kept_bn_layers: _containers.RepeatedScalarFieldContainer[str]
     def __init__(self, is_init: _Optional[bool] = ..., bn_scale_remove: _Optional[bool] = ..., bn_scale_merge: _Optional[bool] = ..., kept_bn_layers: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class RandomResizeParameter(_message.Message):
+    __slots__ = ("min_size", "max_size", "resize_param")
+    MIN_SIZE_FIELD_NUMBER: _ClassVar[int]
+    MAX_SIZE_FIELD_NUMBER: _ClassVar[int]
+    RESIZE_PARAM_FIELD_NUMBER: _ClassVar[int]
+    min_size: int
+    max_size: int
+    resize_param: ResizeParameter
+    def __init__(self, min_size: _Optional[int] = ..., max_size: _Optional[int] = ..., resize_param: _Optional[_Union[ResizeParameter, _Mapping]] = ...) -> None: ...
+
+class RandomAspectRatioParameter(_message.Message):
+    __slots__ = ("min_area_ratio", "max_area_ratio", "aspect_ratio_change", "max_attempt", "resize_param")
+    MIN_AREA_RATIO_FIELD_NUMBER: _ClassVar[int]
+    MAX_AREA_RATIO_FIELD_NUMBER: _ClassVar[int]
+    ASPECT_RATIO_CHANGE_FIELD_NUMBER: _ClassVar[int]
+    MAX_ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    RESIZE_PARAM_FIELD_NUMBER: _ClassVar[int]
+    min_area_ratio: float
+    max_area_ratio: float
+    aspect_ratio_change: float
+    max_attempt: int
+    resize_param: ResizeParameter
+    def __init__(self, min_area_ratio: _Optional[float] = ..., max_area_ratio: _Optional[float] = ..., aspect_ratio_change: _Optional[float] = ..., max_attempt: _Optional[int] = ..., resize_param: _Optional[_Union[ResizeParameter, _Mapping]] = ...) -> None: ...
 
 class SplitParameter(_message.Message):
     __slots__ = ("engine",)

@@ -362,19 +362,28 @@ def _solver_with(param: pb.SolverParameter, settings: Sequence[str]) -> pb.Solve
 def _inputs(
     run: Solver, net: pb.NetParameter, readers: Sequence[Source], weights: Sequence[str], *, recalibrate: bool
 ) -> Inputs:
-    others = (reader for reader in sources(run.net).values() if reader not in readers)
-    labelled: list[str] = []
-    for each in readers:
-        labelled += [f"{e.path} {e.label}" for e in each.entries] if isinstance(each, ImageData) else [_rows_of(each)]
+    learned_from = {reader.source for reader in label_readers(run.net)}
+    others = [
+        _labelled_rows_of(reader) if name in learned_from else _rows_of(reader)
+        for name, reader in sources(run.net).items()
+        if reader not in readers
+    ]
     return Inputs(
         solver=proto.to_text(_solver_with(run.param, ["solver.snapshot_prefix="])),
         net=proto.to_text(net),
-        source=_hash("\n".join(labelled)),
-        target=_hash("\n".join(map(_rows_of, others))),
+        source=_hash("\n".join(map(_labelled_rows_of, readers))),
+        target=_hash("\n".join(others)),
         weights=_hash("".join(file_hash(Path(path)) for path in weights)),
         seed=run.seed,
         recalibrate=recalibrate,
     )
+
+
+def _labelled_rows_of(reader: Source) -> str:
+    """A reader's rows with labels, or else their number."""
+    if not isinstance(reader, ImageData):
+        return _rows_of(reader)
+    return "\n".join(f"{entry.path} {entry.label}" for entry in reader.entries)
 
 
 def _rows_of(reader: Source) -> str:

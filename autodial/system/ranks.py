@@ -45,7 +45,7 @@ class Ranks:
 
     def __init__(self, rank: int, size: int, local_rank: int, local_size: int) -> None:
         self.rank, self.size, self.local_rank, self.local_size = rank, size, local_rank, local_size
-        self._beside: dist.ProcessGroup | None = None
+        self._beside: Any = None
         """The same ranks for sums that go on beside others, which need not wait for them then."""
         self._last_wait = math.inf
         self._parent = os.getppid()

@@ -23,8 +23,8 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
-from datetime import datetime, timezone
-from enum import Enum
+from datetime import UTC, datetime
+from enum import StrEnum
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal
@@ -49,7 +49,7 @@ from autodial.training.solver import Solver
 _log = logging.getLogger(__name__)
 
 
-class Outcome(str, Enum):
+class Outcome(StrEnum):
     """How a training ended: at max_iter, after `Solver.stop`, or at a loss or a weight that is not finite."""
 
     FINISHED = "finished"
@@ -287,7 +287,7 @@ class Training:
         return {
             "command": command,
             "folder": str(Path.cwd()),
-            "started": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+            "started": datetime.now(UTC).isoformat(timespec="seconds"),
             "iteration": solver.iter,
             "seed": solver.seed,
             "variants": self._variants,

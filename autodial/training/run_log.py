@@ -10,7 +10,7 @@ import logging
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -100,7 +100,7 @@ class RunLog(Monitor):
         self._files.close()
 
     def _write(self, row: Mapping[str, Any]) -> None:
-        event = {"time": datetime.now(timezone.utc).isoformat(timespec="seconds"), **row}
+        event = {"time": datetime.now(UTC).isoformat(timespec="seconds"), **row}
         self._log.append(json.dumps(finite(event), allow_nan=False).encode() + b"\n")
 
     @contextmanager

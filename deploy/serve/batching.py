@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from autodial.data.image_statistics import image_figures
+from autodial.data.image_statistics import image_statistics
 from autodial.deploy.binding import Pixels, Scores
 from autodial.deploy.images import ImageError
 from autodial.deploy.predictor import Predictor
@@ -42,8 +42,8 @@ class Outcome:
     """Per image: why it can't be decoded."""
     damage: list[str]
     """Per image: what shows that its file is damaged."""
-    figures: list[list[float] | None]
-    """Per image: `image_figures`, where they were asked for."""
+    statistics: list[list[float] | None]
+    """Per image: `image_statistics`, where they were asked for."""
     timing: Timing = field(default_factory=Timing)
 
 
@@ -139,7 +139,7 @@ class Batcher:
 
         Args:
             images: uint8 (n, height, width, channels) as the graph takes them, or n image files.
-            measure: give the images' figures, too.
+            measure: give the images' statistics, too.
             seconds: after which the result isn't waited for.
 
         Raises:
@@ -163,7 +163,7 @@ class Batcher:
                 self._decoders.submit(self._decode, job, rows, images[start : rows.stop], measure)
         try:
             return await asyncio.wait_for(job.future, seconds)
-        except asyncio.TimeoutError:
+        except TimeoutError:
             raise busy(
                 f"the images took longer than {seconds:g} s, which is the most that a request may take"
             ) from None
@@ -212,7 +212,7 @@ class Batcher:
                     outcome.errors[row] = "there is not enough memory to decode it"
                     continue
             if measure:
-                outcome.figures[row] = image_figures(slot)
+                outcome.statistics[row] = image_statistics(slot)
             good.append(row)
         return pixels, good
 

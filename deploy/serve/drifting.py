@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from autodial.data.image_statistics import OUTPUTS, Reference, binned, figures, image_figures
+from autodial.data.image_statistics import OUTPUTS, Reference, all_statistics, binned, image_statistics
 from autodial.deploy.binding import Scores
 from autodial.deploy.drift import Counts, Drift
 from autodial.deploy.serve.batching import BatchRecord
@@ -17,9 +17,8 @@ from autodial.deploy.serve.batching import BatchRecord
 _LAST = 2000
 """Images that the distance in the metrics is about."""
 _SHARE = 0.5
-"""An image is unlike the training list if this share of its figures lies outside the list's middle nine tenths. Of four
-figures that were independent, two would be outside by chance for one image in twenty; of six, three for one in
-sixty."""
+"""An image is unlike the training list if this share of its statistics lies outside the list's middle nine tenths. Of
+four that were independent, two would be outside by chance for one image in twenty; of six, three for one in sixty."""
 
 
 def compare(
@@ -28,9 +27,9 @@ def compare(
     """Hold images against a training list.
 
     Args:
-        reference: the list's figures.
+        reference: the list's statistics.
         names: of the model's classes.
-        rows: (n, figures) of the images, as `autodial.data.image_statistics.figures` has them.
+        rows: (n, statistics) of the images, as `autodial.data.image_statistics.all_statistics` has them.
         labels: (n,) their predicted classes.
     """
     counts = Counts(reference, names)
@@ -50,7 +49,7 @@ class DriftWindow:
     def add(self, batch: BatchRecord) -> None:
         """Measure the first image of a batch."""
         probabilities = batch.probabilities[:1]
-        row = figures(probabilities, np.array([image_figures(batch.pixels[0])]))[0].tolist()
+        row = all_statistics(probabilities, np.array([image_statistics(batch.pixels[0])]))[0].tolist()
         with self._lock:
             self._rows.append((row, int(probabilities.argmax())))
 
@@ -62,11 +61,11 @@ class DriftWindow:
 
 
 def unlike(reference: Reference, row: Sequence[float]) -> dict[str, Any]:
-    """Whether one image is unlike a training list, and in which of its figures.
+    """Whether one image is unlike a training list, and in which of its statistics.
 
     Args:
-        reference: the list's figures.
-        row: the image's figures; those of the model's answer have no say.
+        reference: the list's statistics.
+        row: the image's statistics; those of the model's answer have no say.
     """
     bins = binned(np.array([row]), reference.edges)
     outside = [
@@ -83,11 +82,11 @@ def verdict(drift: Drift) -> dict[str, Any]:
     return {
         "verdict": drift.verdict.value,
         "images": drift.images,
-        "shifted": [figure.name for figure in drift.figures if figure.shifted],
+        "shifted": [statistic.name for statistic in drift.statistics if statistic.shifted],
     }
 
 
 def rows_of(probabilities: Scores, of_images: Sequence[Sequence[float]]) -> list[list[float]]:
-    """All figures of n images from the model's answer and `image_figures` of each."""
-    rows: list[list[float]] = figures(probabilities, np.array(of_images)).tolist()
+    """All statistics of n images from the model's answer and `image_statistics` of each."""
+    rows: list[list[float]] = all_statistics(probabilities, np.array(of_images)).tolist()
     return rows

@@ -57,7 +57,7 @@ class Metrics:
         )
         self.drift = Gauge(
             "autodial_drift_distance",
-            "Distance of the last images' figures from those of the model's training list, from 0 to 1.",
+            "Distance of the last images' statistics from those of the model's training list, from 0 to 1.",
             ["model", "figure"],
             registry=self.registry,
         )
@@ -98,8 +98,8 @@ class ModelMetrics:
 
     def drifted(self, drift: Drift) -> None:
         """Show a comparison with the training list."""
-        for figure in drift.figures:
-            self._metrics.drift.labels(self._name, figure.name).set(figure.distance)
+        for statistic in drift.statistics:
+            self._metrics.drift.labels(self._name, statistic.name).set(statistic.distance)
         if drift.classes is not None:
             self._metrics.drift.labels(self._name, "classes").set(drift.classes.distance)
 

@@ -181,7 +181,7 @@ def _add_drift(model: ServedModel, outcome: Outcome, results: list[dict[str, Any
     assert model.reference is not None
     good = [index for index, error in enumerate(outcome.errors) if error is None]
     probabilities = outcome.probabilities[good]
-    measured = [row for row in outcome.figures if row is not None]
+    measured = [row for row in outcome.statistics if row is not None]
     rows = drifting.rows_of(probabilities, measured)
     for index, row in zip(good, rows, strict=True):
         results[index]["drift"] = drifting.unlike(model.reference, row)

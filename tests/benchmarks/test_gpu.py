@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
@@ -41,7 +42,7 @@ def test_a_package_that_is_missing_is_named(tmp_path: Path) -> None:
     stubs = tmp_path / "stubs"
     stubs.mkdir()
     (stubs / "onnx.py").write_text('raise ModuleNotFoundError("No module named \'onnx\'", name="onnx")')
-    done, found = run(tmp_path, "predict", "machine", PYTHONPATH=str(stubs))
+    done, found = run(tmp_path, "predict", PYTHONPATH=str(stubs))
     assert found["parts"]["predict"]["rows"] == [{"what": "predict", "skipped": "needs onnx"}]
     assert found["parts"]["machine"]["rows"] and done.returncode == 0
 
@@ -57,6 +58,14 @@ def test_a_part_ends_at_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
         assert not gpu.is_good(part) and part["seconds"] < 1 + gpu.GRACE
     finally:
         sys.modules.pop("gpu")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
+def test_without_a_gpu_it_ends_at_once(tmp_path: Path) -> None:
+    command = [sys.executable, str(BENCHMARKS / "gpu.py"), "layer"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 1 and "nothing can be measured on cuda here" in done.stderr
+    assert list(json.loads((tmp_path / "gpu.json").read_text())["parts"]) == ["machine"]
 
 
 def test_an_unknown_part_is_refused(tmp_path: Path) -> None:

@@ -6,7 +6,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import cv2
+import numpy as np
 import pytest
+import torch
 from cards import read_card, rows
 from torch import nn
 from trained_net import small_trained_net
@@ -107,6 +110,35 @@ def test_what_a_file_keeps_of_its_training_images_is_told(adapted: Any, tmp_path
     shares = [f"{predicted.count(str(i)) / len(predicted):.1%}" for i in range(4)]
     assert rows(card, "Classes") == [[str(i), share] for i, share in enumerate(shares)]
     assert "It is for images of the target" in card.text and "predict --drift" in card.text
+
+
+def test_several_changes_are_listed(report: Any, tmp_path: Path) -> None:
+    changed = replace(report, precision="fp16")
+    write_card(changed, tmp_path / "README.md", [TRAINED, TRAINED], recalibrated=True)
+    words = (
+        "averages 2 nets, has statistics that were computed once more, over all training images and computes in fp16"
+    )
+    assert f"This file {words}, and was not scored itself" in read_card(tmp_path / "README.md").text
+
+
+@pytest.mark.parametrize("order", ["RGB", "GRAY"])
+def test_its_programs_agree_with_each_other(
+    order: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Flatten(), nn.Linear(16 * (1 if order == "GRAY" else 3), 2))
+    made = export_module(module, tmp_path / "pets.onnx", size=(4, 4), channel_order=order, classes=["cat", "dog"])
+    write_card(made, tmp_path / "README.md")
+    pixels = np.random.default_rng(0).integers(0, 256, (23, 31, 3), dtype=np.uint8)
+    assert cv2.imwrite(str(tmp_path / "photo.jpg"), pixels)
+    monkeypatch.chdir(tmp_path)
+    with_autodial, plain = read_card(tmp_path / "README.md").blocks["python"]
+    printed = []
+    for code in (with_autodial, plain):
+        exec(compile(code, "README.md", "exec"), {})
+        name, probability = capsys.readouterr().out.split()
+        printed.append((name, float(probability)))
+    assert printed[0][0] == printed[1][0] and printed[0][1] == pytest.approx(printed[1][1], abs=1e-6)
 
 
 def test_of_many_classes_a_card_lists_the_first(report: Any, tmp_path: Path) -> None:

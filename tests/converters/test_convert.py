@@ -130,6 +130,34 @@ def test_the_phase_may_be_written_in_small_letters(autodial: Any, tmp_path: Path
     assert status == 0, errors
 
 
+def test_data_and_ratings_of_other_versions_of_caffe(tmp_path: Path) -> None:
+    """SSD's and DeepLab's TEST phases: their data layers become inputs, and what rates or stores is left out."""
+    text = """
+      layer {{ name: "data" type: "{data}" top: "data" top: "label" transform_param {{ {transform} }} }}
+      layer {{ name: "conv" type: "Convolution" bottom: "data" top: "map"
+        convolution_param {{ num_output: 4 kernel_size: 3 }} }}
+      layer {{ name: "end" type: "{end}" bottom: "map" bottom: "label" }}
+      layer {{ name: "silence" type: "Silence" bottom: "label" }}
+    """
+    mean = "mean_value: 1 mean_value: 2 mean_value: 3 "
+    for data, transform, end, size in (
+        ("AnnotatedData", mean + "resize_param { height: 20 width: 10 }", "DetectionEvaluate", (20, 10)),
+        ("ImageSegData", mean + "crop_size: 9", "MatWrite", (9, 9)),
+        ("WindowData", mean + "crop_size: 9", "SegAccuracy", (9, 9)),
+    ):
+        net = parse_net(text.format(data=data, transform=transform, end=end))
+        report = convert(net, None, tmp_path / "net.onnx")
+        assert report.inputs == {"data": (None, 3, *size)} and list(report.outputs) == ["map"]
+    net = parse_net(text.format(data="AnnotatedData", transform="", end="MatWrite"))
+    with pytest.raises(InputError, match=r'layer "data" \(AnnotatedData\) .* put an Input layer in its place'):
+        convert(net, None, tmp_path / "net.onnx")
+    net = parse_net(text.format(data="ImageSegData", transform=mean + "crop_size: 9", end="Yolov3DetectionOutput"))
+    said = r'^layer "end": AutoDIAL does not compute layers of the type Yolov3DetectionOutput; .*`outputs` .*: map$'
+    with pytest.raises(InputError, match=said):
+        convert(net, None, tmp_path / "net.onnx")
+    assert list(convert(net, None, tmp_path / "net.onnx", outputs=["map"]).outputs) == ["map"]
+
+
 def test_another_net_s_weights_are_called_so(deploy: tuple[Any, Weights], tmp_path: Path) -> None:
     net, weights = deploy
     weights.layers[0].blobs = [np.zeros((9, 3, 3, 3), np.float32)]

@@ -1,4 +1,4 @@
-"""What export keeps of the training list: the same figures that predict counts, of the target's images alone."""
+"""What export keeps of the training list: the same statistics that predict counts, of the target's images alone."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_the_targets_training_list_is_measured(project: Path) -> None:
     pixels = [cv2.resize(cv2.imread(str(path)), (6, 8)) for path in images_of(project, "target")]
     _, probabilities = Predictor(project / "model.onnx", "cpu").predict(pixels)
     assert kept["classes"] == " ".join(map(str, probabilities.argmax(axis=1)))
-    means = {name: figure["mean"] for name, figure in kept["figures"].items()}
+    means = {name: statistic["mean"] for name, statistic in kept["figures"].items()}
     assert means["confidence"] == pytest.approx(probabilities.max(axis=1).mean())
     exact = probabilities.astype(float)
     assert means["entropy"] == pytest.approx(-(exact * np.log(exact)).sum(axis=1).mean())
@@ -91,8 +91,10 @@ def test_predict_finds_no_difference_to_the_list_itself(project: Path) -> None:
         project / "model.onnx", [project / "target.txt"], project / "a.csv", batch_size=5, drift=project / "a.json"
     ).drift
     assert drift is not None and drift.images == 12
-    assert [figure.distance for figure in drift.figures] == pytest.approx([0] * 8, abs=1e-12)
-    assert [figure.mean for figure in drift.figures] == pytest.approx([f.reference_mean for f in drift.figures])
+    assert [statistic.distance for statistic in drift.statistics] == pytest.approx([0] * 8, abs=1e-12)
+    assert [statistic.mean for statistic in drift.statistics] == pytest.approx(
+        [f.reference_mean for f in drift.statistics]
+    )
     assert drift.classes is not None and drift.classes.distance == 0
 
 
@@ -182,4 +184,4 @@ def test_torch_modules_may_name_their_target_images(project: Path) -> None:
         project / "m.onnx", images_of(project, "target"), project / "a.csv", drift=project / "a.json"
     ).drift
     assert drift is not None
-    assert [figure.distance for figure in drift.figures] == pytest.approx([0] * 8, abs=1e-12)
+    assert [statistic.distance for statistic in drift.statistics] == pytest.approx([0] * 8, abs=1e-12)

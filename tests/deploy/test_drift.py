@@ -1,4 +1,4 @@
-"""The figures and the decision of `--drift`, on distributions that are known."""
+"""The statistics and the decision of `--drift`, on distributions that are known."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from autodial.commands.predict import describe_drift
-from autodial.data.image_statistics import Reference, entropies, figure_names, figures, image_figures
+from autodial.data.image_statistics import Reference, all_statistics, entropies, image_statistics, statistic_names
 from autodial.deploy.drift import Counts, Drift, Verdict, read_reference
 from autodial.deploy.metadata import ModelInfo
 from autodial.errors import InputError
 
-NAMES = figure_names(1)
+NAMES = statistic_names(1)
 CLASSES = ("cat", "dog", "owl", "fish")
 BALANCE = (0.4, 0.3, 0.2, 0.1)
 
@@ -23,7 +23,7 @@ BALANCE = (0.4, 0.3, 0.2, 0.1)
 def domain(
     rng: np.random.Generator, count: int, balance: Any = BALANCE, apart: float = 3, **moved: float
 ) -> tuple[Any, Any]:
-    """Classes and figures of images whose figures, normally distributed, depend on their class; `moved` adds to one."""
+    """Classes of images, and statistics that depend on them, normally distributed; `moved` adds to one of these."""
     classes = rng.choice(len(balance), count, p=balance)
     values = rng.standard_normal((count, len(NAMES))) + apart * classes[:, np.newaxis]
     for name, by in moved.items():
@@ -43,35 +43,35 @@ def compare(kept: Reference, classes: Any, values: Any) -> Drift:
     return counts.compare(dict(enumerate(np.bincount(classes).tolist())))
 
 
-def test_figures_of_an_image_by_hand() -> None:
+def test_statistics_of_an_image_by_hand() -> None:
     image = np.zeros((4, 5, 1), np.uint8)
     image[1, 2] = 100
     grey = image[..., 0].astype(float)
     around = np.pad(grey, 1, mode="reflect")
     laplacian = around[:-2, 1:-1] + around[2:, 1:-1] + around[1:-1, :-2] + around[1:-1, 2:] - 4 * grey
     expected = [grey.mean(), grey.std(), np.sqrt((laplacian**2).mean())]
-    np.testing.assert_allclose(image_figures(image)[:3], expected)
+    np.testing.assert_allclose(image_statistics(image)[:3], expected)
 
     # at a quarter of the size: 50 in one of 2 x 2 pixels, whose neighbours are reflected
     image = np.zeros((8, 8, 1), np.uint8)
     image[:4, :4] = 50
     laplacian = np.array([-200, 100, 100, 0])
-    assert image_figures(image)[3] == pytest.approx(np.abs(laplacian).mean() / np.sqrt((laplacian**2).mean()))
-    assert image_figures(np.full((1, 1, 1), 9, np.uint8)) == [9, 0, 0, 0]
+    assert image_statistics(image)[3] == pytest.approx(np.abs(laplacian).mean() / np.sqrt((laplacian**2).mean()))
+    assert image_statistics(np.full((1, 1, 1), 9, np.uint8)) == [9, 0, 0, 0]
 
     photo = np.random.default_rng(0).integers(0, 256, (9, 7, 3), dtype=np.uint8)
     grey = cv2.cvtColor(photo, cv2.COLOR_BGR2GRAY).astype(float)
-    brightness, contrast, sharpness, _, blue, red = image_figures(photo)
+    brightness, contrast, sharpness, _, blue, red = image_statistics(photo)
     assert (brightness, contrast) == pytest.approx((grey.mean(), grey.std()))
     assert (blue, red) == pytest.approx((photo[..., 0].mean() - grey.mean(), photo[..., 2].mean() - grey.mean()))
     assert sharpness == pytest.approx(np.sqrt((cv2.Laplacian(grey, cv2.CV_64F) ** 2).mean()))
-    assert len(figure_names(3)) == 2 + len(image_figures(photo))
+    assert len(statistic_names(3)) == 2 + len(image_statistics(photo))
 
 
-def test_figures_of_an_answer() -> None:
+def test_statistics_of_an_answer() -> None:
     probabilities = np.float32([[0.5, 0.5, 0], [1, 0, 0]])
     np.testing.assert_allclose(entropies(probabilities), [np.log(2), 0])
-    np.testing.assert_allclose(figures(probabilities, np.ones((2, 3)))[:, :2], [[np.log(2), 0.5], [0, 1]])
+    np.testing.assert_allclose(all_statistics(probabilities, np.ones((2, 3)))[:, :2], [[np.log(2), 0.5], [0, 1]])
 
 
 def test_the_distance_is_that_of_kolmogorov_and_smirnov() -> None:
@@ -80,12 +80,12 @@ def test_the_distance_is_that_of_kolmogorov_and_smirnov() -> None:
     ours, theirs = rng.standard_normal((800, 6)), rng.normal(0.7, 1.5, (500, 6))
     kept = Reference.measured("target", "t", 800, np.zeros(800, np.intp), NAMES, ours)
     compared = compare(kept, np.zeros(500, np.intp), theirs)
-    for figure, mine, other in zip(compared.figures, ours.T, theirs.T, strict=True):
+    for statistic, mine, other in zip(compared.statistics, ours.T, theirs.T, strict=True):
         whole = stats.ks_2samp(mine, other).statistic
-        assert whole - 0.05 <= figure.distance <= whole
-        assert figure.below == pytest.approx((other < figure.edge).mean())
-        assert figure.reference_below == pytest.approx((mine < figure.edge).mean())
-        assert (figure.mean, figure.reference_mean) == pytest.approx((other.mean(), mine.mean()))
+        assert whole - 0.05 <= statistic.distance <= whole
+        assert statistic.below == pytest.approx((other < statistic.edge).mean())
+        assert statistic.reference_below == pytest.approx((mine < statistic.edge).mean())
+        assert (statistic.mean, statistic.reference_mean) == pytest.approx((other.mean(), mine.mean()))
 
 
 @pytest.mark.parametrize("count", [1, 3, 30, 200, 2000])
@@ -115,7 +115,7 @@ def test_of_a_million_images_the_size_of_the_difference_decides(name: str, by: f
     compared = compare(reference(apart=0), *images)
     assert compared.verdict is verdict
     if verdict is Verdict.SHIFTED:
-        assert [figure.name for figure in compared.figures if figure.shifted] == [name]
+        assert [statistic.name for statistic in compared.statistics if statistic.shifted] == [name]
 
 
 def test_another_balance_of_classes_is_called_that() -> None:
@@ -123,8 +123,8 @@ def test_another_balance_of_classes_is_called_that() -> None:
     other = (0.05, 0.05, 0.1, 0.8)
     mixed = compare(reference(), *domain(rng, 2000, other))
     assert mixed.verdict is Verdict.CLASSES
-    # although all figures, taken together, are far off
-    assert min(figure.mean - figure.reference_mean for figure in mixed.figures) > 4
+    # although all statistics, taken together, are far off
+    assert min(statistic.mean - statistic.reference_mean for statistic in mixed.statistics) > 4
     assert mixed.classes is not None and mixed.classes.distance == pytest.approx(0.7, abs=0.03)
     assert [name for name, _, _ in mixed.classes.moved()] == ["fish", "cat", "dog", "owl"]
     (line,) = describe_drift(mixed)
@@ -132,9 +132,9 @@ def test_another_balance_of_classes_is_called_that() -> None:
 
     both = compare(reference(), *domain(rng, 2000, other, sharpness=2))
     assert both.verdict is Verdict.SHIFTED
-    warning, figure, balance = describe_drift(both)
+    warning, statistic, balance = describe_drift(both)
     assert warning.startswith("Warning: the images don't look like the target's")
-    assert figure.startswith("  sharpness: ") and "label shift" in balance
+    assert statistic.startswith("  sharpness: ") and "label shift" in balance
 
 
 def test_a_class_that_the_list_lacks_is_no_shift_of_the_images() -> None:
@@ -148,9 +148,13 @@ def test_what_is_equal_but_for_the_last_place_has_not_moved() -> None:
     kept = Reference.measured("target", "t", 300, np.zeros(300, np.intp), NAMES, values)
     none = np.zeros(300, np.intp)
     noise = np.random.default_rng(0).normal(0, 1e-6, values.shape)
-    assert [figure.distance for figure in compare(kept, none, values + noise).figures] == pytest.approx([0] * 6)
+    assert [statistic.distance for statistic in compare(kept, none, values + noise).statistics] == pytest.approx(
+        [0] * 6
+    )
     for by in (-0.2, 0.2):
-        assert [figure.distance for figure in compare(kept, none, values + by).figures] == pytest.approx([1] * 6)
+        assert [statistic.distance for statistic in compare(kept, none, values + by).statistics] == pytest.approx(
+            [1] * 6
+        )
 
 
 def test_counts_go_on_from_their_state() -> None:
@@ -190,7 +194,7 @@ def test_what_can_not_be_compared_is_said() -> None:
         read_reference(info(reference(50).record(), channel_order="BGR"), "m.onnx")
     for change, why in [
         ({"classes": "7 " * 50}, "classes that the model doesn't have"),
-        ({"classes": "0 1"}, "more images of one figure than of another"),
+        ({"classes": "0 1"}, "more images of one statistic than of another"),
         ({"classes": ""}, "or none"),
         ({"classes": "x"}, "no whole numbers"),
         ({"figures": None}, '"figures" must be an object, not null'),

@@ -50,7 +50,7 @@ def test_images_like_the_lists_pass_and_others_are_warned_of(autodial: Run, targ
     summary = summary_of(tmp_path / "dark.json")
     assert (summary["images"], summary["errors"]) == (200, 0)
     assert summary["reference"] == {"domain": "target", "list": "train.txt", "listed": 400, "images": 400}
-    brightness = next(figure for figure in summary["figures"] if figure["name"] == "brightness")
+    brightness = next(statistic for statistic in summary["figures"] if statistic["name"] == "brightness")
     grey = [cv2.imread(str(path), cv2.IMREAD_COLOR) for path in sorted((tmp_path / "dark").iterdir())]
     levels = np.array([cv2.cvtColor(image, cv2.COLOR_BGR2GRAY).mean() for image in grey])
     assert brightness["shifted"] and brightness["mean"] == pytest.approx(levels.mean())
@@ -74,12 +74,14 @@ def test_what_has_no_labels_is_not_counted(target: Path, tmp_path: Path) -> None
     summary = predict_folder(target, [tmp_path / "images"], tmp_path / "b.csv", batch_size=5, drift=tmp_path / "b.json")
     assert (summary.images, summary.errors) == (69, 9)
     assert whole is not None and summary.drift is not None
-    assert [figure.distance for figure in summary.drift.figures] == [figure.distance for figure in whole.figures]
+    assert [statistic.distance for statistic in summary.drift.statistics] == [
+        statistic.distance for statistic in whole.statistics
+    ]
     one, other = (summary_of(tmp_path / f"{name}.json") for name in "ab")
     assert (one.pop("errors"), other.pop("errors")) == (0, 9)
     for record in (one, other):
-        for figure in record["figures"]:
-            del figure["mean"]  # the same sum, in other batches
+        for statistic in record["figures"]:
+            del statistic["mean"]  # the same sum, in other batches
     assert one == other
 
     (tmp_path / "none.png").touch()

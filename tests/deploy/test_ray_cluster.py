@@ -35,7 +35,7 @@ def test_without_ray_a_sentence_says_so(
         from autodial.deploy.ray_cluster import Cluster
         from autodial.deploy.rows import Columns
 
-        work = Work(Columns(("a",)), 32, figures=False, label_damaged=True)
+        work = Work(Columns(("a",)), 32, statistics=False, label_damaged=True)
         Cluster("auto", model.path, work, device="cuda:1", workers=None, threads=1, fetching=1)
 
 

@@ -405,8 +405,22 @@ TEXTS = {
         layer { name: "out" type: "DetectionOutput" bottom: "x" top: "out"
           detection_output_param { num_classes: 21 nms_param { nms_threshold: 0.45 } objectness_score: 0.01 } }
     """,
+    "tsn": """
+        mem_param { optimize_train: true optimize_test: true exclude_blob: "data" }
+        layer { name: "data" type: "VideoData" top: "data"
+          transform_param { multi_scale: true scale_ratios: 1 is_flow: true }
+          video_data_param { source: "l" batch_size: 2 new_length: 5 num_segments: 3 modality: FLOW } }
+    """,
+    "augmentation": """
+        layer { name: "data" type: "ImageData" top: "data" top: "label" image_data_param { source: "l" }
+          transform_param { contrast_brightness_adjustment: true max_rotation_angle: 15 min_side_min: 256
+            min_side_max: 480 min_scaling_factor: 0.8 max_color_shift: 20 apply_probability: 0.5 } }
+    """,
     "intel": """
         engine: "MKLDNN"
+        layer { name: "data" type: "Data" top: "data" transform_param {
+          random_resize_param { min_size: 256 max_size: 480 resize_param { interp_mode: CUBIC } }
+          random_aspect_ratio_param { min_area_ratio: 0.08 aspect_ratio_change: 1.33 } } }
         layer { name: "conv" type: "Convolution" bottom: "data" top: "conv" engine: "MKL2017"
           convolution_param { num_output: 1 kernel_size: 1 engine: MKLDNN relu: true } }
         layer { name: "concat" type: "Concat" bottom: "conv" top: "concat" concat_param { axis: 1 engine: MKL2017 } }
@@ -443,6 +457,10 @@ def test_fields_that_change_nothing_are_no_reason_to_refuse_a_net() -> None:
     assert fork_fields(parse_net(layer.replace("MODE", "ceil_mode: true")).layer[0]) == []
     assert fork_fields(parse_net(layer.replace("MODE", "round_mode: CEIL")).layer[0]) == []
     assert fork_fields(parse_net(layer.replace("MODE", "ceil_mode: false")).layer[0]) == ["pooling_param.ceil_mode"]
+
+
+def test_which_blobs_share_memory_changes_nothing() -> None:
+    assert fork_fields(parse_net("mem_param { optimize_train: true }")) == []
 
 
 def test_holes_become_dilation() -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import onnx
 from onnx import helper
 
-from autodial.data.image_statistics import Reference, figure_names, figures, image_figures
+from autodial.data.image_statistics import Reference, all_statistics, image_statistics, statistic_names
 from autodial.deploy import Predictor
 
 
@@ -39,7 +39,7 @@ def adapted(model: Path, folder: Path) -> Path:
     """A copy of a model file that keeps 400 images of the usual brightness as its training list."""
     images = write_images(folder / "train", 400, seed=0)
     _, probabilities = Predictor(model, "cpu").predict(images)
-    of_images = np.array([image_figures(cv2.imread(str(image))) for image in images])
-    values = figures(probabilities, of_images)
-    kept = Reference.measured("target", "train.txt", 400, probabilities.argmax(axis=1), figure_names(3), values)
+    of_images = np.array([image_statistics(cv2.imread(str(image))) for image in images])
+    values = all_statistics(probabilities, of_images)
+    kept = Reference.measured("target", "train.txt", 400, probabilities.argmax(axis=1), statistic_names(3), values)
     return with_reference(model, folder / "model.onnx", kept.record())

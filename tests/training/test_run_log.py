@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -32,7 +32,7 @@ def test_rows_are_on_disk_at_once_and_valid_json(tmp_path: Path) -> None:
 
     lines = (tmp_path / "a/run/log.jsonl").read_text().splitlines()
     rows = [json.loads(line, parse_constant=refuse) for line in lines]
-    now = datetime.now(timezone.utc)
+    now = datetime.now(UTC)
     assert all(now - timedelta(minutes=1) < datetime.fromisoformat(row.pop("time")) <= now for row in rows)
     assert rows == [
         {"event": "start", "iteration": 0},

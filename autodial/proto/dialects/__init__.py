@@ -7,6 +7,7 @@ clash have numbers of their own. In binary files (wire.py) the layer's type says
 from __future__ import annotations
 
 from . import (
+    augmentation,
     batch_normalization,
     bvlc_master,
     ceil_mode,
@@ -58,7 +59,7 @@ FORKS = tuple(
     for module in (
         bvlc_master, ceil_mode, ssd, fcn, rcnn, rfcn, pspnet, deeplab, segnet, enet, yolo, shufflenet, proposal, xlearn,
         grl, latent_domains, openpose, tsn, face, nvcaffe, intel, refinedet, flownet2, ristretto, deformable,
-        focal_loss, batch_normalization, several_sources,
+        focal_loss, batch_normalization, augmentation, several_sources,
     )
 )  # fmt: skip
 """Where several could have written a field, the first is taken."""

@@ -16,5 +16,5 @@ DIALECT = Dialect(
         "batch_reduction_param": ("BatchReduction",),
         "interp_param": ("Interp",),
     },
-    without_effect=frozenset({"engine", "richness"}),
+    without_effect=frozenset({"engine", "richness", "mem_param"}),
 )
