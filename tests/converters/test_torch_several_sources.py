@@ -70,6 +70,8 @@ def test_another_number_of_sources_is_refused() -> None:
         AutoDIAL(convert_batchnorm(module()))([A, B], TARGET)
     with pytest.raises(InputError, match="have statistics of 2 sources, and there are 1"):
         AutoDIAL(convert_batchnorm(module(), sources=2))(A, TARGET)
+    with pytest.raises(InputError, match=r'"1" \(AlignedBatchNorm\) is aligned already, with 1 source and not 2'):
+        convert_batchnorm(convert_batchnorm(module()), sources=2)
     with pytest.raises(InputError, match=r"a source of shape .* and a target of shape"):
         AutoDIAL(convert_batchnorm(module(), sources=2))([A, B[..., :4]], TARGET)
 

@@ -101,6 +101,9 @@ def test_statistics_are_kept_for_every_domain_and_the_target_s_serve_in_eval_mod
         mean, variance = part.mean((0, 2)), part.var((0, 2), correction=0) * 60 / 59
         expected = (x - mean.view(1, -1, 1)) / (variance + 1e-5).sqrt().view(1, -1, 1)
         torch.testing.assert_close(layer.eval()(x), expected)
+    layer.test_stats = "source"
+    with pytest.raises(LayerError, match='test_stats must be "source 1", "source 2" or "target", not "source"'):
+        layer(x)
     assert DomainAlignment(2, sources=2).test_stats == "target"
 
 
