@@ -31,7 +31,8 @@ from autodial.converters.onnx_model import write_model
 from autodial.converters.runtime import cpu_session
 from autodial.converters.verification import TOLERANCE
 from autodial.errors import InputError, WorkError
-from autodial.layers import BatchNorm, DomainAlignment, Shape, layer_class, registry
+from autodial.layers import DomainAlignment, Shape, layer_class, registry
+from autodial.layers.batch_norm import StoredStatistics
 from autodial.net.net import OTHERS, Net
 from autodial.netparam.graph import Graph, Node
 from autodial.netparam.net_state import filter_net
@@ -239,7 +240,7 @@ def _load(net: Net, weights: Weights | None) -> list[str]:
     with torch.no_grad():
         for name in missing:
             layer = net.layer(name)
-            if isinstance(layer, BatchNorm | DomainAlignment):
+            if isinstance(layer, StoredStatistics | DomainAlignment):
                 layer.variance.fill_(1)
                 layer.normalizer.fill_(1)
     return missing
