@@ -91,15 +91,16 @@ def domains(task: str, data: Path, out: Path) -> tuple[Path, Path, Path]:
         target, test = (partial(every_second, images.handwritten, first) for first in (0, 1))
     else:
         source, target = (
-            partial(drawn, _digits(name, "train", data), count) for name, count in (("MNIST", 2000), ("USPS", 1800))
+            partial(drawn, digits(name, "train", data), count) for name, count in (("MNIST", 2000), ("USPS", 1800))
         )
-        test = _digits("USPS", "test", data)
+        test = digits("USPS", "test", data)
     names = (("source", source), ("target", target), ("test", test))
     folders = [images.write(out / name, of) for name, of in names]
     return folders[0], folders[1], folders[2]
 
 
-def _digits(name: str, part: str, data: Path) -> Digits:
+def digits(name: str, part: str, data: Path) -> Digits:
+    """MNIST or USPS, part "train" or "test", of an LMDB in a folder or, without it, of torchvision."""
     database = data / f"{name.lower()}_{part}_lmdb"
     if database.is_dir():
         return cache(lambda: list(images.lmdb(database)))
