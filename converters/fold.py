@@ -100,6 +100,9 @@ def fold(
             continue
         graph.bypass(node)
         ends = [node.bottoms[0] if value in node.tops else value for value in ends]
+    for node in graph.nodes:
+        if node.param.type == "MultiModalBatchNorm":  # stays, as its weights come with each image
+            _stored(node.param, work)
     domains = {_freeze(node.param, work) for node in graph.nodes if node.param.type in ("Dial", "BatchNorm")} - {None}
 
     shares = Counter(spec.name for node in graph.nodes for spec in node.param.param if spec.name)
@@ -139,9 +142,10 @@ def check_frozen(layer: pb.LayerParameter) -> None:
                 "version, with weights made for it, or moving_average: true"
             )
         return
-    by_type: dict[str, pb.DialParameter | pb.BatchNormParameter] = {
+    by_type: dict[str, pb.DialParameter | pb.BatchNormParameter | pb.MultiModalBatchNormParameter] = {
         "Dial": layer.dial_param,
         "BatchNorm": layer.batch_norm_param,
+        "MultiModalBatchNorm": layer.multimodal_batch_norm_param,
     }
     options = by_type.get(layer.type)
     if options is not None and options.HasField("use_global_stats"):
@@ -168,27 +172,41 @@ def _become_power(layer: pb.LayerParameter) -> None:
 
 def _freeze(layer: pb.LayerParameter, blobs: Blobs) -> str | None:
     """Turn a Dial or BatchNorm layer into a Scale layer with bias, in place; return the domain of Dial's statistics."""
-    where = f'layer "{layer.name}" ({layer.type})'
     options = layer.dial_param if layer.type == "Dial" else layer.batch_norm_param
+    mean, variance = _stored(layer, blobs)
+    domain = None
+    if layer.type == "Dial":
+        domain = "source" if layer.dial_param.test_stats == pb.DialParameter.SOURCE else "target"
+    scale = 1 / np.sqrt(variance + options.eps)
+    blobs[layer.name] = [scale, -scale * mean]
+
+    frozen = pb.LayerParameter(name=layer.name, type="Scale")
+    if layer.HasField("phase"):
+        frozen.phase = layer.phase
+    frozen.scale_param.bias_term = True
+    layer.CopyFrom(frozen)
+    return domain
+
+
+def _stored(layer: pb.LayerParameter, blobs: Blobs) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """The mean and the variance that a layer normalizes with, (C,) each; InputError if they are of no use."""
+    where = f'layer "{layer.name}" ({layer.type})'
     stored = [blob.astype(np.float64) for blob in blobs[layer.name]]
     count = 4 if layer.type == "Dial" else 3
     if len(stored) != count:
         raise InputError(
             f"{where} needs {count} blobs and the weights hold {len(stored)}: its statistics come from a training run"
         )
-    domain = None
+    mean, variance, normalizer = stored[-3:]
     if layer.type == "Dial":
-        domain = "source" if layer.dial_param.test_stats == pb.DialParameter.SOURCE else "target"
-        _, means, variances, normalizer = stored
-        if domain == "source" and len(means) > 2:
+        of_source = layer.dial_param.test_stats == pb.DialParameter.SOURCE
+        if of_source and len(mean) > 2:
             raise InputError(
-                f"{where} has statistics of {len(means) - 1} sources, and a file has those of one domain: take the "
+                f"{where} has statistics of {len(mean) - 1} sources, and a file has those of one domain: take the "
                 "target's"
             )
-        row = 0 if domain == "source" else -1
-        mean, variance = means[row], variances[row]
-    else:
-        mean, variance, normalizer = stored
+        row = 0 if of_source else -1
+        mean, variance = mean[row], variance[row]
     total = normalizer.item()
     if total == 0:
         raise InputError(f"{where}: no statistics were ever stored (its normalizer is 0): train the net first")
@@ -200,15 +218,7 @@ def _freeze(layer: pb.LayerParameter, blobs: Blobs) -> str | None:
             f"{where}: channel {channel} has the stored mean {mean[channel]:g} and variance {variance[channel]:g}: "
             "the weights are damaged, or the training diverged"
         )
-    scale = 1 / np.sqrt(variance + options.eps)
-    blobs[layer.name] = [scale, -scale * mean]
-
-    frozen = pb.LayerParameter(name=layer.name, type="Scale")
-    if layer.HasField("phase"):
-        frozen.phase = layer.phase
-    frozen.scale_param.bias_term = True
-    layer.CopyFrom(frozen)
-    return domain
+    return mean, variance
 
 
 def _keep_shared_names(layer: pb.LayerParameter, shares: Counter[str]) -> None:

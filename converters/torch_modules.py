@@ -212,7 +212,7 @@ def convert_batchnorm(module: nn.Module, *, slice_point: int | None = None, sour
 
     Raises:
         InputError: the module has neither batch normalization nor a DomainAlignment layer already, or a layer can't be
-            converted: the sentence names it. The module is unchanged.
+            converted, or was, for another number of sources: the sentence names it. The module is unchanged.
     """
     layers = module.named_modules(remove_duplicate=False)
     found = [(name, norm) for name, norm in layers if is_batch_norm(norm)]
@@ -230,6 +230,12 @@ def convert_batchnorm(module: nn.Module, *, slice_point: int | None = None, sour
         )
     for name, norm in found:
         _check_convertible(name, norm)
+    for name, layer in module.named_modules():
+        if isinstance(layer, DomainAlignment) and layer.sources != sources:
+            raise InputError(
+                f'layer "{name}" ({type(layer).__name__}) is aligned already, with {counted(layer.sources, "source")} '
+                f"and not {sources}: convert the module as it was before"
+            )
     made: dict[_BatchNorm, AlignedBatchNorm] = {}
     for name, norm in found:
         if norm not in made:

@@ -20,8 +20,10 @@ _CLASSES_SHOWN = 50
 """The most rows of the table."""
 _OPTIONS = {
     "arch": "--arch",
+    "batch_size": "--batch-size",
     "epochs": "--epochs",
     "labelled_target": "--labelled-target",
+    "latent": "--latent",
     "skip": "--skip-bad",
     "test": "--test",
     "weights": "--weights",
@@ -42,7 +44,11 @@ def init(
         ),
     ],
     source: Annotated[
-        Path, typer.Option(metavar="S", help="The labelled images: a folder with a folder per class, or a list.")
+        list[Path],
+        typer.Option(
+            metavar="S",
+            help="The labelled images: a folder with a folder per class, or a list. Repeat it for several sources.",
+        ),
     ],
     target: Annotated[
         Path, typer.Option(metavar="T", help="The unlabelled images of the target domain: any folder, or a list.")
@@ -62,6 +68,14 @@ def init(
             help="A few target images with labels to train on: a folder with class folders, a list, or the table of "
             "`autodial predict --to-label` with its column label filled in.",
             show_default="none",
+        ),
+    ] = None,
+    latent: Annotated[
+        int | None,
+        typer.Option(
+            metavar="K",
+            help="Find K domains among the images of all sources, instead of taking each source as one.",
+            show_default="each source is a domain",
         ),
     ] = None,
     weights: Annotated[
@@ -105,6 +119,7 @@ def init(
             target,
             test=test,
             labelled_target=labelled_target,
+            latent=latent,
             weights=weights,
             epochs=epochs,
             batch_size=batch_size,
@@ -115,9 +130,8 @@ def init(
     _print_summary(project)
     command = _train_command(project)
     project.write()
-    typer.echo(
-        f"Wrote {folder}. Training ends with the command that exports the net: autodial export --recalibrate ..."
-    )
+    export = "autodial export" if latent else "autodial export --recalibrate"
+    typer.echo(f"Wrote {folder}. Training ends with the command that exports the net: {export} ...")
     typer.echo(f"To train:\n{command}")
 
 
@@ -152,7 +166,8 @@ def _print_summary(project: Project) -> None:
     )
     console.print(f"net          {project.arch}, {len(data.classes)} classes, images resized to {height} x {width}")
     few = f", the first {planned.labelled} of them with labels" if planned.labelled else ""
-    console.print(f"batch        {split.total}: {split.source} source images, then {split.target} target images{few}")
+    rows = " + ".join(map(str, planned.sources))
+    console.print(f"batch        {split.total}: {rows} source images, then {split.target} target images{few}")
     each = counted(split.source * solver.iter_size, "source image")
     passes = f"{describe_epochs(planned.epochs)} over the source"
     console.print(f"iterations   {solver.max_iter} with {each} each: {passes}{steps}")

@@ -40,8 +40,15 @@ def data_in_test(net: pb.NetParameter, *, aligned: bool = True) -> DataTop:
         aligned: whether the net must have Dial layers; otherwise the data of its logits counts where it has none.
 
     Raises:
-        InputError: there is no Dial layer, or it does not depend on one top of one data layer.
+        InputError: there is no Dial layer, as in a net with latent domains, or it does not depend on one top of one
+            data layer.
     """
+    types = {layer.type for layer in net.layer}
+    if aligned and "MultiModalBatchNorm" in types and "Dial" not in types:
+        raise InputError(
+            "the net has latent domains (MultiModalBatchNorm) and no Dial layers, whose statistics alone are computed "
+            "and compared: leave this out for such a net, and use the statistics that training stored"
+        )
     graph = Graph(filter_net(net, pb.TEST).layer)
     dials = _dial_tops(graph) if aligned else _tops_of_dials(graph)
     found = _data_tops(graph, dials or [graph.logits()])
@@ -66,24 +73,23 @@ def data_in_train(net: pb.NetParameter) -> TrainData | None:
     target along the batch axis in front of a Dial layer. Several sources, as many as the Dial layers align, are the
     bottoms but the last, or another Concat layer joined them before. If another such layer joined several parts of the
     target, images with labels and images without, the target's top is that of the last part. None if there is no such
-    layer, as in a net with a TEST phase only.
+    layer, as in a net with a TEST phase only. In a net with latent domains MultiModalBatchNorm layers stand for Dial
+    layers, and the source is one.
     """
     try:
         graph = Graph(filter_net(net, pb.TRAIN).layer)
     except InputError:
         return None
-    joins = [node for node in _ancestors(graph, _dial_tops(graph)) if _joins_rows(node)]
-    inner = {id(other) for node in joins for other in graph.ancestors(*node.bottoms) if _joins_rows(other)}
-    for node in joins:
-        if id(node) not in inner:
-            *others, last = node.bottoms
-            parts = [*(part for other in others for part in _joined(graph, other)), _joined(graph, last)[-1]]
-            tops = [_data_tops(graph, [part]) for part in parts]
-            found = [some[0] for some in tops if len(some) == 1]
-            if len(found) == len(tops) == 1 + sources_of(net) and not any(
-                top in found[:i] for i, top in enumerate(found)
-            ):
-                return TrainData(tuple(found[:-1]), found[-1])
+    latent = [top for node in graph.nodes if node.param.type == "MultiModalBatchNorm" for top in node.tops]
+    joins = [node for node in _ancestors(graph, latent or _dial_tops(graph)) if _joins_rows(node)]
+    # the last that joins what data layers make: the parts of one domain are joined before the domains
+    for node in reversed(joins):
+        tops = [_data_tops(graph, [part]) for part in _joined(graph, node.tops[0])]
+        if all(len(some) == 1 for some in tops):
+            of_target = len(_joined(graph, node.bottoms[-1]))
+            found = [some[0] for some in (*tops[:-of_target], tops[-1])]
+            repeated = any(top in found[:i] for i, top in enumerate(found))
+            return None if repeated or len(found) != 1 + sources_of(net) else TrainData(tuple(found[:-1]), found[-1])
     return None
 
 

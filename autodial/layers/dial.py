@@ -38,6 +38,15 @@ def domain_names(sources: int) -> tuple[DomainName, ...]:
     return (*(["source"] if sources == 1 else (f"source {i + 1}" for i in range(sources))), "target")
 
 
+def _row(sources: int, domain: DomainName) -> int:
+    """The row of a domain's statistics; LayerError if there is no such domain."""
+    names = domain_names(sources)
+    if domain not in names:
+        quoted = [f'"{name}"' for name in names]
+        raise LayerError(f'test_stats must be {", ".join(quoted[:-1])} or {quoted[-1]}, not "{domain}"')
+    return names.index(domain)
+
+
 def _check_sources(sources: int, points: Sequence[int], slice_point: int | None) -> None:
     """Raise LayerError unless each source begins behind the one before it and before the target."""
     if points and len(points) != sources - 1:
@@ -139,9 +148,7 @@ class DomainAlignment(Layer):
             raise LayerError(f"sources must be at least 1, and is {sources}")
         points = tuple(_whole_number("source_slice_point", point) for point in source_slice_point)
         _check_sources(sources, points, slice_point)
-        names = [f'"{name}"' for name in domain_names(sources)]
-        if f'"{test_stats}"' not in names:
-            raise LayerError(f'test_stats must be {", ".join(names[:-1])} or {names[-1]}, not "{test_stats}"')
+        _row(sources, test_stats)
         if not eps >= 0:
             raise LayerError(f"eps must not be negative, and is {eps:g}")
         if math.isnan(alpha):
@@ -241,7 +248,7 @@ class DomainAlignment(Layer):
     @property
     def row(self) -> int:
         """The row of the stored statistics that `test_stats` names."""
-        return domain_names(self.sources).index(self.test_stats)
+        return _row(self.sources, self.test_stats)
 
     def top_shapes(self, bottom_shapes: Sequence[Shape]) -> list[Shape]:
         (shape,) = bottom_shapes

@@ -99,6 +99,11 @@ class Graph:
                 "logits: name the blob with `logits`"
             )
         if len(candidates) > 1:
+            # scores of latent domains, which only say how much a row belongs to each
+            norms = [node for node in self.nodes if node.param.type == "MultiModalBatchNorm" and len(node.bottoms) > 1]
+            weighing = [maker for node in norms for maker in self.ancestors(node.bottoms[1])]
+            candidates = [value for value in candidates if self.producer(value) not in weighing] or candidates
+        if len(candidates) > 1:
             names = ", ".join(self.names[value] for value in candidates)
             raise InputError(
                 f"the TEST phase has several candidates for the logits ({names}): choose one with `logits`"

@@ -322,23 +322,23 @@ def _without_target(net: pb.NetParameter) -> pb.NetParameter:
 def _joins_of_sources(net: pb.NetParameter) -> list[pb.LayerParameter]:
     """The Concat layers that join several sources' images, before these are joined with the target's, or labels.
 
-    A net with such layers has Dial layers that say where each source begins.
+    No Slice layer along axis 0 splits what they join, but for what another Concat layer joins with more.
     """
-    if not any(layer.dial_param.source_slice_point for layer in net.layer):
-        return []
     joins = [layer for layer in net.layer if layer.type == "Concat" and _axis(layer) == 0]
     names = {layer.name for layer in joins}
-    with_target = [layer for layer in joins if _leads_to(net, layer.top[0], {"Dial"}, names)]
+    with_target = [layer for layer in joins if _is_split(net, layer.top[0], names)]
+    if not with_target:
+        return []
     of_target = {name for layer in with_target for name in _behind(net, layer.bottom[-1])}
     return [layer for layer in joins if layer not in with_target and layer.name not in of_target]
 
 
-def _leads_to(net: pb.NetParameter, blob: str, types: Collection[str], but_not_by: Collection[str]) -> bool:
-    """Whether a layer of these types depends on a blob in another way than by these layers."""
+def _is_split(net: pb.NetParameter, blob: str, but_not_by: Collection[str]) -> bool:
+    """Whether a Slice layer along axis 0 depends on a blob in another way than by these layers."""
     reached = {blob}
     for layer in net.layer:
         if layer.name not in but_not_by and reached.intersection(layer.bottom):
-            if layer.type in types:
+            if layer.type == "Slice" and _axis(layer) == 0:
                 return True
             reached.update(layer.top)
     return False

@@ -17,7 +17,7 @@ _NAMED = 3
 
 
 def check_apart(source: DomainImages, others: Sequence[DomainImages]) -> None:
-    """Refuse a target or test set that contains files of the source, under any name.
+    """Refuse another source, a target or a test set that contains files of the source, under any name.
 
     Raises:
         InputError: there is such a file; the message names the first one.
@@ -25,12 +25,14 @@ def check_apart(source: DomainImages, others: Sequence[DomainImages]) -> None:
     own = _files(source)
     for other in others:
         if source.origin.exists() and other.origin.exists() and identity(source.origin) == identity(other.origin):
-            raise InputError(f"the source and the {other.role} are the same, {source.origin}: name two different ones")
+            raise InputError(
+                f"the {source.role} and the {other.role} are the same, {source.origin}: name two different ones"
+            )
         common = [path for key, path in _files(other).items() if key in own]
         if common:
             raise InputError(
                 f"{len(common)} of the {len(other.images)} images in the {other.role} ({other.origin}) are also in "
-                f"the source ({source.origin}), such as {common[0]}: name folders or lists without common images"
+                f"the {source.role} ({source.origin}), such as {common[0]}: name folders or lists without common images"
             )
 
 
@@ -54,16 +56,18 @@ def check_enough(data: Data) -> None:
     """Refuse domains that have too few usable images.
 
     Raises:
-        InputError: a source class or the test set has no image, or the target has fewer than two.
+        InputError: a source class or the test set has no image, or the target or one of several sources has fewer than
+            two.
     """
     for name, count in zip(data.classes, data.source.counts(len(data.classes)), strict=True):
         if not count:
             raise InputError(f'class "{name}" has no usable image ({data.source.origin}): repair or add some')
-    if len(data.target.images) < 2:
-        raise InputError(
-            f"the target ({data.target.origin}) has {counted(len(data.target.images), 'usable image')}, and alignment "
-            "needs the statistics of at least two: add some"
-        )
+    for domain in (*data.sources, data.target):
+        if len(domain.images) < 2:
+            raise InputError(
+                f"the {domain.role} ({domain.origin}) has {counted(len(domain.images), 'usable image')}, and alignment "
+                "needs the statistics of at least two: add some"
+            )
     if data.test is not None and not data.test.images:
         raise InputError(f"the test set ({data.test.origin}) has no usable image: add some")
     if data.labelled_target is not None and not data.labelled_target.images:
@@ -121,7 +125,7 @@ def notes_on_copies(data: Data) -> list[str]:
     """Notes on images of another domain that are copies of source images, and on source images in two classes."""
     notes = []
     paths = [image.path for image in data.source.images]
-    for other in data.domains[1:]:
+    for other in data.domains[len(data.sources) :]:
         pairs = same_bytes([image.path for image in other.images], paths, data.inspections)
         if pairs:
             copy, original = pairs[0]

@@ -17,6 +17,8 @@ from autodial.netparam.graph import Graph, Node
 from autodial.netparam.layer_types import NO_IMAGES, PER_CHANNEL, READS_SCORES
 from autodial.netparam.net_state import included
 from autodial.project.labelled_rows import add_labelled_rows
+from autodial.project.latent_domains import add_latent_domains
+from autodial.project.source_rows import add_sources
 from autodial.project.split import Split
 from autodial.proto import LayerWeights, Weights, read_blob
 from autodial.proto import messages as pb
@@ -24,6 +26,12 @@ from autodial.proto import messages as pb
 SOURCE_LIST, TARGET_LIST, TEST_LIST = "source.txt", "target.txt", "test.txt"
 LABELLED_LIST = "target_labelled.txt"
 """Names of a project's lists."""
+
+
+def source_lists(sources: int) -> list[str]:
+    """The names of the sources' lists: SOURCE_LIST, or source_1.txt and so on for several."""
+    return [SOURCE_LIST] if sources == 1 else [f"source_{number}.txt" for number in range(1, sources + 1)]
+
 
 _CLASSIFIERS = ("InnerProduct", "Convolution")
 _M = TypeVar("_M", bound=Message)
@@ -44,6 +52,8 @@ class Filling:
         weights: the weights that training starts from. If they have another number of classes, the classifier gets a
             name that they don't contain.
         labelled_rows: how many of the target's images in a batch have labels, from LABELLED_LIST; less than all.
+        sources: each source's images in a training batch, if there are several.
+        latent: the number of latent domains to find among the source's images; 0 for Dial layers.
     """
 
     classes: int
@@ -55,6 +65,8 @@ class Filling:
     color: bool = True
     weights: Weights | None = None
     labelled_rows: int = 0
+    sources: tuple[int, ...] = ()
+    latent: int = 0
 
 
 class NetTemplate:
@@ -124,9 +136,14 @@ class NetTemplate:
         if net.layer[self._test_data].transform_param.mirror:
             net.layer[self._test_data].transform_param.ClearField("mirror")
         domains = net.layer[self._source].name, net.layer[self._target].name
+        classifier = net.layer[self._heads[0].classifier].name
         notes += self._fill_test(net, filling)
         if filling.labelled_rows:
             add_labelled_rows(net, *domains, LABELLED_LIST, filling.labelled_rows)
+        if len(filling.sources) > 1:
+            add_sources(net, domains[0], source_lists(len(filling.sources)), filling.sources)
+        if filling.latent:
+            add_latent_domains(net, filling.latent, filling.split.source, classifier)
         return net, notes
 
     # --- reading

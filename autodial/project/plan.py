@@ -13,9 +13,18 @@ from autodial.project.net_template import (
     TEST_LIST,
     Filling,
     NetTemplate,
+    source_lists,
 )
 from autodial.project.schedule import describe_epochs, fill_intervals, iterations, stretch
-from autodial.project.split import Split, even_batches, halved_batch, labelled_rows, split_batch
+from autodial.project.split import (
+    MINIMUM,
+    Split,
+    even_batches,
+    halved_batch,
+    labelled_rows,
+    split_batch,
+    split_sources,
+)
 from autodial.proto import Weights
 from autodial.proto import messages as pb
 from autodial.wording import counted
@@ -24,7 +33,10 @@ NET, SOLVER, LABELS = "train_val.prototxt", "solver.prototxt", "labels.txt"
 """Names of a project's files; its lists have theirs in `net_template`."""
 START = "start.caffemodel"
 """The name of the weights to start from, if the user's had to be changed."""
-NAMES = (NET, SOURCE_LIST, TARGET_LIST, LABELLED_LIST, TEST_LIST)
+MOST_SOURCES = 32
+"""The most sources of a project."""
+_SOURCES = tuple(name for number in range(2, MOST_SOURCES + 1) for name in source_lists(number))
+NAMES = tuple(dict.fromkeys((NET, SOURCE_LIST, *_SOURCES, TARGET_LIST, LABELLED_LIST, TEST_LIST)))
 """Files that other files of the project name."""
 
 PARTS = (*NAMES, LABELS, START)
@@ -43,6 +55,7 @@ class Plan:
         net: the net for these images.
         solver: the solver for them.
         split: the source and target images in a batch.
+        sources: each source's images in a batch.
         labelled: how many of these target images have labels.
         epochs: passes over the source in the whole training.
         size: height and width to which images are resized.
@@ -52,6 +65,7 @@ class Plan:
     net: pb.NetParameter
     solver: pb.SolverParameter
     split: Split
+    sources: tuple[int, ...]
     labelled: int
     epochs: float
     size: tuple[int, int]
@@ -66,6 +80,7 @@ def plan(
     epochs: float | None = None,
     batch_size: int | None = None,
     weights: Weights | None = None,
+    latent: int = 0,
     halves: bool = False,
 ) -> Plan:
     """Adapt a net and a solver to a user's images.
@@ -77,15 +92,23 @@ def plan(
         epochs: passes over the source; None for the solver's number of iterations.
         batch_size: images in a batch, source and target together; None for the template's.
         weights: the weights that training starts from.
+        latent: the number of latent domains to find among the source's images; 0 for none.
         halves: whether a batch has as many source as target images; otherwise their numbers follow the domains' sizes.
 
     Raises:
-        InputError: the images have several sizes and the net doesn't state one, the schedule can't be stretched, or
-            the weights have none of the net's layers.
+        InputError: the images have several sizes and the net doesn't state one, the schedule can't be stretched,
+            the weights have none of the net's layers, or a batch or the sources are too small for all domains.
     """
     source, target = len(data.source.images), len(data.target.images)
     total = batch_size or template.split.total or _BATCH
-    split = halved_batch(total, source, target) if halves else split_batch(total, source, target)
+    number = len(data.sources)
+    if min(total, source + target) < MINIMUM * (number + 1):
+        raise InputError(
+            f"a batch of {total} is too small for {counted(number, 'source')} and a target, which need {MINIMUM} "
+            f"images each: raise `batch_size` to {MINIMUM * (number + 1)} or more"
+        )
+    split = halved_batch(total, source, target) if halves else split_batch(total, source, target, number)
+    shares = split_sources(split.source, [len(domain.images) for domain in data.sources])
     notes = [] if halves else _notes_on_split(total, split, source, target)
 
     known = None if data.labelled_target is None else len(data.labelled_target.images)
@@ -105,6 +128,8 @@ def plan(
         color=not grey,
         weights=weights,
         labelled_rows=rows,
+        sources=shares,
+        latent=latent,
     )
     net, more = template.filled(filling)
     notes += [*_notes_on_color(template, data), *more, *_notes_on_weights(net, weights)]
@@ -123,7 +148,7 @@ def plan(
             f"{counted(filled.max_iter, 'iteration')} ({describe_epochs(done)}) may be too few to learn from: raise "
             "`epochs`"
         )
-    return Plan(net, filled, split, rows, done, size, notes)
+    return Plan(net, filled, split, shares, rows, done, size, notes)
 
 
 def _notes_on_split(total: int, split: Split, source: int, target: int) -> list[str]:

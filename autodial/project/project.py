@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
 
@@ -20,10 +20,10 @@ from autodial.project.checks import (
 from autodial.project.data import Data
 from autodial.project.files import check_folder, list_text, write_files
 from autodial.project.inspection import inspect_images
-from autodial.project.net_template import LABELLED_LIST, SOURCE_LIST, TARGET_LIST, TEST_LIST
-from autodial.project.plan import LABELS, NET, SOLVER, START, Plan, plan
+from autodial.project.net_template import LABELLED_LIST, TARGET_LIST, TEST_LIST, source_lists
+from autodial.project.plan import LABELS, MOST_SOURCES, NET, SOLVER, START, Plan, plan
 from autodial.project.recipe import fit_net, read_recipe
-from autodial.project.scan import DomainImages, read_labelled_target, read_source, read_target, read_test
+from autodial.project.scan import DomainImages, pooled, read_labelled_target, read_sources, read_target, read_test
 from autodial.project.schedule import describe_epochs
 from autodial.proto import Weights, to_text
 from autodial.wording import counted
@@ -67,8 +67,8 @@ class Project:
 
         data, split, labelled = self.data, self.plan.split, self.plan.labelled
         about_net = [
-            f"{self.arch} for {len(data.classes)} classes, made by `autodial init`. A batch holds {split.source} "
-            "source images,",
+            f"{self.arch} for {len(data.classes)} classes, made by `autodial init`. A batch holds "
+            f"{' + '.join(map(str, self.plan.sources))} source images,",
             f"then {split.target} target images. The lists lie beside this file; each label in target.txt is -1.",
         ]
         if labelled:
@@ -83,7 +83,10 @@ class Project:
             *([f"Training starts from {real_paths(self.weights)}"] if self.weights else []),
         ]
         return {
-            SOURCE_LIST: list_text(data.source, labels=True),
+            **{
+                name: list_text(source, labels=True)
+                for name, source in zip(source_lists(len(data.sources)), data.sources, strict=True)
+            },
             TARGET_LIST: list_text(data.target, labels=False),
             **({LABELLED_LIST: list_text(data.labelled_target, labels=True)} if data.labelled_target else {}),
             **({TEST_LIST: list_text(data.test, labels=True)} if data.test else {}),
@@ -97,11 +100,12 @@ class Project:
 def prepare(
     folder: Path,
     arch: str,
-    source: Path,
+    source: Path | Sequence[Path],
     target: Path,
     *,
     test: Path | None = None,
     labelled_target: Path | None = None,
+    latent: int | None = None,
     weights: str | None = None,
     epochs: float | None = None,
     batch_size: int | None = None,
@@ -115,14 +119,17 @@ def prepare(
     Args:
         folder: the folder to make; it may exist if it is empty.
         arch, weights: a net and what it starts from, as `read_recipe` takes them.
-        source: the labelled images: a folder with a folder per class, or a list.
+        source: the labelled images: a folder with a folder per class, or a list. Several of these are several sources,
+            each of which is aligned with the target on its own.
         target: the unlabelled images: any folder, or a list.
         test: labelled target images that measure accuracy; None for the target's own, if it has class folders.
         labelled_target: target images whose labels are trained on, as `read_labelled_target` takes them. They stay
             among the unlabelled ones if they are there, and are left out of the test set.
+        latent: the number of domains to find among the images of all sources, at least 2
+            (`autodial.project.latent_domains`); None: each source is a domain.
         epochs: passes over the source, above 0; None for the schedule of the net's solver.
-        batch_size: images in a batch, at least 4; None for the net's.
-        halves: whether half of a batch is the source's, whatever the domains' sizes.
+        batch_size: images in a batch, at least 2 for each domain; None for the net's.
+        halves: whether half of a batch is the sources', whatever the domains' sizes.
         skip: whether images that can't be decoded are left out. Otherwise they are an error.
         warn: is told which images are left out or damaged.
         report: is told how many images are decoded, and of how many.
@@ -132,18 +139,26 @@ def prepare(
     """
     if epochs is not None and not 0 < epochs <= _MOST_EPOCHS:
         raise InputError(f"`epochs` {epochs:g}: choose a number above 0, up to {_MOST_EPOCHS:,}")
-    check_folder(folder, [origin for origin in (source, target, test, labelled_target) if origin is not None])
+    if latent is not None and not 2 <= latent <= MOST_SOURCES:
+        raise InputError(f"`latent` {latent}: choose a number of domains from 2 to {MOST_SOURCES}")
+    origins = [source] if isinstance(source, Path) else list(source)
+    if not 1 <= len(origins) <= MOST_SOURCES:
+        raise InputError(f"there must be from 1 to {MOST_SOURCES} sources, not {len(origins)}")
+    check_folder(folder, [*origins, *(origin for origin in (target, test, labelled_target) if origin is not None)])
     recipe = read_recipe(arch, weights)
-    classes, source_images = read_source(source)
+    classes, sources = read_sources(origins)
     others = [read_target(target, classes, measured=test is not None)]
     if test is not None:
         others.append(read_test(test, classes))
     few = None if labelled_target is None else read_labelled_target(labelled_target, classes)
     if few is not None:
         check_one_label_each(few)
-    check_apart(source_images, [*others, *([few] if few else [])])
+    for number, each in enumerate(sources, 1):
+        check_apart(each, [*sources[number:], *others, *([few] if few else [])])
     fitted = fit_net(recipe, arch, len(classes))
-    data = _decoded(classes, source_images, others, few, skip=skip, warn=warn, report=report)
+    data = _decoded(classes, sources, others, few, skip=skip, warn=warn, report=report)
+    if latent is not None:
+        data = replace(data, sources=(data.source,))
     data, left_out = without_trained(data)
     planned = plan(
         fitted.template,
@@ -152,9 +167,10 @@ def prepare(
         epochs=recipe.epochs if epochs is None else epochs,
         batch_size=batch_size,
         weights=fitted.weights,
+        latent=latent or 0,
         halves=halves,
     )
-    notes = [note for domain in (source_images, *others, *([few] if few else [])) for note in domain.notes]
+    notes = [note for domain in (*sources, *others, *([few] if few else [])) for note in domain.notes]
     notes += [*left_out, *recipe.notes, *fitted.notes, *notes_on_copies(data), *planned.notes]
     start = fitted.weights if fitted.converted else None
     return Project(folder, arch, data, planned, start, weights if start is None else str(folder / START), tuple(notes))
@@ -167,7 +183,7 @@ def real_paths(weights: str) -> str:
 
 def _decoded(
     classes: Sequence[str],
-    source: DomainImages,
+    sources: Sequence[DomainImages],
     others: Sequence[DomainImages],
     few: DomainImages | None,
     *,
@@ -176,10 +192,11 @@ def _decoded(
     report: Callable[[float, float], None],
 ) -> Data:
     """Decode all images; `others` are the target and a test set, `few` the labelled target."""
-    paths = [image.path for domain in (source, *others, *([few] if few else [])) for image in domain.images]
+    paths = [image.path for domain in (*sources, *others, *([few] if few else [])) for image in domain.images]
     number, total = count(1), len(set(paths))
     inspections = inspect_images(paths, lambda: report(next(number), total))
-    source, target, *rest = (without_bad(domain, inspections, skip=skip) for domain in (source, *others))
+    sources = [without_bad(domain, inspections, skip=skip) for domain in sources]
+    target, *rest = (without_bad(domain, inspections, skip=skip) for domain in others)
     few = few and without_bad(few, inspections, skip=skip)
     for inspection in inspections.values():
         if inspection.problem:
@@ -189,6 +206,7 @@ def _decoded(
             warn(f"Warning: {path} is damaged; the part that could be decoded is used: {inspection.damage}")
     tested = rest[0] if rest else target
     usable = {path: inspection for path, inspection in inspections.items() if not inspection.problem}
-    data = Data(classes, source, target, tested if tested.labelled else None, usable, few)
+    measured = tested if tested.labelled else None
+    data = Data(classes, pooled(sources), target, measured, usable, few, tuple(sources))
     check_enough(data)
     return data

@@ -40,7 +40,7 @@ class DomainImages:
     """The images of one domain.
 
     Attributes:
-        role: "source", "target", "labelled target" or "test".
+        role: "source", of several "source 1" and so on, "target", "labelled target" or "test".
         origin: the folder or list, as the user named it.
         images: in the list's order; those of a folder are sorted by class, then by path.
         ignored: the number of files in the folder that are hidden or not images.
@@ -93,6 +93,48 @@ def read_source(origin: Path) -> tuple[list[str], DomainImages]:
         raise InputError(f"{origin} has images of only one class: training needs at least two classes")
     names, notes = _names_beside(origin, count)
     return names, DomainImages("source", origin, domain.images, notes=tuple(notes))
+
+
+def read_sources(origins: Sequence[Path]) -> tuple[list[str], list[DomainImages]]:
+    """Read the labelled images of one or several sources, as `read_source` does, and the names of all classes.
+
+    Sources share the classes of one name. A source may lack classes that another one has; it gets a note. The classes
+    are those of all sources, in order of their names.
+
+    Raises:
+        InputError: as `read_source`, or a source has no class in common with the first.
+    """
+    if len(origins) == 1:
+        classes, source = read_source(origins[0])
+        return classes, [source]
+    found = [read_source(origin) for origin in origins]
+    for origin, (names, _) in zip(origins[1:], found[1:], strict=True):
+        if not set(names).intersection(found[0][0]):
+            raise InputError(
+                f"{origin} ({_few(names)}) and {origins[0]} ({_few(found[0][0])}) have no class in common: give "
+                "classes one name in all sources, in a list's labels.txt too"
+            )
+    # a list's classes keep their order if all sources have the same
+    same = all(names == found[0][0] for names, _ in found)
+    classes = found[0][0] if same else sorted({name for names, _ in found for name in names})
+    numbers = {name: number for number, name in enumerate(classes)}
+    sources = []
+    for number, (names, domain) in enumerate(found, 1):
+        images = [LabelledImage(path, numbers[names[label or 0]]) for path, label in domain.images]
+        lacking = [name for name in classes if name not in names]
+        note = f"Source {number} ({domain.origin}) has no images of {len(lacking)} of the {len(classes)} classes"
+        notes = [*domain.notes, *([f"{note} ({_few(lacking)})"] if lacking else [])]
+        ordered = images if same else sorted(images, key=_by_label)
+        sources.append(DomainImages(f"source {number}", domain.origin, tuple(ordered), domain.ignored, tuple(notes)))
+    return classes, sources
+
+
+def pooled(sources: Sequence[DomainImages]) -> DomainImages:
+    """The images of all sources as one domain, which messages call by the names of all."""
+    if len(sources) == 1:
+        return sources[0]
+    origin = Path(", ".join(str(source.origin) for source in sources))
+    return DomainImages("source", origin, tuple(image for source in sources for image in source.images))
 
 
 def read_target(origin: Path, classes: Sequence[str], *, measured: bool) -> DomainImages:

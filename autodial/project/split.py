@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 MINIMUM = 2
@@ -20,19 +21,40 @@ class Split(NamedTuple):
         return self.source + self.target
 
 
-def split_batch(total: int, source: int, target: int) -> Split:
+def split_batch(total: int, source: int, target: int, sources: int = 1) -> Split:
     """Split a batch in proportion to the domains' sizes (paper, section 4.1); the source's share is rounded down.
 
     Each domain gets at least MINIMUM images. If the domains have fewer images than a batch, the batch takes them all.
 
     Args:
-        total: images in a batch, at least 2 * MINIMUM.
-        source, target: images in the domains, at least MINIMUM each.
+        total: images in a batch, at least MINIMUM for each domain.
+        source, target: images in the domains, at least MINIMUM each, of all sources together.
+        sources: number of sources, each of which is a domain.
     """
     total = min(total, source + target)
     share = total * source // (source + target)
-    share = min(max(share, MINIMUM), total - MINIMUM)
+    share = min(max(share, MINIMUM * sources), total - MINIMUM)
     return Split(share, total - share)
+
+
+def split_sources(rows: int, images: Sequence[int]) -> tuple[int, ...]:
+    """Share the source's rows in a batch out to several sources, in proportion to their images.
+
+    Shares are rounded down, and what is left goes to those that lost most. Each source gets at least MINIMUM rows.
+
+    Args:
+        rows: at least MINIMUM for each source.
+        images: the images of each source, at least MINIMUM.
+    """
+    spare = rows - MINIMUM * len(images)
+    wanted = [rows * each / sum(images) - MINIMUM for each in images]
+    positive = [max(each, 0.0) for each in wanted]
+    exact = [spare * each / (sum(positive) or 1) for each in positive]
+    shares = [int(each) for each in exact]
+    lost = sorted(range(len(images)), key=lambda i: shares[i] - exact[i])
+    for i in lost[: spare - sum(shares)]:
+        shares[i] += 1
+    return tuple(MINIMUM + share for share in shares)
 
 
 def halved_batch(total: int, source: int, target: int) -> Split:

@@ -57,6 +57,7 @@ class CaffeFolder(Destination):
     limit: ClassVar[str] = "a caffemodel holds at most 2 GiB"
     refused: ClassVar[Mapping[str, str]] = {
         "EntropyLoss": "it is a layer of the AutoDIAL fork, which BVLC Caffe lacks",
+        "MultiModalBatchNorm": "BVLC Caffe lacks it, and weights that differ from image to image can't be folded",
         "Python": "a caffemodel can't hold a Python class",
     }
     takes_blobs: ClassVar[bool] = True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import shutil
 from importlib.resources import files
 from pathlib import Path
@@ -94,7 +95,7 @@ def write_caffe_files(folder: Path) -> None:
 
 
 def torch_names() -> dict[str, Any]:
-    """A model with batch normalization, a loader for each domain, and the classes' names."""
+    """Two models with batch normalization, a loader for each domain, and the classes' names."""
     torch.manual_seed(0)
     model = nn.Sequential(
         nn.Conv2d(3, 8, 3, stride=4),
@@ -106,7 +107,8 @@ def torch_names() -> dict[str, Any]:
     )
     source = DataLoader(TensorDataset(torch.randn(18, 3, 224, 224), torch.randint(0, 3, (18,))), batch_size=6)
     target = DataLoader(list(torch.randn(8, 3, 224, 224)), batch_size=4)
-    return {"model": model, "source_loader": source, "target_loader": target, "names": list(_CLASSES)}
+    names = {"model": model, "source_loader": source, "target_loader": target, "names": list(_CLASSES)}
+    return {**names, "new_model": copy.deepcopy(model), "second_loader": source}
 
 
 @pytest.fixture
