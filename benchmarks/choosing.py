@@ -489,7 +489,7 @@ def accuracies(summary: Mapping[str, Any], criterion: str) -> str:
 
 
 def overview(summary: Mapping[str, Any], criterion: str) -> str:
-    """The README's table, of reported tasks: mean and standard deviation in %, with whole statistics.
+    """What the README's table is taken from: mean and standard deviation in %, whole statistics, of reported tasks.
 
     A setting's are over all its runs, the other rows' over the groups.
     """

@@ -20,6 +20,7 @@ from autodial.converters.split_bn import split_bn, split_weights
 from autodial.errors import InputError, WorkError
 from autodial.layers import layer_class
 from autodial.net.net import Net
+from autodial.netparam.layer_types import PARAMETRIZED
 from autodial.proto import Weights
 from autodial.proto import messages as pb
 
@@ -44,8 +45,7 @@ class DialReport:
         inserted: names of the layers that a Dial and a Scale layer were put behind.
         renamed: names of the layers with the classes' weights, with their new names; empty without `classes`.
         removed: names of the layers that were left out, besides data, losses on labels, accuracies and Softmax.
-        missing: names of layers whose parameters the weights lack; empty without weights, and where the net was not
-            built.
+        missing: names of layers whose parameters the weights lack; empty without weights.
         ignored: names of layers in the weights that the net lacks.
         max_difference: largest absolute difference of a logit from the original net's in TEST, on random images; None
             if the nets need not agree, or nothing was compared.
@@ -171,6 +171,11 @@ def dialize(
                 original.load_weights(weights)
                 test.load_weights(carried)
                 difference, spread = _compare(original, test, data, parts)
+    if unknown and carried is not None:
+        kept = {layer.name for layer in carried.layers} | body.fresh
+        # a Scale or Bias with two bottoms has no parameters
+        alone = [one for one in body.layers if len(one.bottom) == 1 and one.type in PARAMETRIZED]
+        missing = [one.name for one in alone if one.name not in kept]
     report = DialReport(
         logits=parts.heads[0].logits,
         replaced=body.replaced,

@@ -126,7 +126,8 @@ def convert(
         inputs: files that must not be overwritten.
 
     Raises:
-        InputError: the net can't be built, an output does not exist, or a layer (named) has no form in ONNX.
+        InputError: the net can't be built, an output does not exist, a layer (named) has no form in ONNX, or the
+            weights are another net's.
         WorkError: the file differs from the net, and by more than the net's own result moves when its input moves by
             1e-7; or it can't be written.
     """
@@ -232,6 +233,8 @@ def _load(net: Net, weights: Weights | None) -> list[str]:
     """Load weights; the names of layers that they lack. Missing statistics become a mean of 0 and a variance of 1."""
     if weights is not None:
         missing = net.load_weights(weights, advice=OTHERS)
+        if missing and len(missing) == sum(bool(net.layer(name).blobs) for name in net.layer_names):
+            raise InputError("no layer of the weights has the name of one of the net's: are they another net's?")
     else:
         missing = [name for name in net.layer_names if net.layer(name).blobs]
     with torch.no_grad():

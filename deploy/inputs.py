@@ -164,7 +164,8 @@ def elsewhere(inputs: Sequence[str | Path]) -> str | None:
 
     Lists on standard input are not looked into.
     """
-    for argument in map(os.fspath, inputs):
+    for given in inputs:
+        argument = os.fspath(given)
         if addresses.is_address(argument) or names_tables(argument):
             return addresses.shown(argument)
         if _is_list(Path(argument)):
@@ -202,6 +203,7 @@ def _expand_one(argument: str, passed_over: Callable[[str], None], column: str |
 
 def _in_tables(argument: str, column: str | None) -> Iterator[ImageFile]:
     """The images of a table, a folder of tables, or the tables that match a pattern."""
+    tables: Iterator[str]
     if Path(argument).is_dir():
         tables = (name for name in walk(argument) if not Path(name).name.startswith((".", "_")))
     else:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import socket
 import sys
 import threading
 import time
@@ -43,6 +44,8 @@ _TRIES = 3
 """Workers that may die of the same images, or one after the other as they start."""
 _PATIENCE = 30.0
 """Seconds without any worker after which a warning says so."""
+_ANSWERED = 10.0
+"""Seconds in which the head of a cluster answers."""
 _FORWARDED = ("OPENCV_IO_MAX_IMAGE_PIXELS", "OPENCV_IO_MAX_IMAGE_WIDTH", "OPENCV_IO_MAX_IMAGE_HEIGHT")
 """Variables that decide which images are decoded."""
 
@@ -117,7 +120,7 @@ class Cluster:
         self._workers = workers
         self._threads = threads
         decoders = max(threads, fetching)
-        self._orders = Orders(model.name, work, device, threads, decoders, os.getcwd(), is_watching())  # noqa: PTH109
+        self._orders = Orders(str(model), work, device, threads, decoders, os.getcwd(), is_watching())  # noqa: PTH109
         self._model_file = model
         self._model: Any = None
         self._hands: list[_Hand] = []
@@ -161,6 +164,7 @@ class Cluster:
     # --- the cluster
 
     def _connect(self) -> None:
+        self._check_answers()
         before = signal.getsignal(signal.SIGTERM)
         options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
         if self._address == LOCAL:
@@ -172,12 +176,25 @@ class Cluster:
             why = shortened(" ".join(str(error).split()), 200)
             raise InputError(
                 f"`ray` {self._address}: there is no Ray cluster that this machine can use ({why}): start one with "
-                f"`ray start --head`, name another address, or write {LOCAL}"
+                f"`ray start --head`, name another address, write {LOCAL}, or set RAY_AUTH_MODE=token if it has tokens"
             ) from error
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, _end)  # Ray's own handler ends with another status
             self._closing.callback(signal.signal, signal.SIGTERM, signal.SIG_DFL if before is None else before)
         self._closing.callback(self._ray.shutdown)
+
+    def _check_answers(self) -> None:
+        """Raise InputError if the address names a port where nothing answers: Ray would try it for minutes."""
+        host, _, port = self._address.removeprefix("ray://").rpartition(":")
+        if not (host and port.isdecimal()):
+            return
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), _ANSWERED).close()
+        except (OSError, OverflowError) as error:
+            why = getattr(error, "strerror", None) or str(error)
+            raise InputError(
+                f"`ray` {self._address}: nothing answers there ({why}): check the address, and whether the cluster runs"
+            ) from error
 
     def _plan(self) -> None:
         """Decide what a worker needs of a machine, and how many workers there are."""

@@ -203,14 +203,14 @@ def predict_folder(
     streamed = output == STANDARD_OUTPUT
     if streamed and resume:
         raise InputError("standard output can't be resumed: write to a file")
-    model, inputs = local_path(os.fspath(model)), [local_path(os.fspath(used)) for used in inputs]
+    model, given = local_path(os.fspath(model)), [local_path(os.fspath(used)) for used in inputs]
     own: list[Path] = []
     if not streamed:
         output = _of_shard(output, shard)
-        final = _check_table(output, (model, *inputs))
+        final = _check_table(output, (model, *given))
         own += [final, *unfinished(final)]
     if drift is not None:
-        drift = check_output(_of_shard(os.fspath(drift), shard), (model, *inputs), suffixes=[".json"])
+        drift = check_output(_of_shard(os.fspath(drift), shard), (model, *given), suffixes=[".json"])
         if drift in own:
             raise InputError(f"{drift}: what an interrupted run leaves has this name; choose another one for `drift`")
         own.append(drift)
@@ -219,10 +219,10 @@ def predict_folder(
         raise InputError(
             f"{shown(output)}: `spreadsheet_safe` is for CSV, whose formulas spreadsheets run: leave it out"
         )
-    if sort_into is not None and (other := elsewhere(inputs)) is not None:
+    if sort_into is not None and (other := elsewhere(given)) is not None:
         raise InputError(f"`sort_into` takes files of this machine, and {other} is none: leave it out")
     passed_over = PassedOver(own)
-    images = islice(expand(inputs, passed_over, column=column), index - 1, None, count)
+    images: Iterator[ImageFile] = islice(expand(given, passed_over, column=column), index - 1, None, count)
 
     with contextlib.ExitStack() as stack:
         file = stack.enter_context(local_model(model))
@@ -240,9 +240,9 @@ def predict_folder(
         sorter = None
         if sort_into is not None:
             taken = resume or shard != WHOLE
-            sorter = Sorter(Path(sort_into), classes, copy=copy, inputs=inputs, resume=taken)
+            sorter = Sorter(Path(sort_into), classes, copy=copy, inputs=given, resume=taken)
         work = Work(columns, batch_size, statistics is not None, label_damaged)
-        fetching = _FETCHING if any(map(is_address, inputs)) else 1
+        fetching = _FETCHING if any(map(is_address, given)) else 1
         engine: Engine
         if ray is None:
             engine = LocalEngine(predictor, work, workers or max(available_cpus(), fetching))
@@ -258,7 +258,7 @@ def predict_folder(
         if digest is not None:
             settings = {
                 "model_sha256": digest.result(),
-                "inputs": [_absolute(used) for used in inputs],
+                "inputs": [_absolute(used) for used in given],
                 "column": column,
                 "top_k": top_k,
                 "logits": logits,

@@ -1,7 +1,8 @@
 """The nets of other methods of domain adaptation, each made from one AutoDIAL net; no torch.
 
 The methods' layers and their options are those of the nets that the methods' authors released (docs/family.md), save
-that a new layer starts and learns as the net's own classifier does: the same filler, lr_mult and decay_mult.
+that a new layer starts and learns as the net's own classifier does: the same filler, lr_mult and decay_mult. (RTN's
+residual alone must start as released.)
 """
 
 from __future__ import annotations
@@ -23,6 +24,9 @@ _SIGMA = 1.68
 """Bandwidth of JAN's kernel of predictions."""
 _REVERSAL_BOTTLENECK, _DOMAIN_CLASSIFIER = 256, 1024
 _RESIDUAL_BOTTLENECK = 128
+_RESIDUAL_SPREAD = 0.01
+"""Deviation of RTN's first residual weights: with none to speak of, both domains' classifiers start out the same. With
+larger ones, the source's learns its classes by the residual, and the target's calls them anything."""
 _STEEPNESS = 10.0
 """alpha of the GradientScaler layers."""
 _REVERSAL_RISE, _RESIDUAL_RISE = 1 / 5, 1 / 10
@@ -112,9 +116,9 @@ def rtn(net: pb.NetParameter, iterations: int) -> pb.NetParameter:
     edit = _Edit(net)
     bottleneck = edit.bottleneck("rtn", _RESIDUAL_BOTTLENECK, relu=True)
     source, target = edit.halves(edit.logits)
-    first = edit.inner_product("residual1", source, edit.classes)
+    first = edit.inner_product("residual1", source, edit.classes, spread=_RESIDUAL_SPREAD)
     edit.add("ReLU", "residual1-relu", [first], top=first)
-    second = edit.inner_product("residual2", first, edit.classes)
+    second = edit.inner_product("residual2", first, edit.classes, spread=_RESIDUAL_SPREAD)
     edit.read_by_loss(edit.add("Eltwise", "residual-sum", [source, second]))
     probabilities = edit.add("Softmax", "softmax-target", [target])
     rising = edit.rising("entropy-scaler", probabilities, round(_RESIDUAL_RISE * iterations))
@@ -218,10 +222,16 @@ class _Edit:
         self.last.dummy_data_param.data_filler.add(type="constant", value=value)
         return top
 
-    def inner_product(self, name: str, blob: str, outputs: int) -> str:
-        """Add an InnerProduct layer that starts and learns as the classifier does."""
+    def inner_product(self, name: str, blob: str, outputs: int, *, spread: float | None = None) -> str:
+        """Add an InnerProduct layer that learns as the classifier does, and starts as it does.
+
+        With `spread`, it starts from Gaussian weights of this deviation.
+        """
         top = self.add("InnerProduct", name, [blob])
         self._fill(self.last, outputs)
+        if spread is not None:
+            filler = pb.FillerParameter(type="gaussian", std=spread)
+            self.last.inner_product_param.weight_filler.CopyFrom(filler)
         return top
 
     def bottleneck(self, method: str, outputs: int, *, relu: bool) -> str:
@@ -233,7 +243,7 @@ class _Edit:
         if self._classifier.type != "InnerProduct":
             raise InputError(
                 f'layer "{name}" ({self._classifier.type}): {method} puts a bottleneck in front of the classifier, '
-                "which must be an InnerProduct layer for that"
+                "which must be an InnerProduct layer for that: leave the method out"
             )
         layers = list(self._net.layer)
         place = next(number for number, layer in enumerate(layers) if layer.name == name)

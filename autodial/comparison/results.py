@@ -192,7 +192,7 @@ def _ranks(results: Results) -> dict[str, Values]:
     found = {}
     for name, runs in results["methods"].items():
         ranks = [-value for run in runs if (value := run["values"].get(DEFAULT)) is not None]
-        found[name] = Values(tuple(ranks), len(runs) - len(ranks))
+        found[name] = Values(tuple(ranks), sum(run["error"] is not None for run in runs))
     return found
 
 

@@ -14,7 +14,7 @@ PER_CHANNEL = frozenset(
 """Types that keep the channels and have parameters or statistics for each (Layer.per_channel)."""
 
 PARAMETRIZED = frozenset({
-    "BatchNorm", "Bias", "Convolution", "ConvolutionDepthwise", "Deconvolution", "DepthwiseConvolution", "Dial",
+    "BN", "BatchNorm", "Bias", "Convolution", "ConvolutionDepthwise", "Deconvolution", "DepthwiseConvolution", "Dial",
     "Embed", "InnerProduct", "LSTM", "MultiModalBatchNorm", "Normalize", "PReLU", "Parameter", "Python", "RNN", "Scale",
 })  # fmt: skip
 """Types that have parameters or statistics, at least with some options (Layer.blobs)."""

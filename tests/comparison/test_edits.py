@@ -118,6 +118,14 @@ def test_new_layers_have_the_released_sizes_and_rates(name: str, layers: dict[st
         assert sizes[0][own] == sizes[1][other]
 
 
+def test_the_residual_starts_from_almost_nothing() -> None:
+    """As in the released net, whatever the classifier starts from."""
+    layers = {layer.name: layer for layer in made("rtn", proto.read_net(shipped_net("digits"))).layer}
+    for name in ("residual1", "residual2"):
+        filler = layers[name].inner_product_param.weight_filler
+        assert (filler.type, round(filler.std, 6)) == ("gaussian", 0.01)
+
+
 def test_ddc_is_dan_with_one_kernel_and_one_layer() -> None:
     net = proto.read_net(shipped_net("digits"))
     (loss,) = (layer for layer in made("ddc", net).layer if layer.type == "MMDLoss")

@@ -163,6 +163,9 @@ def test_another_net_s_weights_are_called_so(deploy: tuple[Any, Weights], tmp_pa
     weights.layers[0].blobs = [np.zeros((9, 3, 3, 3), np.float32)]
     with pytest.raises(InputError, match=r"shape is \(6, 3, 3, 3\) .* \(9, 3, 3, 3\); these are another net's weights"):
         convert(net, weights, tmp_path / "net.onnx")
+    other = Weights("", [LayerWeights(pb.LayerParameter(name="conv9"), [np.zeros(3, np.float32)])])
+    with pytest.raises(InputError, match="no layer of the weights has the name of one of the net's"):
+        convert(net, other, tmp_path / "net.onnx")
 
 
 def test_names_are_those_of_the_net_and_nothing_else_is_in_the_file(

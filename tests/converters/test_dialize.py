@@ -243,6 +243,10 @@ def test_layers_of_unknown_types_stay_as_they_are() -> None:
     assert made.report.replaced == {"bn1": "bn1-dial", "bn2": "bn2-dial", "bn3": "bn3-dial"}
     assert made.report.renamed == {"fc": "fc-new"}
     assert made.report.max_difference is None
+    assert made.report.missing == ()
+    assert dialize(parse_net(text), Weights("", weights.layers[:3]), classes=7).report.missing == (
+        "conv2", "bn2-dial", "bias2", "bn3-dial",
+    )  # fmt: skip
     assert 'types DeformableConvolution (layer "relu1"): they stay as they are' in " ".join(made.report.notes)
     known = dialize(parse_net(RESNET), weights, classes=7)
     assert made.weights is not None and known.weights is not None

@@ -227,3 +227,9 @@ def test_the_command_starts_ray_by_itself(model: Any, photos: Path, tmp_path: Pa
     assert refused.returncode == 2
     assert refused.stderr.startswith("autodial: error: --ray auto: there is no Ray cluster that this machine can use")
     assert len(refused.stderr.splitlines()) == 1
+    for address in ("127.0.0.1:1", "ray://127.0.0.1:1"):
+        refused = subprocess.run([*command, tmp_path / "no.csv", "--ray", address], **run)
+        assert refused.returncode == 2
+        assert refused.stderr.startswith(
+            f"autodial: error: --ray {address}: nothing answers there (Connection refused)"
+        )

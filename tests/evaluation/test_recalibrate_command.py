@@ -392,7 +392,7 @@ def test_the_released_nets_data_layers(file: str, tops: tuple[str, ...]) -> None
     test, trained = data_in_test(net), data_in_train(net)
     assert trained is not None
     assert tuple(data.blob for data in (*trained.sources, trained.target, test)) == tops
-    layer = without_augmentation(trained[0], test).layer
+    layer = without_augmentation(trained.sources[0], test).layer
     assert layer.image_data_param.source == "train_source.txt"
     assert not layer.image_data_param.shuffle and not layer.transform_param.mirror
     assert layer.transform_param.crop_size == 0  # the TEST phase's Crop layer sees to that

@@ -111,10 +111,8 @@ def test_who_reads_what_is_found() -> None:
     net = labelled()
     found = data_in_train(net)
     assert found is not None
-    assert [(data.layer.name, data.blob) for data in (*found.sources, found.target)] == [
-        ("s", "s"),
-        ("t", "t-unlabelled"),
-    ]
+    read = [(data.layer.name, data.blob) for data in (*found.sources, found.target)]
+    assert read == [("s", "s"), ("t", "t-unlabelled")]
     readers = [reader[:3] for reader in label_readers(Net(net, pb.TRAIN))]
     assert readers == [("loss", "s", 1), ("loss", "t-labelled", 1)]
 
