@@ -101,7 +101,7 @@ def init(
 ) -> None:
     """Make a project that trains on folders of your own images.
 
-    DIR gets the image lists source.txt and target.txt, test.txt if target labels are known, labels.txt, and a
+    DIR gets the image lists source.txt (of several sources source_1.txt and so on) and target.txt, test.txt if target labels are known, labels.txt, and a
     train_val.prototxt and solver.prototxt that suit these images: number of classes, batch sizes in proportion to the
     domains, image size, iterations, learning rate steps, tests and snapshots. target.txt never contains labels; those
     of --labelled-target are in target_labelled.txt, and test.txt leaves out their images. DIR

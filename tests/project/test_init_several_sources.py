@@ -96,6 +96,7 @@ def test_latent_domains_up_to_a_file(capsys: pytest.CaptureFixture[str]) -> None
     init("--batch-size", "24", "--epochs", "1", "--latent", "2")
     assert len(ImageList.read("project/source.txt")) == 54
     assert not [layer for layer in written().values() if layer.type == "Dial"]
+    assert "a mixture of 2 domains" in Path("project/train_val.prototxt").read_text("utf-8")
     run("train", "--solver", "project/solver.prototxt", "--device", "cpu", "--workers", "0")
     told = capsys.readouterr().out
     assert "autodial export --net" in told and "--recalibrate" not in told
