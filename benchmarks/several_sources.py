@@ -97,7 +97,7 @@ def score(row: Row, variant: str, folder: Path, of: dict[str, Path], seed: int, 
             seed=seed,
             workers=0,
             variants=[variant] if variant else [],
-            overrides=[f"solver.max_iter={iterations}", "solver.snapshot=0", "solver.test_interval=1000000000"],
+            overrides=[f"solver.max_iter={iterations}", "solver.snapshot=0", f"solver.test_interval={iterations}"],
         ).run()
         seconds = time.process_time() - started
         (tested,) = [event for event in read_log(run.folder) if event["event"] == "test"]

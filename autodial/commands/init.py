@@ -101,11 +101,11 @@ def init(
 ) -> None:
     """Make a project that trains on folders of your own images.
 
-    DIR gets the image lists source.txt and target.txt, test.txt if target labels are known, labels.txt, and a
-    train_val.prototxt and solver.prototxt that suit these images: number of classes, batch sizes in proportion to the
-    domains, image size, iterations, learning rate steps, tests and snapshots. target.txt never contains labels; those
-    of --labelled-target are in target_labelled.txt, and test.txt leaves out their images. DIR
-    can be moved, and trained from any working directory: snapshots and logs go beside the solver.
+    DIR gets the image lists source.txt (source_1.txt and so on for several sources) and target.txt, test.txt if target
+    labels are known, labels.txt, and a train_val.prototxt and solver.prototxt that suit these images: number of
+    classes, batch sizes in proportion to the domains, image size, iterations, learning rate steps, tests and snapshots.
+    target.txt never contains labels; those of --labelled-target are in target_labelled.txt, and test.txt leaves out
+    their images. DIR can be moved, and trained from any working directory: snapshots and logs go beside the solver.
 
     Every image is decoded first. If anything is wrong, nothing is written.
     """

@@ -57,6 +57,7 @@ class Plan:
         split: the source and target images in a batch.
         sources: each source's images in a batch.
         labelled: how many of these target images have labels.
+        latent: the number of latent domains to find among the source's images; 0 for none.
         epochs: passes over the source in the whole training.
         size: height and width to which images are resized.
         notes: sentences that the user should read; parameters are in backticks.
@@ -67,6 +68,7 @@ class Plan:
     split: Split
     sources: tuple[int, ...]
     labelled: int
+    latent: int
     epochs: float
     size: tuple[int, int]
     notes: list[str]
@@ -148,7 +150,7 @@ def plan(
             f"{counted(filled.max_iter, 'iteration')} ({describe_epochs(done)}) may be too few to learn from: raise "
             "`epochs`"
         )
-    return Plan(net, filled, split, shares, rows, done, size, notes)
+    return Plan(net, filled, split, shares, rows, latent, done, size, notes)
 
 
 def _notes_on_split(total: int, split: Split, source: int, target: int) -> list[str]:

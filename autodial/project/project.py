@@ -76,6 +76,12 @@ class Project:
                 f"The first {labelled} target images have labels ({LABELLED_LIST}): Dial layers normalize them as the",
                 "target's, and the losses on labels read them behind the source's images.",
             ]
+        if self.plan.latent:
+            about_net += [
+                f"The source's images are taken for a mixture of {self.plan.latent} domains, which a side branch tells "
+                "apart.",
+                "BatchNorm layers normalize the target's images; TEST has these layers alone.",
+            ]
         about_solver = [
             f"{describe_epochs(self.plan.epochs)} over {counted(len(data.source.images), 'source image')}, made by "
             "`autodial init`.",

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from autodial.evaluation.domains import sources_of
 from autodial.report.data import Sizes
 from autodial.report.evaluation import Absent, Evaluation
 from autodial.report.figures import (
@@ -225,8 +226,9 @@ class _RunWriter(Writer):
             partial(draw_alphas_by_depth, curves),
             f"Alpha of {counted(len(curves), 'Dial layer')} by depth, from {last[0]:.3f} at the input to "
             f"{last[-1]:.3f} at the output.{halves} The table below has every value.",
-            "Alpha by layer depth. At 1 each domain is normalized with statistics of its own, at 0.5 both with joint "
-            f"ones. The paper finds values nearer 1 in lower layers.{halves}",
+            "Alpha by layer depth. At 1 each domain is normalized with statistics of its own, at "
+            f"{1 / (1 + sources_of(self.run.train_net)):.3g} all with joint ones. "
+            f"The paper finds values nearer 1 in lower layers.{halves}",
         )
         many = (
             "" if len(curves) <= 8 else " Each row of the map is a layer, the input's at the top; brighter is nearer 1."
@@ -363,8 +365,9 @@ class _RunWriter(Writer):
             "Images are prepared as in the TEST phase, and go through every Dial layer with the stored statistics of "
             "their domain. Distances are sqrt((difference of means)\N{SUPERSCRIPT TWO} + (difference of "
             "deviations)\N{SUPERSCRIPT TWO}), averaged over all channels: before, in deviations of an even mixture of "
-            "both domains; after, in units of the layer's output. At alpha 1 an exact alignment leaves 0, at 0.5 both "
-            "domains go through the same transform, and what is apart stays apart."
+            "both domains; after, in units of the layer's output. At alpha 1 an exact alignment leaves 0, at "
+            f"{1 / (1 + sources_of(self.run.train_net)):.3g} all domains go through the same transform, and what is "
+            "apart stays apart."
         )
 
     def _file_name(self, layer: str) -> str:

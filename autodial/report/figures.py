@@ -125,7 +125,7 @@ def _draw_alpha_map(alphas: Sequence[Curve], width: float) -> Figure:
         np.arange(1, len(alphas) + 1),
         np.array([values for _, values in columns]),
         cmap=COLOUR_MAP,
-        vmin=0.5,
+        vmin=min(0.5, *(value for _, values in columns for value in values[np.isfinite(values)])),
         vmax=1,
         shading="nearest",
         rasterized=True,
@@ -409,9 +409,15 @@ def thinned(curve: Curve) -> tuple[Floats, Floats]:
 
 
 def set_alpha_axis(axes: Axes) -> None:
-    """Give an axes alpha's scale, from joint statistics to each domain's own."""
-    axes.set_ylim(0.48, 1.02)
-    axes.set_yticks([0.5, 0.6, 0.7, 0.8, 0.9, 1], ["joint 0.5", "0.6", "0.7", "0.8", "0.9", "own 1"])
+    """Give an axes alpha's scale, from joint statistics, which several sources have below 0.5, to each domain's own."""
+    drawn = axes.dataLim.ymin
+    tenths = range(5 if not drawn < 0.5 else int(10 * drawn), 11)
+    names = [f"{tenth / 10:g}" for tenth in tenths]
+    if len(tenths) == 6:
+        names[0] = "joint 0.5"
+    names[-1] = "own 1"
+    axes.set_ylim(tenths[0] / 10 - 0.02, 1.02)
+    axes.set_yticks([tenth / 10 for tenth in tenths], names)
     axes.set_ylabel("alpha")
 
 

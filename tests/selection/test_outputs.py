@@ -16,8 +16,9 @@ from autodial.errors import DivergedError, InputError
 from autodial.net.feed import sources
 from autodial.net.net import Net
 from autodial.netparam.variants import apply_variant
+from autodial.project.source_rows import add_sources
 from autodial.proto import messages as pb
-from autodial.proto import read_net, read_weights, write_weights
+from autodial.proto import read_net, read_solver, read_weights, write_weights
 from autodial.selection.outputs import Outputs, TrainedNet
 from autodial.training.solver import Solver
 
@@ -175,3 +176,48 @@ def test_nets_without_alignment_are_measured_by_lists(stripes: Path, tmp_path: P
         np.testing.assert_allclose(values, blobs["fc"].numpy(), rtol=1e-4, atol=1e-5)
         np.testing.assert_allclose(opened.features(path), blobs["conv"].flatten(1).numpy(), rtol=1e-4, atol=1e-5)
     assert found.test_labels.tolist() == [entry.label for entry in ImageList.read(stripes / "test.txt")]
+
+
+def test_each_of_several_sources_goes_through_its_own_statistics(stripes: Path, tmp_path: Path) -> None:
+    lines = (stripes / "source.txt").read_text().splitlines()
+    paths = [tmp_path / "one.txt", tmp_path / "two.txt"]
+    for path, part in zip(paths, (lines[:40], lines[40:]), strict=True):
+        path.write_text("".join(f"{stripes / line.rpartition(' ')[0]} {line[-1]}\n" for line in part))
+    param = read_net(stripes / "net.prototxt")
+    rows = next(layer.dial_param.slice_point for layer in param.layer if layer.type == "Dial")
+    add_sources(param, "source", [str(path) for path in paths], (rows - 2, 2))
+    solver = read_solver(stripes / "solver.prototxt")
+    solver.ClearField("net")
+    solver.net_param.CopyFrom(param)
+    trained = Solver(solver, base_dir=stripes, overrides=[f"solver.snapshot_prefix={tmp_path / 'net'}"])
+    trained.step(3)
+    weights, _ = trained.snapshot()
+    trained.close()
+    net = TrainedNet(param, weights, base_dir=stripes, device=torch.device("cpu"), workers=0)
+    found = net.outputs(source=None, held_out=[None, paths[1]], target_labels=False, seed=3)
+
+    test = Net(param, pb.TEST, base_dir=stripes)
+    test.share_with(trained.net)
+    for domain, path, values in (
+        ("source 1", paths[0], found.source_logits[:40]),
+        ("source 2", paths[1], found.source_logits[40:]),
+        ("source 2", paths[1], found.held_out_logits),
+    ):
+        for name in trained.net.alphas():
+            test.layer(name).test_stats = domain
+        images = torch.from_numpy(_images(test, path))
+        with torch.no_grad():
+            expected = test.blobs({"data": images, "label": torch.zeros(len(images))}, ["fc"])["fc"]
+        np.testing.assert_allclose(values, expected, rtol=1e-4, atol=1e-5)
+    assert found.held_out_labels.tolist() == [entry.label for entry in ImageList.read(paths[1])]
+    net.recalibrate([paths[0], None])
+
+
+def _images(net: Net, path: Path) -> Array:
+    """The images of a list as the TEST phase prepares them."""
+    param = pb.NetParameter()
+    param.layer.add().CopyFrom(next(layer for layer in net.param.layer if layer.name == "test"))
+    param.layer[0].image_data_param.source = str(path)
+    param.layer[0].image_data_param.batch_size = len(ImageList.read(path))
+    images: Array = sources(Net(param, pb.TEST))["test"].batch(0)[0]
+    return images

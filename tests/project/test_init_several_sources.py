@@ -1,0 +1,139 @@
+"""`autodial init` with several sources, and with latent domains, up to an exported net."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from autodial import proto
+from autodial.cli import app
+from autodial.data.image_list import ImageList
+from autodial.deploy import Predictor
+from autodial.errors import InputError
+
+pytestmark = pytest.mark.usefixtures("here")
+
+
+def run(*words: object) -> None:
+    app([str(word) for word in words], standalone_mode=False)
+
+
+def init(*words: str, sources: tuple[str, ...] = ("one", "two")) -> None:
+    given = [word for source in sources for word in ("--source", source)]
+    run("init", "project", "--arch", "digits", *given, "--target", "target", *words)
+
+
+@pytest.fixture(autouse=True)
+def domains(here: Path, images: Any) -> None:
+    for folder, classes, count in (("one", "abc", 12), ("two", "bcd", 6), ("target", "abcd", 5)):
+        for name in classes:
+            images(f"{folder}/{name}", count, color=False)
+
+
+def written() -> dict[str, Any]:
+    return {layer.name: layer for layer in proto.read_net("project/train_val.prototxt").layer}
+
+
+def test_each_source_has_a_list_and_rows_in_proportion_to_its_images(capsys: pytest.CaptureFixture[str]) -> None:
+    init("--batch-size", "24", "--epochs", "2")
+    assert Path("project/labels.txt").read_text().split() == ["a", "b", "c", "d"]
+    one, two = (ImageList.read(f"project/source_{number}.txt") for number in (1, 2))
+    for source, folder in ((one, "one"), (two, "two")):
+        for entry in source.entries:
+            assert Path(entry.path).parts[-3:-1] == (folder, "abcd"[entry.label])
+    assert (len(one), len(two)) == (36, 18)
+    layers = written()
+    # 54 of 74 images are sources': 17 of 24 rows, of which two thirds are the first one's
+    rows = [layers[name].image_data_param.batch_size for name in ("data-source-1", "data-source-2", "data-target")]
+    assert rows == [11, 6, 7]
+    for layer in layers.values():
+        if layer.type == "Dial":
+            assert (layer.dial_param.slice_point, list(layer.dial_param.source_slice_point)) == (17, [11])
+    solver = proto.read_solver("project/solver.prototxt")
+    assert solver.max_iter == -(-2 * 54 // 17)
+    out = capsys.readouterr().out
+    assert "batch        24: 11 + 6 source images, then 7 target images" in out
+    assert "Source 1 (one) has no images of 1 of the 4 classes (d)" in out
+    assert "Source 2 (two) has no images of 1 of the 4 classes (a)" in out
+
+
+def test_from_folders_to_a_file_of_the_target_s_statistics(capsys: pytest.CaptureFixture[str]) -> None:
+    init("--batch-size", "24", "--epochs", "1")
+    run("train", "--solver", "project/solver.prototxt", "--device", "cpu", "--workers", "0")
+    weights = f"project/solver_iter_{proto.read_solver('project/solver.prototxt').max_iter}.caffemodel"
+    assert "autodial export --recalibrate" in capsys.readouterr().out
+    net = ("--net", "project/train_val.prototxt", "--weights", weights)
+    run("recalibrate", *net, "-o", "listed.caffemodel")
+    run(
+        "recalibrate",
+        *net,
+        "--source",
+        "one",
+        "--source",
+        "two",
+        "--target",
+        "target",
+        "-o",
+        "named.caffemodel",
+        "--json",
+    )
+    record = json.loads(capsys.readouterr().out.partition("Wrote listed.caffemodel\n")[2])
+    assert (record["source"], record["source_samples"], record["target_samples"]) == (["one", "two"], 54, 20)
+    assert Path("listed.caffemodel").read_bytes() == Path("named.caffemodel").read_bytes()
+    stored = {layer.name: layer for layer in proto.read_weights("listed.caffemodel").layers}
+    assert stored["conv1-dial"].blobs[1].shape == (3, 20)
+    run("export", "--recalibrate", *net, "-o", "model.onnx")
+    assert "with the target's statistics" in capsys.readouterr().out
+    run("report", "project/solver_run", "-o", "report.html")
+    assert "fc4-dial" in Path("report.html").read_text("utf-8")
+
+
+def test_latent_domains_up_to_a_file(capsys: pytest.CaptureFixture[str]) -> None:
+    init("--batch-size", "24", "--epochs", "1", "--latent", "2")
+    assert len(ImageList.read("project/source.txt")) == 54
+    assert not [layer for layer in written().values() if layer.type == "Dial"]
+    assert "a mixture of 2 domains" in Path("project/train_val.prototxt").read_text("utf-8")
+    run("train", "--solver", "project/solver.prototxt", "--device", "cpu", "--workers", "0")
+    told = capsys.readouterr().out
+    assert "autodial export --net" in told and "--recalibrate" not in told
+    weights = f"project/solver_iter_{proto.read_solver('project/solver.prototxt').max_iter}.caffemodel"
+    net = ("--net", "project/train_val.prototxt", "--weights", weights)
+    run("export", *net, "-o", "model.onnx")
+    logits, _ = Predictor("model.onnx", "cpu").predict([np.zeros((20, 20), np.uint8)])
+    assert logits.shape == (1, 4)
+    with pytest.raises(InputError, match="the net has latent domains"):
+        run("recalibrate", *net, "-o", "new.caffemodel")
+    with pytest.raises(InputError, match="the net has latent domains"):
+        run("select", "--solver", "project/solver.prototxt", "--try", "solver.base_lr=0.1,0.01", "-o", "selected")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--source", "one"), "the source 1 and the source 3 are the same, one"),
+        (("--source", "one/a"), "one/a contains 12 images outside of class folders"),
+        (("--source", "other"), r"other \(x, y\) and one \(a, b, c\) have no class in common"),
+        (("--batch-size", "5"), r"a batch of 5 is too small for 2 sources and a target, .* raise --batch-size to 6"),
+        (("--latent", "1"), "--latent 1: choose a number of domains from 2"),
+    ],
+)
+def test_what_is_refused(images: Any, words: tuple[str, ...], message: str) -> None:
+    for name in "xy":
+        images(f"other/{name}", 3)
+    with pytest.raises(InputError, match=message):
+        init(*words)
+    assert not Path("project").exists()
+
+
+def test_lists_have_their_classes_by_name(images: Any) -> None:
+    paths = images("flat", 4)
+    Path("lists").mkdir()
+    Path("lists/labels.txt").write_text("d\na\n")
+    Path("lists/list.txt").write_text("".join(f"{path} {i % 2}\n" for i, path in enumerate(paths)))
+    init("--batch-size", "24", "--epochs", "2", sources=("one", "lists/list.txt"))
+    labels = {Path(entry.path).name: entry.label for entry in ImageList.read("project/source_2.txt").entries}
+    assert labels == {"0.png": 3, "1.png": 0, "2.png": 3, "3.png": 0}
