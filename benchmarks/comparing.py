@@ -2,7 +2,7 @@
 
     python benchmarks/comparing.py FOLDER RESULTS_DIR [--seeds 1,2,3] [--jobs N] [--device cpu|cuda]
 
-Compares all methods on rendered to handwritten digits (the demo's, 14 passes over the source) and on MNIST to USPS (4
+Compares all methods on rendered to handwritten digits (the demo's, 7 passes over the source) and on MNIST to USPS (4
 passes), with the net `digits`. FOLDER has mnist_train_lmdb, usps_train_lmdb and usps_test_lmdb; without them the second
 pair is left out. RESULTS_DIR gets a comparison for each pair; what is finished is not run again.
 """
@@ -29,7 +29,7 @@ def pairs(data: Path, out: Path) -> dict[str, list[str]]:
     """By name: the options that name a pair's images and the passes over the source; the images are written."""
     rendered = images.write(out / "rendered", partial(images.rendered, 1))
     handwritten = images.write(out / "handwritten", images.handwritten)
-    found = {"rendered-handwritten": ["--source", rendered, "--target", handwritten, "--epochs", 14]}
+    found = {"rendered-handwritten": ["--source", rendered, "--target", handwritten, "--epochs", 7]}
     parts = ("mnist_train", "usps_train", "usps_test")
     if all((data / f"{part}_lmdb").is_dir() for part in parts):
         source, target, test = (images.write(out / p, partial(images.lmdb, data / f"{p}_lmdb")) for p in parts)

@@ -185,7 +185,8 @@ class Cluster:
 
     def _check_answers(self) -> None:
         """Raise InputError if the address names a port where nothing answers: Ray would try it for minutes."""
-        host, _, port = self._address.removeprefix("ray://").rpartition(":")
+        address = os.environ.get("RAY_ADDRESS", "") if self._address == "auto" else self._address
+        host, _, port = address.removeprefix("ray://").rpartition(":")
         if not (host and port.isdecimal()):
             return
         try:
@@ -193,7 +194,7 @@ class Cluster:
         except (OSError, OverflowError) as error:
             why = getattr(error, "strerror", None) or str(error)
             raise InputError(
-                f"`ray` {self._address}: nothing answers there ({why}): check the address, and whether the cluster runs"
+                f"`ray` {address}: nothing answers there ({why}): check the address, and whether the cluster runs"
             ) from error
 
     def _plan(self) -> None:

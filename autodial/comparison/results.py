@@ -130,7 +130,8 @@ def table_of(results: Results) -> Table:
     notes = [
         *results["conditions"],
         f"The rank is a run's mean rank, among {counted(runs, 'run')}, by agreement and by information, as `autodial "
-        "select` ranks candidates without labels of the target: the lower the better",
+        "select` ranks candidates without labels of the target: the lower the better; agreement favours what most "
+        "methods predict",
         *_of_shallow(results["methods"]),
         *_failures(results),
     ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
 from autodial.layers.base import LayerContext, LayerError, Shape, register
@@ -20,7 +21,8 @@ class MultiModalBatchNorm(StoredStatistics):
     eps), shaped like x, so that the tops of all domains add up to the normalized batch.
 
     Batch statistics are weighted means over rows and positions, the variance around the weighted mean. An accumulated
-    variance carries m / (m - 1) for the m values per channel, whatever their weights.
+    variance carries m / (m - 1) for the m values per channel, whatever their weights. If all weights are 0, mean and
+    variance are 0, and so is the top (in latent_domains_DA they are NaN, and stay so in the stored statistics).
 
     The gradients are exact for both bottoms (multimodal_batch_norm_layer.cpp of latent_domains_DA leaves out the weight
     where stored statistics are used, and takes eps for 0 in the weights' gradient).
@@ -64,6 +66,7 @@ class MultiModalBatchNorm(StoredStatistics):
             axes = [0, *range(2, x.dim())]
             values = x.numel() // self.channels
             total = weight.sum() * (values // x.shape[0])
+            total = torch.where(total == 0, 1, total)  # of a domain to which no row belongs
             mean = (weight * x).sum(axes) / total
             variance = (weight * (x - mean.view(per_channel)).square()).sum(axes) / total
             self.store(mean.detach(), variance.detach() * (values / max(values - 1, 1)))

@@ -44,7 +44,7 @@ def cluster() -> Iterator[Any]:
     """Ray with two CPUs on this machine."""
     ray = pytest.importorskip("ray")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    ray.init(num_cpus=2, object_store_memory=2 * 10**8, include_dashboard=False, log_to_driver=False)
+    ray.init("local", num_cpus=2, object_store_memory=2 * 10**8, include_dashboard=False, log_to_driver=False)
     yield ray
     ray.shutdown()
 
@@ -223,6 +223,7 @@ def test_the_command_starts_ray_by_itself(model: Any, photos: Path, tmp_path: Pa
     ran = subprocess.run([*command, tmp_path / "ray.csv", "--ray", "local", "--workers", "1"], check=True, **run)
     assert (tmp_path / "ray.csv").read_bytes() == (tmp_path / "one.csv").read_bytes()
     assert "1 worker of Ray on 1 machine" in ran.stderr and "INFO" not in ran.stderr
+    run["env"]["RAY_TMPDIR"] = str(tmp_path)  # where Ray would find a cluster of this machine
     refused = subprocess.run([*command, tmp_path / "no.csv", "--ray", "auto"], **run)
     assert refused.returncode == 2
     assert refused.stderr.startswith("autodial: error: --ray auto: there is no Ray cluster that this machine can use")

@@ -157,6 +157,17 @@ def test_weights_of_one_are_batch_normalization() -> None:
     torch.testing.assert_close(top, torch.nn.functional.batch_norm(x, None, None, training=True))
 
 
+def test_a_domain_to_which_no_row_belongs_gives_zeros() -> None:
+    layer = MultiModalBatchNorm(3)
+    x, weights = torch.randn(6, 3, requires_grad=True), torch.zeros(6, requires_grad=True)
+    top = layer(x, weights)
+    top.sum().backward()
+    assert not top.any() and x.grad is not None and not x.grad.any()
+    assert weights.grad is not None and weights.grad.isfinite().all()
+    layer(x, torch.ones(6))
+    assert all(blob.isfinite().all() for blob in layer.blobs)
+
+
 HALF, END = 0.25 + 0.5 * np.tanh(2.5), 0.25 + 0.5 * np.tanh(5)
 
 
