@@ -1,6 +1,6 @@
 """Two sources of digits, MNIST and digits rendered from fonts, for USPS as the target: each alone, pooled, and apart.
 
-    python benchmarks/several_sources.py RESULTS_DIR [--data FOLDER] [--seeds 1 2 3] [--iterations 400] [--device cpu]
+    python benchmarks/several_sources.py RESULTS_DIR [--data FOLDER] [--seeds 1 2 3] [--iterations 300] [--device cpu]
 
 Each row is a way to train the digits net with the same number of iterations and images a batch. "Pooled" joins both
 sources to one, "apart" gives each statistics of its own (`autodial init --source A --source B`). FOLDER holds the LMDBs
@@ -139,7 +139,7 @@ def main() -> None:
     parser.add_argument("results", type=Path)
     parser.add_argument("--data", type=Path, default=Path())
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
-    parser.add_argument("--iterations", type=int, default=400)
+    parser.add_argument("--iterations", type=int, default=300)
     parser.add_argument("--device", default="cpu")
     arguments = parser.parse_args()
     folder = arguments.results.resolve()
