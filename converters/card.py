@@ -150,6 +150,7 @@ def _render(report: ExportReport, trainings: Sequence[TrainedNet | None], recali
             head=head,
             name=name,
             file=file,
+            weights=f"{file}.data",
             report=report,
             metadata=report.metadata,
             adapted=report.metadata["statistics"] is not None,
