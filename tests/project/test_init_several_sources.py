@@ -107,8 +107,12 @@ def test_latent_domains_up_to_a_file(capsys: pytest.CaptureFixture[str]) -> None
     assert logits.shape == (1, 4)
     with pytest.raises(InputError, match="the net has latent domains"):
         run("recalibrate", *net, "-o", "new.caffemodel")
-    with pytest.raises(InputError, match="the net has latent domains"):
-        run("select", "--solver", "project/solver.prototxt", "--try", "solver.base_lr=0.1,0.01", "-o", "selected")
+    with pytest.raises(InputError, match=r"the net has latent domains .* as `autodial export` does without --recal"):
+        run("export", "--recalibrate", *net, "-o", "again.onnx")
+    selected = ("select", "--solver", "project/solver.prototxt", "--try", "solver.base_lr=0.1,0.01", "-o", "selected")
+    for more in ((), ("--no-recalibrate",)):
+        with pytest.raises(InputError, match=r"the net has latent domains .* train such nets with `autodial train`"):
+            run(*selected, *more)
 
 
 @pytest.mark.parametrize(

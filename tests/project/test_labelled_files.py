@@ -66,8 +66,8 @@ def test_a_table_as_spreadsheets_save_it(delimiter: str) -> None:
         ("list.txt", "a b.png RED CUB\n", 'list.txt:1: the label "RED CUB" is not a class: did you mean "red cup"'),
         (
             "list.txt",
-            "a.png kap\nb.png cup\nc.png 9\n",
-            'list.txt:1: the label "kap" is not a class, nor is that in line 3: did you mean "cup"',
+            "a.png cub\nb.png cup\nc.png 9\n",
+            'list.txt:1: the label "cub" is not a class, nor is that in line 3: did you mean "cup"',
         ),
         (
             "table.csv",
