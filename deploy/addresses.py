@@ -100,7 +100,7 @@ def check_protocol(address: str) -> None:
     match = _PROTOCOL.match(address)
     assert match is not None
     if "::" in address:
-        raise InputError(f"{shown(address)}: addresses that :: chains can't be used: name the file itself")
+        raise InputError(f"{shown(address)}: addresses chained by :: can't be used: name the file itself")
     if error := _missing(match[1].lower()):
         raise type(error)(f"{shown(address)}: {error}")
 
