@@ -8,9 +8,10 @@ from typing import Any
 
 from autodial.converters.card import TestScores, TrainedNet
 from autodial.errors import InputError
-from autodial.evaluation.domains import data_in_train
+from autodial.evaluation.domains import data_in_train, sources_of
 from autodial.netparam.graph import Graph
 from autodial.netparam.net_state import filter_net
+from autodial.proto import Weights, read_weights
 from autodial.proto import messages as pb
 from autodial.report.data import data_nodes
 from autodial.report.run import Run
@@ -38,7 +39,7 @@ def find_trained_net(names: str, logits: str) -> TrainedNet | None:
             continue
         for snapshot in run.snapshots:
             if snapshot.sha256 == sha256:
-                return _trained_net(run, snapshot.iteration, logits)
+                return _trained_net(run, snapshot.iteration, read_weights(weights), logits)
     return None
 
 
@@ -50,8 +51,7 @@ def _run_folders(folder: Path) -> Iterator[Path]:
         yield folder
 
 
-def _trained_net(run: Run, iteration: int, logits: str) -> TrainedNet:
-    rows = [row for row in run.events if row["event"] == "train" and row["iteration"] <= iteration]
+def _trained_net(run: Run, iteration: int, weights: Weights, logits: str) -> TrainedNet:
     source, target = _training_lists(run)
     return TrainedNet(
         iteration=iteration,
@@ -60,9 +60,17 @@ def _trained_net(run: Run, iteration: int, logits: str) -> TrainedNet:
         source=source,
         target=target,
         statistics=_statistics(run),
-        alphas={name: alpha for name, alpha in (rows[-1]["alphas"] if rows else {}).items() if alpha is not None},
+        alphas=_alphas(run, weights),
         scores=_scores(run, iteration, logits),
     )
+
+
+def _alphas(run: Run, weights: Weights) -> dict[str, float]:
+    """Alpha of the weights themselves, by Dial layer, clipped as a forward pass does; the log has those of displays."""
+    least = 1 / (1 + sources_of(run.train_net))
+    stored = {layer.name: layer.blobs[0] for layer in weights.layers if layer.blobs}
+    found = {name: blob for name in run.dials if (blob := stored.get(name)) is not None}
+    return {name: min(max(float(blob.flat[0]), least), 1.0) for name, blob in found.items()}
 
 
 def _training_lists(run: Run) -> tuple[str | None, str | None]:
