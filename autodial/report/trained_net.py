@@ -8,7 +8,7 @@ from typing import Any
 
 from autodial.converters.card import TestScores, TrainedNet
 from autodial.errors import InputError
-from autodial.evaluation.domains import data_in_train, sources_of
+from autodial.evaluation.domains import data_in_train, has_target_batch_norm, sources_of
 from autodial.netparam.graph import Graph
 from autodial.netparam.net_state import filter_net
 from autodial.proto import Weights, read_weights
@@ -94,6 +94,8 @@ def _data_name(layer: pb.LayerParameter) -> str | None:
 
 def _statistics(run: Run) -> str | None:
     """The domain whose statistics the TEST phase normalizes with, as a file's metadata names it."""
+    if has_target_batch_norm(run.test_net):
+        return "target"
     layers = filter_net(run.test_net, pb.TEST).layer
     found = {
         "source" if layer.dial_param.test_stats == pb.DialParameter.SOURCE else "target"
