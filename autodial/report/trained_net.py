@@ -13,7 +13,7 @@ from autodial.netparam.graph import Graph
 from autodial.netparam.net_state import filter_net
 from autodial.proto import Weights, read_weights
 from autodial.proto import messages as pb
-from autodial.report.data import data_nodes
+from autodial.report.data import data_nodes, label_tops, row_reader
 from autodial.report.run import Run
 from autodial.system.hashing import file_hash
 from autodial.training.run_record import holds_run
@@ -52,13 +52,11 @@ def _run_folders(folder: Path) -> Iterator[Path]:
 
 
 def _trained_net(run: Run, iteration: int, weights: Weights, logits: str) -> TrainedNet:
-    source, target = _training_lists(run)
     return TrainedNet(
         iteration=iteration,
         seed=run.record["seed"],
         variants=run.record["variants"],
-        source=source,
-        target=target,
+        **_training_lists(run),
         statistics=_statistics(run),
         alphas=_alphas(run, weights),
         scores=_scores(run, iteration, logits),
@@ -73,16 +71,33 @@ def _alphas(run: Run, weights: Weights) -> dict[str, float]:
     return {name: min(max(float(blob.flat[0]), least), 1.0) for name, blob in found.items()}
 
 
-def _training_lists(run: Run) -> tuple[str | None, str | None]:
-    """Names of the source's and the target's list or database."""
+def _training_lists(run: Run) -> dict[str, Any]:
+    """Names of the lists or databases of the sources, the target, and the target's labelled images, by field."""
     try:
         domains = data_in_train(run.train_net)
+        labelled = label_tops(Graph(filter_net(run.train_net, pb.TRAIN).layer))
     except InputError:
-        domains = None
+        return {}
     if domains is None:
-        return None, None
-    sources = [_data_name(data.layer) for data in domains.sources]
-    return ", ".join(name for name in sources if name) or None, _data_name(domains.target.layer)
+        return {}
+    names = (_data_name(data.layer) for data in domains.sources)
+    found: dict[str, Any] = {
+        "sources": [name for name in names if name is not None],
+        "target": _data_name(domains.target.layer),
+    }
+    known = {data.layer.name for data in (*domains.sources, domains.target)}
+    for layer in (top.layer for top in labelled):
+        if layer.name not in known:
+            found |= {"labelled_target": _data_name(layer), "labelled_images": _rows(layer, run.train_folder)}
+    return found
+
+
+def _rows(layer: pb.LayerParameter, base_dir: Path | None) -> int | None:
+    """The number of rows of a data layer's list; None if it is no longer there."""
+    try:
+        return len(row_reader(layer, base_dir)[1].source)
+    except InputError:
+        return None
 
 
 def _data_name(layer: pb.LayerParameter) -> str | None:
