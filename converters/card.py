@@ -79,7 +79,8 @@ class TrainedNet:
         labelled_images: how many these are; None if that is not known.
         statistics: domain of the statistics that its test normalized with, as the metadata of a file has it.
         alphas: of the domain alignment layers by name, from the net's input to its output, in [0.5, 1].
-        scores: of the test after the last update; None if there was none.
+        recalibrated: whether the stored statistics were computed once more after training, over all training images.
+        scores: of the test of these weights, after the last update; None if there was none.
     """
 
     iteration: int
@@ -91,6 +92,7 @@ class TrainedNet:
     labelled_images: int | None = None
     statistics: str | None = None
     alphas: Mapping[str, float] = field(default_factory=dict)
+    recalibrated: bool = False
     scores: TestScores | None = None
 
 

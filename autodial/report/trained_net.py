@@ -14,7 +14,7 @@ from autodial.netparam.net_state import filter_net
 from autodial.proto import Weights, read_weights
 from autodial.proto import messages as pb
 from autodial.report.data import data_nodes, label_tops, row_reader
-from autodial.report.run import Run
+from autodial.report.run import KeptWeights, LoggedSnapshot, Run
 from autodial.system.hashing import file_hash
 from autodial.training.run_record import holds_run
 
@@ -22,7 +22,8 @@ from autodial.training.run_record import holds_run
 def find_trained_net(names: str, logits: str) -> TrainedNet | None:
     """What is recorded of a net's weights by the run that wrote them; None if no run beside them has written this file.
 
-    A run counts if its log names a snapshot with the file's SHA-256. Damaged runs are passed over.
+    A run counts if its log names a snapshot, or weights that `select` or `compare` kept, with the file's SHA-256.
+    Damaged runs are passed over.
 
     Args:
         names: the .caffemodel; of several with commas, nothing is recorded.
@@ -37,29 +38,31 @@ def find_trained_net(names: str, logits: str) -> TrainedNet | None:
             run = Run.read(folder)
         except InputError:
             continue
-        for snapshot in run.snapshots:
-            if snapshot.sha256 == sha256:
-                return _trained_net(run, snapshot.iteration, read_weights(weights), logits)
+        for found in (*run.kept_weights, *run.snapshots):
+            if found.sha256 == sha256:
+                return _trained_net(run, found, read_weights(weights), logits)
     return None
 
 
 def _run_folders(folder: Path) -> Iterator[Path]:
-    """The runs in a folder, the newest first, and the folder itself if it is one."""
-    runs = [path for path in folder.iterdir() if path.is_dir() and holds_run(path)]
+    """The runs in a folder, or of the candidates in that of a selection, the newest first, and the folder itself."""
+    runs = [path for path in (*folder.iterdir(), *folder.glob("candidates/*/*/run")) if holds_run(path)]
     yield from sorted(runs, key=lambda path: path.stat().st_mtime, reverse=True)
     if holds_run(folder):
         yield folder
 
 
-def _trained_net(run: Run, iteration: int, weights: Weights, logits: str) -> TrainedNet:
+def _trained_net(run: Run, found: LoggedSnapshot | KeptWeights, weights: Weights, logits: str) -> TrainedNet:
+    kept = found if isinstance(found, KeptWeights) else None
     return TrainedNet(
-        iteration=iteration,
+        iteration=found.iteration,
         seed=run.record["seed"],
         variants=run.record["variants"],
         **_training_lists(run),
         statistics=_statistics(run),
         alphas=_alphas(run, weights),
-        scores=_scores(run, iteration, logits),
+        recalibrated=kept is not None and kept.recalibrated,
+        scores=_kept_scores(run, kept) if kept is not None else _scores(run, found.iteration, logits),
     )
 
 
@@ -131,7 +134,7 @@ def _scores(run: Run, iteration: int, logits: str) -> TestScores | None:
     balanced = row.get("balanced_accuracy", {}).get(logits)
     if accuracy is None and balanced is None:
         return None
-    data = next((node.param for node in data_nodes(Graph(net.layer)) if _data_name(node.param)), None)
+    data = _test_data(net)
     return TestScores(
         data=(_data_name(data) if data is not None else None) or "not known",
         images=_images(run, data),
@@ -139,6 +142,20 @@ def _scores(run: Run, iteration: int, logits: str) -> TestScores | None:
         balanced_accuracy=balanced,
         recalls=row.get("recalls", {}).get(logits, ()),
     )
+
+
+def _kept_scores(run: Run, kept: KeptWeights) -> TestScores | None:
+    """What weights scored that `select` or `compare` kept; None if labels were not looked at."""
+    if kept.test is None:
+        return None
+    data = _test_data(filter_net(run.test_net, pb.TEST))
+    name = None if data is None else _data_name(data)
+    return TestScores(name or "not known", **kept.test)
+
+
+def _test_data(net: pb.NetParameter) -> pb.LayerParameter | None:
+    """The first data layer that names a list or database."""
+    return next((node.param for node in data_nodes(Graph(net.layer)) if _data_name(node.param)), None)
 
 
 def _accuracy(net: pb.NetParameter, row: Mapping[str, Any], logits: str) -> float | None:
