@@ -81,6 +81,7 @@ class TrainedNet:
         alphas: of the domain alignment layers by name, from the net's input to its output, in [0.5, 1].
         recalibrated: whether the stored statistics were computed once more after training, over all training images.
         scores: of the test of these weights, after the last update; None if there was none.
+        untested: why there was none, as a clause that follows "as"; None if that is not known.
     """
 
     iteration: int
@@ -94,6 +95,7 @@ class TrainedNet:
     alphas: Mapping[str, float] = field(default_factory=dict)
     recalibrated: bool = False
     scores: TestScores | None = None
+    untested: str | None = None
 
 
 def check_card(path: Path, options: ExportOptions, destination: Destination, inputs: Iterable[str | Path] = ()) -> None:
@@ -168,6 +170,7 @@ def _render(report: ExportReport, trainings: Sequence[TrainedNet | None], recali
             sources=max((len(training.sources) for training in known), default=1),
             labelled=next((training for training in known if training.labelled_target is not None), None),
             scored=scored,
+            untested=next((training.untested for training in known if training.untested is not None), None),
             changes=changes,
             classes=_class_rows(report, exact),
             more_classes=max(0, len(report.metadata["classes"]) - _LISTED),

@@ -129,6 +129,12 @@ def test_several_sources_and_labels_of_the_target_are_told(adapted: Any, tmp_pat
     assert "Apart from the labelled training images, the labels of target images served to score alone." in words
 
 
+def test_why_nothing_was_tested_is_told(report: Any, tmp_path: Path) -> None:
+    write_card(report, tmp_path / "README.md", [replace(TRAINED, scores=None, untested="it tested other iterations")])
+    words = " ".join(read_card(tmp_path / "README.md").text.split())
+    assert "has no test of these weights, as it tested other iterations. `autodial test` scores weights" in words
+
+
 def test_several_changes_are_listed(report: Any, tmp_path: Path) -> None:
     changed = replace(report, precision="fp16")
     write_card(changed, tmp_path / "README.md", [TRAINED, TRAINED], recalibrated=True)
