@@ -58,12 +58,6 @@ def data_in_test(net: pb.NetParameter, *, aligned: bool = True) -> DataTop:
     return found[0]
 
 
-def has_latent_domains(net: pb.NetParameter) -> bool:
-    """Whether MultiModalBatchNorm layers stand in a NetParameter for Dial layers."""
-    types = {layer.type for layer in net.layer}
-    return "MultiModalBatchNorm" in types and "Dial" not in types
-
-
 class TrainData(NamedTuple):
     """The data tops of a TRAIN phase: those of the sources, in the order of the batch's rows, and the target's."""
 
@@ -98,9 +92,23 @@ def data_in_train(net: pb.NetParameter) -> TrainData | None:
     return None
 
 
+def has_latent_domains(net: pb.NetParameter) -> bool:
+    """Whether MultiModalBatchNorm layers find latent domains among the source's images, in place of Dial layers."""
+    types = {layer.type for layer in net.layer}
+    return "MultiModalBatchNorm" in types and "Dial" not in types
+
+
 def sources_of(net: pb.NetParameter) -> int:
     """How many sources a NetParameter's Dial layers align with the target; 1 for a net without such layers."""
     return 1 + max((len(layer.dial_param.source_slice_point) for layer in net.layer), default=0)
+
+
+def has_target_batch_norm(net: pb.NetParameter) -> bool:
+    """Whether a net with latent domains normalizes in its TEST phase with the target's BatchNorm layers alone."""
+    if not has_latent_domains(net):
+        return False
+    types = {layer.type for layer in filter_net(net, pb.TEST).layer}
+    return "BatchNorm" in types and "MultiModalBatchNorm" not in types
 
 
 def data_in_both_phases(net: pb.NetParameter, *, level: int = 0, stages: Sequence[str] = ()) -> bool:

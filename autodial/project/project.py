@@ -78,8 +78,8 @@ class Project:
             ]
         if self.plan.latent:
             about_net += [
-                f"The source's images are taken for a mixture of {self.plan.latent} domains, which a side branch tells "
-                "apart.",
+                f"The source's images are treated as a mixture of {self.plan.latent} domains, which a side branch "
+                "tells apart.",
                 "BatchNorm layers normalize the target's images; TEST has these layers alone.",
             ]
         about_solver = [

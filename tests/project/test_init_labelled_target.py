@@ -196,7 +196,9 @@ def test_it_trains_and_leaves_as_any_project(done: Callable[..., str], caplog: p
     with Path("scores.csv").open(encoding="utf-8") as file:
         assert len(list(csv.DictReader(file))) == 38
     weights = ("--weights", last_weights("project"))
-    printed = done("export", "--recalibrate", "--net", net, *weights, "-o", "target.onnx")
+    printed = done("export", "--recalibrate", "--net", net, *weights, "-o", "target.onnx", "--card", "README.md")
+    card = Path("README.md").read_text("utf-8")
+    assert "target images with labels: `target_labelled.txt` (2 images)" in card
     assert "40" in printed  # all target images, those with labels too
     done("predict", "target.onnx", "target", "-o", "labels.csv", "--device", "cpu", "-q", "--drift", "drift.json")
     assert json.loads(Path("drift.json").read_text("utf-8"))["verdict"] != "shifted"

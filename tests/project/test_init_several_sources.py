@@ -127,7 +127,11 @@ def test_latent_domains_up_to_a_file(capsys: pytest.CaptureFixture[str]) -> None
     assert "autodial export --net" in told and "--recalibrate" not in told
     weights = f"project/solver_iter_{proto.read_solver('project/solver.prototxt').max_iter}.caffemodel"
     net = ("--net", "project/train_val.prototxt", "--weights", weights)
-    run("export", *net, "-o", "model.onnx")
+    run("export", *net, "-o", "model.onnx", "--card", "README.md")
+    assert "with the target's statistics" in capsys.readouterr().out
+    card = Path("README.md").read_text("utf-8")
+    assert "It is for images of the target" in card and "no domain alignment layers" not in card
+    assert "and was not scored itself" not in card
     logits, _ = Predictor("model.onnx", "cpu").predict([np.zeros((20, 20), np.uint8)])
     assert logits.shape == (1, 4)
     run("report", "project/solver_run", "-o", "report.html")
