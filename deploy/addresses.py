@@ -72,6 +72,11 @@ def parent(address: str) -> str:
     return address.rpartition("/")[0]
 
 
+def beside(address: str, name: str) -> str:
+    """The address of another file in the folder of the file at `address`."""
+    return f"{parent(_QUERY.sub('', address))}/{name}"
+
+
 def name_of(address: str) -> str:
     """The last part of an address: a file's name."""
     return posixpath.basename(_QUERY.sub("", address).rstrip("/"))

@@ -203,7 +203,9 @@ def choose_to_label(
     if is_one_name(inputs):
         raise InputError(f"inputs is a sequence of files, folders, lists and patterns, not one of them: [{inputs!r}]")
     _check_count(count)
-    final = check_output(output, (model, *inputs), suffixes=[".csv"])
+    final = check_output(output, (model, *inputs))
+    if not str(output).lower().endswith(".csv"):
+        raise InputError(f"{output}: `to_label` writes a table in CSV, to be filled in: name a file that ends in .csv")
     if final.exists():
         raise InputError(f"{output} exists, and may hold labels that were filled in: name another file, or delete it")
     if (other := elsewhere(inputs)) is not None:
