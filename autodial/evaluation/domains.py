@@ -58,12 +58,6 @@ def data_in_test(net: pb.NetParameter, *, aligned: bool = True) -> DataTop:
     return found[0]
 
 
-def has_latent_domains(net: pb.NetParameter) -> bool:
-    """Whether MultiModalBatchNorm layers stand in a NetParameter for Dial layers."""
-    types = {layer.type for layer in net.layer}
-    return "MultiModalBatchNorm" in types and "Dial" not in types
-
-
 class TrainData(NamedTuple):
     """The data tops of a TRAIN phase: those of the sources, in the order of the batch's rows, and the target's."""
 
