@@ -136,14 +136,18 @@ def compare(
     can be added. A run that fails is marked in the table.
     """
     made_from: dict[str, object] = {
-        **{"--source": source, "--target": target, "--base": base, "--test": test, "--weights": weights},
-        **{"--epochs": epochs, "--batch-size": batch_size},
-        **{"--skip-bad": skip_bad or None, "--same-schedule": same_schedule or None},
+        "--source": source,
+        "--target": target,
+        "--base": base,
+        "--test": test,
+        "--weights": weights,
     }
-    cells: dict[str, object] = {"--methods": methods, "--seeds": seeds, "--target-labels": target_labels or None}
+    made_from |= {"--epochs": epochs, "--batch-size": batch_size}
+    made_from |= {"--skip-bad": skip_bad or None, "--same-schedule": same_schedule or None}
     named = [option for option, value in made_from.items() if value is not None]
     if len(folders) > 1:
-        for option in (*named, *(option for option, value in cells.items() if value is not None)):
+        wanted = {"--methods": methods, "--seeds": seeds, "--target-labels": target_labels or None}
+        for option in (*named, *(option for option, value in wanted.items() if value is not None)):
             raise InputError(f"{option} is for one comparison, and several are named: give it to that one's command")
         _join(folders, output, as_json=as_json)
         return
