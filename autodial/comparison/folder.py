@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+import shlex
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 from pathlib import Path
 from typing import TypeAlias, TypedDict
@@ -35,7 +38,7 @@ from autodial.selection.job import Job
 from autodial.selection.outputs import Outputs
 from autodial.system import json_files
 from autodial.system.devices import choose_device
-from autodial.system.files import replacing, replacing_files
+from autodial.system.files import entries, replacing, replacing_files
 from autodial.system.hashing import file_hash
 from autodial.system.outputs import lock
 from autodial.system.seeding import derive_seed
@@ -47,7 +50,7 @@ RESULTS = "results.json"
 SAMPLE_LIST = "sample.txt"
 SAMPLE = 5000
 """Most source images whose features and predictions are compared with the target's."""
-_BASE_NET, _BASE_SOLVER = "base.prototxt", "base_solver.prototxt"
+_BASE_NET, _BASE_SOLVER, _REQUEST = "base.prototxt", "base_solver.prototxt", "request.json"
 _SCHEMA = 1
 _CONTEXT_BYTES = 2**29
 """Bytes that a process takes before it has a net."""
@@ -134,12 +137,16 @@ def holds_comparison(folder: Path) -> bool:
     return (folder / RECORD).is_file()
 
 
-def create(project: Project, inputs: Inputs) -> None:
+def create(project: Project, inputs: Inputs, request: Request) -> Callable[[], None]:
     """Make a comparison's folder: the images' lists, the base net with its solver, and what training starts from.
 
     Args:
         project: the base net and its solver for the images, with as many source as target images in a batch.
         inputs: what it was made from.
+        request: the cells that are asked for first.
+
+    Returns:
+        What takes the comparison away again, for one that is refused before anything is trained.
 
     Raises:
         WorkError: a file can't be written.
@@ -163,7 +170,9 @@ def create(project: Project, inputs: Inputs) -> None:
         LABELS: "".join(f"{name}\n" for name in data.classes),
         _BASE_NET: net_to_text(net, header=["The AutoDIAL net from which `autodial compare` makes each method's."]),
         _BASE_SOLVER: "# Its solver, made by `autodial compare`.\n" + to_text(solver),
+        _REQUEST: json.dumps(request, indent=2),
     }
+    withdraw = partial(_withdraw, folder, keep=folder.exists())
     folder.parent.mkdir(parents=True, exist_ok=True)
     with replacing_files(folder, last=RECORD) as aside:
         for name, text in texts.items():
@@ -184,6 +193,18 @@ def create(project: Project, inputs: Inputs) -> None:
             classes=len(data.classes),
         )
         (aside / RECORD).write_bytes(json.dumps(record, indent=2).encode())
+    return withdraw
+
+
+def _withdraw(folder: Path, *, keep: bool) -> None:
+    """Delete what a folder holds and, unless `keep`, the folder."""
+    for path in entries(folder):
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+    if not keep:
+        folder.rmdir()
 
 
 class Comparison:
@@ -235,13 +256,13 @@ class Comparison:
         return f"{'/'.join(source[-number:])} to {'/'.join(target[-number:])}"
 
     def request(self) -> Request | None:
-        """The cells that were asked for last; None at the beginning."""
-        path = self.folder / "request.json"
+        """The cells that were asked for last; None if nothing says so."""
+        path = self.folder / _REQUEST
         return json_files.read(path, Request, remedy="delete it") if path.exists() else None
 
     def remember(self, request: Request) -> None:
         """Keep what is asked for."""
-        with replacing(self.folder / "request.json") as file:
+        with replacing(self.folder / _REQUEST) as file:
             file.write(json.dumps(request, indent=2).encode())
 
     def check_inputs(self, inputs: Inputs) -> None:
@@ -250,9 +271,9 @@ class Comparison:
         if differing:
             name = differing[0]
             known = self.inputs[name]  # type: ignore[literal-required]
+            given = "not given" if known in (None, False) else "given" if known is True else shlex.quote(str(known))
             raise InputError(
-                f"{self.folder} holds a comparison with `{name}` {'not given' if known is None else known}: give the "
-                "same, or name another folder"
+                f"{self.folder} holds a comparison with `{name}` {given}: give the same, or name another folder"
             )
 
     def conditions(self, *, measured: bool) -> list[str]:
@@ -349,6 +370,7 @@ class Comparison:
                 {
                     "--net": folder / NET,
                     "--weights": folder / f"seed_{seed}" / "weights.caffemodel",
+                    "--labels": self.folder / LABELS,
                     "-o": "target_predictor.onnx",
                 },
             ),

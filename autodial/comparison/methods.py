@@ -89,7 +89,9 @@ def check_methods(names: Sequence[str]) -> list[str]:
     """
     for name in names:
         if name not in METHODS:
-            raise InputError(f'`methods`: there is no method "{name}"{alternatives(name, list(METHODS))}')
+            raise InputError(
+                f'`methods`: there is no method "{name}"{alternatives(name, list(METHODS), most=len(METHODS))}'
+            )
     if "sa" in names and find_spec("skada") is None:
         raise InputError('`methods`: "sa" needs skada, which is not installed: run pip install skada')
     if not names:

@@ -17,6 +17,7 @@ from autodial import proto
 from autodial.cli import app
 from autodial.comparison.folder import Comparison, Request, locked
 from autodial.comparison.methods import METHODS, Method
+from autodial.deploy import Predictor
 from autodial.errors import InputError
 from autodial.selection.outputs import Outputs
 
@@ -177,6 +178,66 @@ def test_wrong_words(project: Path, tmp_path: Path) -> None:
     assert "holds no finished comparison" in error("table", str(tmp_path))
     with locked(project / "table"):
         assert "another `autodial compare` is at work in" in error("table")
+
+
+def test_options_are_checked_before_images_are_read(project: Path, tmp_path: Path) -> None:
+    """What is wrong with an option is said although the images can't be read; nothing is written."""
+    place = tmp_path / "new"
+    unread = (str(place), "--source", "none", "--target", "none", "--base", "net.prototxt")
+    message = error(*unread, "--methods", "adabnn")
+    assert message.startswith('--methods: there is no method "adabnn"; did you mean "adabn"')
+    assert all(name in error(*unread, "--methods", "x") for name in METHODS)
+    assert "--methods names none" in error(*unread, "--methods", "")
+    assert "--seeds 1,x" in error(*unread, "--seeds", "1,x")
+    assert "device" in str(CliRunner().invoke(app, ["compare", *unread, "--device", "gpu"]).exception)
+    assert "--source is given 2 times" in error(*unread, "--source", "more")
+    assert not place.exists()
+
+
+def test_a_comparison_that_is_refused_leaves_nothing(project: Path, tmp_path: Path) -> None:
+    """Labels that are not there, and a net that the solver can't train; an empty folder stays, and stays empty."""
+    unlabelled = tmp_path / "unlabelled"
+    unlabelled.mkdir()
+    for path in Path("target").glob("*/*.png"):
+        shutil.copy(path, unlabelled)
+    new, empty = tmp_path / "new", tmp_path / "empty"
+    empty.mkdir()
+    words = ("--source", "source", "--base", "net.prototxt", "--methods", "source-only", "--seeds", "1")
+    message = error(str(new), *words, "--target", str(unlabelled), "--target-labels")
+    assert "--target-labels: no labels of the target are known" in message and "--test" in message
+    (tmp_path / "net").mkdir()
+    shutil.copy("net.prototxt", tmp_path / "net")
+    solver = Path("solver.prototxt").read_text().replace('lr_policy: "fixed"', 'lr_policy: "unknown"')
+    (tmp_path / "net/solver.prototxt").write_text(solver)
+    for place in (new, empty):
+        result = compare(str(place), *words, "--target", "target", "--base", str(tmp_path / "net/net.prototxt"))
+        assert isinstance(result.exception, InputError) and "unknown" in str(result.exception), result.output
+    assert not new.exists() and not list(empty.iterdir())
+
+
+def test_a_folder_that_does_not_say_what_was_asked_for(project: Path, tmp_path: Path) -> None:
+    shutil.copytree("table", tmp_path / "table")
+    record = json.loads((tmp_path / "table/comparison.json").read_text())
+    record["folder"] = str(tmp_path / "table")
+    (tmp_path / "table/comparison.json").write_text(json.dumps(record))
+    (tmp_path / "table/request.json").unlink()
+    assert "name --methods and --seeds" in error(str(tmp_path / "table"))
+
+
+def test_what_a_comparison_was_made_from_is_quoted(project: Path) -> None:
+    comparison = Comparison(Path("table"))
+    other = {**comparison.inputs, "source": "elsewhere"}
+    comparison.inputs["source"] = "/tmp/studio a"
+    with pytest.raises(InputError, match="`source` '/tmp/studio a': give the same"):
+        comparison.check_inputs(other)  # type: ignore[arg-type]
+
+
+def test_the_export_has_the_names_of_the_classes(project: Path, tmp_path: Path) -> None:
+    command = Comparison(Path("table")).commands("source-only", 3)["export"]
+    os.chdir(tmp_path)
+    result = CliRunner().invoke(app, shlex.split(command)[1:])
+    assert result.exit_code == 0, result.output
+    assert Predictor("target_predictor.onnx").info.classes == ("a", "b", "c")
 
 
 def test_a_file_that_was_changed_after_its_runs(project: Path) -> None:
