@@ -72,7 +72,7 @@ def test_a_table_without_labels_of_the_target(project: Path, compared: tuple[Pat
     assert list(found["methods"]) == list(METHOD_NAMES)
     for name in METHOD_NAMES:
         (run,) = found["methods"][name]
-        assert run["seed"] == 3 and run["error"] is None and run["accuracy"] is None
+        assert run["seed"] == 3 and run["error"] is None and run["accuracy"] is None and not run["collapsed"]
     assert found["chosen"]["method"] in METHOD_NAMES
     assert "accuracy in %" not in Path("table/table.txt").read_text()
     for text in ("45 source and 30 target images", "8 source and 8 target images in a batch", "12 iterations"):
@@ -132,6 +132,24 @@ def test_labels_are_added_without_training(project: Path, tmp_path: Path) -> Non
     (run,) = results("table")["methods"]["source-only"]
     assert run["accuracy"] == pytest.approx(accuracy)
     assert "accuracy in %" in result.output and f"{100 * accuracy:.1f}" in result.output
+
+
+def test_a_run_that_has_collapsed_is_marked(project: Path, tmp_path: Path) -> None:
+    """All scores equal: neither the collapse alarm nor the mean prediction shows that a net like this knows nothing."""
+    shutil.copytree("table", tmp_path / "table")
+    record = json.loads((tmp_path / "table/comparison.json").read_text())
+    record["folder"] = str(tmp_path / "table")
+    (tmp_path / "table/comparison.json").write_text(json.dumps(record))
+    outputs = Outputs.read(tmp_path / "table/source-only/seed_3/outputs.npz")
+    outputs.target_logits[:] = 0
+    outputs.write(tmp_path / "table/source-only/seed_3/outputs.npz")
+    result = compare(str(tmp_path / "table"))
+    assert result.exit_code == 0, result.output
+    assert [row.split()[-1] for row in result.output.splitlines() if row.startswith("source only ")] == ["*"]
+    assert "* marks runs that collapsed" in result.output and "(source-only, seed 3)" in result.output
+    found = results(str(tmp_path / "table"))
+    assert [found["methods"][name][0]["collapsed"] for name in METHOD_NAMES] == [True, False]
+    assert found["chosen"]["method"] == "gfk"
 
 
 def test_a_run_that_fails_is_a_cell(project: Path, tmp_path: Path) -> None:
