@@ -287,7 +287,8 @@ def _run(
 ) -> None:
     """Run the cells that are not finished, then show the table; what `undo` has to do is done if they are refused."""
     from autodial.comparison.folder import device_for, locked
-    from autodial.comparison.results import judge, save, table_of
+    from autodial.comparison.methods import about_nets
+    from autodial.comparison.results import about_choice, judge, save, table_of
     from autodial.errors import INTERRUPTED, WorkError
     from autodial.selection.processes import default_parallel, free_memory, run_jobs
     from autodial.system.cpus import available_cpus
@@ -307,6 +308,8 @@ def _run(
         gpu = chosen_device.type == "cuda"
         cpus = available_cpus()
         memory = _gpu_memory(chosen_device) if gpu else free_memory()
+        if left and (note := about_nets(request["methods"], len(request["seeds"]))) is not None:
+            typer.echo(f"Note: {note}", err=True)
         parallel = jobs or default_parallel(len(left), cpus, gpu=gpu, memory=memory, job_memory=needed)
         share = max(1, cpus // parallel)
         with job_progress(
@@ -333,10 +336,9 @@ def _run(
     else:
         _print_table(table)
         if found["chosen"] is not None:
-            chosen = found["chosen"]
-            typer.echo(f"\nChosen without labels of the target: {chosen['method']}, seed {chosen['seed']}")
-            if "export" in chosen["commands"]:
-                typer.echo(f"To export it:\n{chosen['commands']['export']}")
+            typer.echo(f"\n{about_choice(found)}")
+            if "export" in found["chosen"]["commands"]:
+                typer.echo(f"To export it:\n{found['chosen']['commands']['export']}")
     if all(trial.outputs is None for trial in trials):
         raise WorkError(f"every run failed: see the notes in {comparison.folder / 'table.txt'}")
 

@@ -276,8 +276,9 @@ class Comparison:
                 f"{self.folder} holds a comparison with `{name}` {given}: give the same, or name another folder"
             )
 
-    def conditions(self, *, measured: bool) -> list[str]:
+    def conditions(self, methods: Sequence[str], *, measured: bool) -> list[str]:
         """What all methods have in common, in sentences; `measured` says whether accuracies are known."""
+        nets = [method for name in trained(methods) if isinstance(method := METHODS[name], Method)]
         source, target, tested = self._record["images"]
         batch = self._record["batch"]
         start = self.inputs["weights"] or "random weights"
@@ -287,6 +288,11 @@ class Comparison:
             f"{batch[0]} source and {batch[1]} target images in a batch, and "
             f"{counted(self._solver.max_iter, 'iteration')}",
             f"All start from {self.inputs['base']} with {start}; the course of the learning rate is {course}",
+            *(
+                ["After training, the statistics of Dial layers were computed over all images (`autodial recalibrate`)"]
+                if any(has_dial(method.make(self._net, self._solver.max_iter)) for method in nets)
+                else []
+            ),
             *([f"Accuracy is that on {tested} labelled target images"] if measured else []),
         ]
 
@@ -354,17 +360,39 @@ class Comparison:
         return [_trial(cell, failures) for cell in cells if cell.method in methods]
 
     def commands(self, method: str, seed: int) -> dict[str, str]:
-        """Command lines that train a method's net once more, and that export the trained one; none for a Shallow."""
-        if isinstance(METHODS[method], Shallow):
+        """Command lines for a run of a method; none for a Shallow.
+
+        "train" trains its net once more, with all files in the working directory. "recalibrate" then computes the
+        statistics over all images, as they are in the run's weights; it is there if the net has Dial layers. "export"
+        exports the run's weights.
+        """
+        chosen = METHODS[method]
+        if isinstance(chosen, Shallow):
             return {}
-        folder = self.folder / method
+        folder, again = self.folder / method, f"{method}_seed_{seed}"
         variant = [method] if method in FIXING else []
         weights = ",".join(self.weights) or None
+        suffix = ".h5" if self._solver.snapshot_format == pb.SolverParameter.HDF5 else ""
+        recalibrate = command_line(
+            "autodial recalibrate",
+            {
+                "--net": folder / NET,
+                "--weights": f"{again}_iter_{self._solver.max_iter}.caffemodel{suffix}",
+                "-o": f"{again}.caffemodel",
+            },
+        )
         return {
             "train": command_line(
                 "autodial train",
-                {"--solver": folder / SOLVER, "--weights": weights, "--variant": variant, "--seed": seed},
+                {
+                    "--solver": folder / SOLVER,
+                    "--weights": weights,
+                    "--variant": variant,
+                    "--seed": seed,
+                    "--set": f"solver.snapshot_prefix={again}",
+                },
             ),
+            **({"recalibrate": recalibrate} if has_dial(chosen.make(self._net, self._solver.max_iter)) else {}),
             "export": command_line(
                 "autodial export",
                 {
@@ -394,7 +422,7 @@ class Comparison:
                 draw=0,
                 base_dir=method_folder,
                 device=device,
-                recalibrate=any(layer.type == "Dial" for layer in net.layer),
+                recalibrate=has_dial(net),
                 target_labels=labels,
                 target=self.folder / TARGET_LIST,
             )
@@ -443,7 +471,11 @@ class Comparison:
             solver = solver_for(method, self._solver, same_schedule=self.inputs["same_schedule"])
             solver.net = str(folder / NET)
             header = [f"{method.title}, made from {self.inputs['base']} by `autodial compare`. To train it once more:"]
-            header.append(self.commands(name, 1)["train"])
+            commands = self.commands(name, 1)
+            header.append(commands["train"])
+            if "recalibrate" in commands:
+                header.append("The weights in seed_N then got statistics over all images. To compute these as well:")
+                header.append(commands["recalibrate"])
             folder.mkdir(exist_ok=True)
             with replacing_files(folder, last=SOLVER) as aside:
                 (aside / NET).write_bytes(net_to_text(net, header=header).encode(errors="replace"))
@@ -462,6 +494,11 @@ def locked(folder: Path) -> Iterator[None]:
         if not lock(file):
             raise InputError(f"another `autodial compare` is at work in {folder}: wait, or name another folder")
         yield
+
+
+def has_dial(net: pb.NetParameter) -> bool:
+    """Whether a net has Dial layers."""
+    return any(layer.type == "Dial" for layer in net.layer)
 
 
 def device_for(comparison: Comparison, device: str) -> torch.device:

@@ -103,10 +103,28 @@ def judge(comparison: Comparison, methods: Sequence[str], trials: Sequence[Trial
     return Results(
         schema=_SCHEMA,
         pair=comparison.pair,
-        conditions=comparison.conditions(measured=any(accuracy(trial) is not None for trial in trials)),
+        conditions=comparison.conditions(methods, measured=any(accuracy(trial) is not None for trial in trials)),
         methods=runs,
         chosen=chosen,
     )
+
+
+def about_choice(results: Results) -> str | None:
+    """The run that is chosen, in sentences; None if there is none."""
+    chosen = results["chosen"]
+    if chosen is None:
+        return None
+    shallow = [name for name in results["methods"] if isinstance(METHODS[name], Shallow)]
+    runs = {
+        (name, run["seed"]): run["values"].get(DEFAULT) for name, each in results["methods"].items() for run in each
+    }
+    value = runs[chosen["method"], chosen["seed"]]
+    rank = "" if value is None else f" {-value:.1f}"
+    text = f"Chosen without labels of the target: {chosen['method']}, seed {chosen['seed']}"
+    if chosen["method"] in shallow:
+        return f"{text}, the run with the best rank{rank}; no trained net can be proposed"
+    text += f", the trained net with the best rank{rank} of a single run"
+    return text if not shallow else f"{text}; {', '.join(shallow)} can't be exported, and can't be chosen"
 
 
 def read_results(folder: Path) -> Results:
@@ -209,7 +227,8 @@ def _of_shallow(names: Sequence[str] | Mapping[str, object]) -> list[str]:
     """What the rows of shallow methods are."""
     shallow = {name: method.net for name in names if isinstance(method := METHODS.get(name), Shallow)}
     return [
-        f"{METHODS[name].title} aligns the features of {METHODS[net].title}'s net, and fits a linear classifier to them"
+        f"{METHODS[name].title} ({name}) aligns the features of {METHODS[net].title}'s net, and fits a linear "
+        "classifier to them"
         for name, net in shallow.items()
     ]
 
