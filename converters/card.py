@@ -25,7 +25,7 @@ from autodial.data.image_statistics import Reference
 from autodial.errors import InputError
 from autodial.system.files import replacing
 from autodial.system.outputs import check_output
-from autodial.wording import counted, printable
+from autodial.wording import counted, described_size, printable
 
 _MARK = "# autodial export --card wrote this file, and replaces it when it is run again"
 _LISTED = 100
@@ -73,19 +73,26 @@ class TrainedNet:
         iteration: number of updates.
         seed: of the training.
         variants: the method, if it is another one than the net's own: "adabn", for example.
-        source, target: names of the training lists or databases; None if they are not known.
+        sources: names of the lists or databases of the source, or of each source; empty if they are not known.
+        target: name of the target's; None if it is not known.
+        labelled_target: name of the list of target images whose labels were trained on; None if there were none.
+        labelled_images: how many these are; None if that is not known.
         statistics: domain of the statistics that its test normalized with, as the metadata of a file has it.
         alphas: of the domain alignment layers by name, from the net's input to its output, in [0.5, 1].
-        scores: of the test after the last update; None if there was none.
+        recalibrated: whether the stored statistics were computed once more after training, over all training images.
+        scores: of the test of these weights, after the last update; None if there was none.
     """
 
     iteration: int
     seed: int
     variants: Sequence[str] = ()
-    source: str | None = None
+    sources: Sequence[str] = ()
     target: str | None = None
+    labelled_target: str | None = None
+    labelled_images: int | None = None
     statistics: str | None = None
     alphas: Mapping[str, float] = field(default_factory=dict)
+    recalibrated: bool = False
     scores: TestScores | None = None
 
 
@@ -150,6 +157,7 @@ def _render(report: ExportReport, trainings: Sequence[TrainedNet | None], recali
             head=head,
             name=name,
             file=file,
+            weights=f"{file}.data",
             report=report,
             metadata=report.metadata,
             adapted=report.metadata["statistics"] is not None,
@@ -158,6 +166,8 @@ def _render(report: ExportReport, trainings: Sequence[TrainedNet | None], recali
             color=report.metadata["channel_order"] == "BGR",
             nets=len(trainings),
             trainings=known,
+            sources=max((len(training.sources) for training in known), default=1),
+            labelled=next((training for training in known if training.labelled_target is not None), None),
             scored=scored,
             changes=changes,
             classes=_class_rows(report, exact),
@@ -246,6 +256,15 @@ def _escaped(text: object) -> str:
     return _MARKDOWN.sub(r"\\\1", printable(str(text)))
 
 
+def _code(name: str) -> str:
+    """A file's name as Markdown shows it unchanged, outside of tables."""
+    name = printable(name)
+    if "`" not in name:
+        return f"`{name}`"
+    fence = "`" * (1 + max(map(len, re.findall("`+", name))))
+    return f"{fence} {name} {fence}"
+
+
 def _percent(share: float | None) -> str:
     return "" if share is None else f"{share:.1%}"
 
@@ -262,11 +281,12 @@ def _environment() -> jinja2.Environment:
     )
     environment.filters |= {
         "md": _escaped,
+        "code": _code,
         "percent": _percent,
         "shell": lambda text: shlex.quote(text),
         "python": lambda text: json.dumps(text, ensure_ascii=False),
         "counted": counted,
         "listed": lambda phrases: " and ".join([*([", ".join(phrases[:-1])] if phrases[1:] else []), phrases[-1]]),
-        "size": lambda size: f"{size / 2**20:.1f} MiB" if size >= 2**20 else f"{size / 2**10:.1f} KiB",
+        "size": described_size,
     }
     return environment

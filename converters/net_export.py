@@ -29,6 +29,7 @@ from autodial.converters.prepared import FoldedNet, Prepared, check_size, load
 from autodial.converters.reference import Progress, TrainingImages, measure
 from autodial.converters.verification import BATCHES, Comparison, ExportReport
 from autodial.errors import InputError
+from autodial.evaluation.domains import has_target_batch_norm
 from autodial.model_file import INPUT, Domain
 from autodial.net.net import Net
 from autodial.netparam.graph import Graph, Node
@@ -174,7 +175,7 @@ def prepare(
             for layer in one.layers
             if layer.name in needed
         },
-        destination.limit,
+        destination.limit(options.precision),
     )
     if options.domain is not None:
         _choose_statistics(graph.ancestors(scores), options.domain)
@@ -198,6 +199,8 @@ def prepare(
         nets.append(net)
         foldings.append(folding)
     unfolded, folded = nets[0], foldings[0]
+    # what `init --latent` makes has Dial layers in no phase, and the target's BatchNorm layers in TEST
+    statistics = "target" if has_target_batch_norm(net_param) else folded.statistics
     classes, notes = read_class_names(options.labels, _class_count(unfolded, graph.names[scores]), base_dir)
     if data.transform_param.mirror:
         notes.append(f'layer "{data.name}" mirrors at random in TEST too, as Caffe does; the exported file does not')
@@ -216,7 +219,7 @@ def prepare(
     training = measured = None
     if pictures:
         try:
-            training = TrainingImages.of_caffe(net_param, folded.statistics, base_dir)
+            training = TrainingImages.of_caffe(net_param, statistics, base_dir)
             measured = partial(measure, training=training, images=pictures, progress=progress)
         except InputError as error:
             notes.append(f"the file can't detect a domain shift, as no training images could be measured ({error})")
@@ -231,11 +234,11 @@ def prepare(
         input=graph.names[entry] if raw_input else INPUT,
         logits=graph.names[scores],
         classes=classes,
-        metadata=make_metadata(classes, pictures, window, folded.statistics, weights_digest(*weights)),
+        metadata=make_metadata(classes, pictures, window, statistics, weights_digest(*weights)),
         merged=folded.merged,
         kept=tuple(folded.kept),
         notes=tuple(notes),
-        lowering=plan_lowering(options, images=pictures, training=training, statistics=folded.statistics),
+        lowering=plan_lowering(options, images=pictures, training=training, statistics=statistics),
         measure=measured,
         caffe=FoldedNet(
             folded,

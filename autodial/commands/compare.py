@@ -37,8 +37,8 @@ def compare(
         list[Path],
         typer.Argument(
             metavar="DIR",
-            help="The folder for all results. Naming it again continues the comparison. With several, the table of "
-            "their results is shown.",
+            help="The folder for all results. Named alone, it continues its comparison. Several folders are shown as "
+            "one table.",
         ),
     ],
     source: Annotated[
@@ -88,7 +88,7 @@ def compare(
     ] = None,
     batch_size: Annotated[
         int | None,
-        typer.Option(min=4, help="Images in a batch, half of them of the source.", show_default="the net's"),
+        typer.Option(min=4, help="Images in a batch, half of them from the source.", show_default="the net's"),
     ] = None,
     skip_bad: Annotated[
         bool, typer.Option("--skip-bad", help="Leave out images that can't be decoded. Otherwise they are an error.")
@@ -107,7 +107,7 @@ def compare(
     ] = False,
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", metavar="DIR", help="With several comparisons: a folder for the table."),
+        typer.Option("--output", "-o", metavar="DIR", help="With several DIRs: a folder for their table."),
     ] = None,
     device: SolverDeviceOption = "auto",
     jobs: Annotated[
@@ -129,17 +129,22 @@ def compare(
     """Compare methods of domain adaptation on one pair of domains: the paper's table, for your images.
 
     Each method's net is made from one base net, with the losses and weights that its authors released. All methods get
-    the same images, batches, starting weights and number of iterations. Without labels of the target, the table has
-    the runs' ranks by what `autodial select` looks at; --target-labels adds accuracies.
+    the same images, batches, starting weights and number of iterations. The table ranks the runs without target labels,
+    as `autodial select` ranks candidates; --target-labels adds accuracies.
 
     DIR gets METHOD/train_val.prototxt and METHOD/solver.prototxt for `autodial train`, a folder per run with its
     weights and logs, results.json, and the table as table.txt, table.csv, table.tex and table.html. What is finished is
     not run again: the same command, or DIR alone, goes on after an interruption, and methods, seeds and --target-labels
     can be added. A run that fails is a cell of the table.
     """
+    made_from = {"--source": source or None, "--target": target, "--base": base, "--test": test, "--weights": weights}
+    made_from |= {"--epochs": epochs, "--batch-size": batch_size}
+    made_from |= {"--skip-bad": skip_bad or None, "--same-schedule": same_schedule or None}
+    named = [option for option, value in made_from.items() if value is not None]
     if len(folders) > 1:
-        if source or target or base or methods or seeds:
-            raise InputError("several folders are shown side by side: run each comparison with a command of its own")
+        wanted = {"--methods": methods, "--seeds": seeds, "--target-labels": target_labels or None}
+        for option in (*named, *(option for option, value in wanted.items() if value is not None)):
+            raise InputError(f"{option} is for one comparison, and several are named: give it to that one's command")
         _join(folders, output, as_json=as_json)
         return
     if output is not None:
@@ -147,7 +152,7 @@ def compare(
     (folder,) = folders
     with naming_options(**_OPTIONS), ExitStack() as undo:
         inputs = None
-        if source or target is not None or base is not None:
+        if named:
             inputs = _inputs(
                 *(source or [], target, test, base, weights),
                 epochs=epochs,
@@ -179,7 +184,9 @@ def _inputs(
     from autodial.comparison.folder import Inputs
 
     if not sources or target is None or base is None:
-        raise InputError("a comparison takes `source`, `target` and `base`")
+        raise InputError(
+            "a comparison takes `source`, `target` and `base`: name all three, or the folder alone to go on with it"
+        )
     if len(sources) > 1:
         raise InputError(
             f"`source` is given {len(sources)} times, but a comparison has one source: put the images of all into one "
@@ -286,15 +293,16 @@ def _run(
     as_json: bool,
 ) -> None:
     """Run the cells that are not finished, then show the table; what `undo` has to do is done if they are refused."""
-    from autodial.comparison.folder import device_for, locked
+    from autodial.comparison.folder import device_for
     from autodial.comparison.methods import about_nets
     from autodial.comparison.results import about_choice, judge, save, table_of
     from autodial.errors import INTERRUPTED, WorkError
     from autodial.selection.processes import default_parallel, free_memory, run_jobs
     from autodial.system.cpus import available_cpus
+    from autodial.system.outputs import locked
 
     failures: dict[Path, str] = {}
-    with locked(comparison.folder):
+    with locked(comparison.folder, "autodial compare"):
         with undo:
             chosen_device = device_for(comparison, device)
             cells = comparison.cells(

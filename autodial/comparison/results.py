@@ -119,12 +119,12 @@ def about_choice(results: Results) -> str | None:
         (name, run["seed"]): run["values"].get(DEFAULT) for name, each in results["methods"].items() for run in each
     }
     value = runs[chosen["method"], chosen["seed"]]
-    rank = "" if value is None else f" {-value:.1f}"
-    text = f"Chosen without labels of the target: {chosen['method']}, seed {chosen['seed']}"
+    rank = "" if value is None else f" ({-value:.1f})"
+    text = f"Chosen without target labels: {chosen['method']}, seed {chosen['seed']}"
     if chosen["method"] in shallow:
         return f"{text}, the run with the best rank{rank}; no trained net can be proposed"
-    text += f", the trained net with the best rank{rank} of a single run"
-    return text if not shallow else f"{text}; {', '.join(shallow)} can't be exported, and can't be chosen"
+    text += f", the trained net with the best rank{rank}"
+    return text if not shallow else f"{text}; results of {', '.join(shallow)} can't be exported, and are not proposed"
 
 
 def read_results(folder: Path) -> Results:

@@ -43,11 +43,10 @@ def data_in_test(net: pb.NetParameter, *, aligned: bool = True) -> DataTop:
         InputError: there is no Dial layer, as in a net with latent domains, or it does not depend on one top of one
             data layer.
     """
-    types = {layer.type for layer in net.layer}
-    if aligned and "MultiModalBatchNorm" in types and "Dial" not in types:
+    if aligned and has_latent_domains(net):
         raise InputError(
-            "the net has latent domains (MultiModalBatchNorm) and no Dial layers, whose statistics alone are computed "
-            "and compared: leave this out for such a net, and use the statistics that training stored"
+            "the net has latent domains (MultiModalBatchNorm), and only Dial layers' statistics can be computed over "
+            "all images: keep those that training stored, as `autodial export` does without --recalibrate"
         )
     graph = Graph(filter_net(net, pb.TEST).layer)
     dials = _dial_tops(graph) if aligned else _tops_of_dials(graph)
@@ -93,9 +92,23 @@ def data_in_train(net: pb.NetParameter) -> TrainData | None:
     return None
 
 
+def has_latent_domains(net: pb.NetParameter) -> bool:
+    """Whether MultiModalBatchNorm layers find latent domains among the source's images, in place of Dial layers."""
+    types = {layer.type for layer in net.layer}
+    return "MultiModalBatchNorm" in types and "Dial" not in types
+
+
 def sources_of(net: pb.NetParameter) -> int:
     """How many sources a NetParameter's Dial layers align with the target; 1 for a net without such layers."""
     return 1 + max((len(layer.dial_param.source_slice_point) for layer in net.layer), default=0)
+
+
+def has_target_batch_norm(net: pb.NetParameter) -> bool:
+    """Whether a net with latent domains normalizes in its TEST phase with the target's BatchNorm layers alone."""
+    if not has_latent_domains(net):
+        return False
+    types = {layer.type for layer in filter_net(net, pb.TEST).layer}
+    return "BatchNorm" in types and "MultiModalBatchNorm" not in types
 
 
 def data_in_both_phases(net: pb.NetParameter, *, level: int = 0, stages: Sequence[str] = ()) -> bool:

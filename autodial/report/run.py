@@ -13,7 +13,7 @@ from autodial import proto
 from autodial.errors import InputError
 from autodial.netparam.net_state import filter_net
 from autodial.proto import messages as pb
-from autodial.training.run_record import LOG, RECORD, Start, read_events, read_starts
+from autodial.training.run_record import LOG, RECORD, KeptTest, Start, read_events, read_starts
 
 Kind = Literal["train", "test"]
 
@@ -76,6 +76,23 @@ class LoggedSnapshot:
     iteration: int
     model: Path
     sha256: str
+
+
+@dataclass(frozen=True)
+class KeptWeights:
+    """What the log says of weights that `select` or `compare` kept.
+
+    Attributes:
+        iteration: number of updates.
+        sha256: of the file.
+        recalibrated: whether its statistics were computed once more, over all images.
+        test: what it scored; None if labels were not looked at.
+    """
+
+    iteration: int
+    sha256: str
+    recalibrated: bool
+    test: KeptTest | None
 
 
 @dataclass(frozen=True)
@@ -191,10 +208,11 @@ class Run:
 
     @property
     def seconds(self) -> float | None:
-        """Seconds from each start to its last logged line, added up; None if the log has no times."""
+        """Seconds from each start to the last line that it logged, added up; None if the log has no times."""
         total = 0.0
         started = None
-        for event, following in zip_longest(self.events, self.events[1:]):
+        events = [event for event in self.events if event["event"] != "weights"]  # measured after the training
+        for event, following in zip_longest(events, events[1:]):
             if "time" not in event:
                 return None
             if event["event"] == "start":
@@ -210,6 +228,15 @@ class Run:
             LoggedSnapshot(event["iteration"], Path(event["model"]), event["sha256"])
             for event in reversed(self.events)
             if event["event"] == "snapshot"
+        ]
+
+    @property
+    def kept_weights(self) -> list[KeptWeights]:
+        """The weights that `select` or `compare` kept, as they were last measured first."""
+        return [
+            KeptWeights(event["iteration"], event["sha256"], event["recalibrated"], event["test"])
+            for event in reversed(self.events)
+            if event["event"] == "weights"
         ]
 
     def alphas(self) -> list[Curve]:

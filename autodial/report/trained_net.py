@@ -8,12 +8,13 @@ from typing import Any
 
 from autodial.converters.card import TestScores, TrainedNet
 from autodial.errors import InputError
-from autodial.evaluation.domains import data_in_train
+from autodial.evaluation.domains import data_in_train, has_target_batch_norm, sources_of
 from autodial.netparam.graph import Graph
 from autodial.netparam.net_state import filter_net
+from autodial.proto import Weights, read_weights
 from autodial.proto import messages as pb
-from autodial.report.data import data_nodes
-from autodial.report.run import Run
+from autodial.report.data import data_nodes, label_tops, row_reader
+from autodial.report.run import KeptWeights, LoggedSnapshot, Run
 from autodial.system.hashing import file_hash
 from autodial.training.run_record import holds_run
 
@@ -21,7 +22,8 @@ from autodial.training.run_record import holds_run
 def find_trained_net(names: str, logits: str) -> TrainedNet | None:
     """What is recorded of a net's weights by the run that wrote them; None if no run beside them has written this file.
 
-    A run counts if its log names a snapshot with the file's SHA-256. Damaged runs are passed over.
+    A run counts if its log names a snapshot, or weights that `select` or `compare` kept, with the file's SHA-256.
+    Damaged runs are passed over.
 
     Args:
         names: the .caffemodel; of several with commas, nothing is recorded.
@@ -36,45 +38,69 @@ def find_trained_net(names: str, logits: str) -> TrainedNet | None:
             run = Run.read(folder)
         except InputError:
             continue
-        for snapshot in run.snapshots:
-            if snapshot.sha256 == sha256:
-                return _trained_net(run, snapshot.iteration, logits)
+        for found in (*run.kept_weights, *run.snapshots):
+            if found.sha256 == sha256:
+                return _trained_net(run, found, read_weights(weights), logits)
     return None
 
 
 def _run_folders(folder: Path) -> Iterator[Path]:
-    """The runs in a folder, the newest first, and the folder itself if it is one."""
-    runs = [path for path in folder.iterdir() if path.is_dir() and holds_run(path)]
+    """The runs in a folder, or of the candidates in that of a selection, the newest first, and the folder itself."""
+    runs = [path for path in (*folder.iterdir(), *folder.glob("candidates/*/*/run")) if holds_run(path)]
     yield from sorted(runs, key=lambda path: path.stat().st_mtime, reverse=True)
     if holds_run(folder):
         yield folder
 
 
-def _trained_net(run: Run, iteration: int, logits: str) -> TrainedNet:
-    rows = [row for row in run.events if row["event"] == "train" and row["iteration"] <= iteration]
-    source, target = _training_lists(run)
+def _trained_net(run: Run, found: LoggedSnapshot | KeptWeights, weights: Weights, logits: str) -> TrainedNet:
+    kept = found if isinstance(found, KeptWeights) else None
     return TrainedNet(
-        iteration=iteration,
+        iteration=found.iteration,
         seed=run.record["seed"],
         variants=run.record["variants"],
-        source=source,
-        target=target,
+        **_training_lists(run),
         statistics=_statistics(run),
-        alphas={name: alpha for name, alpha in (rows[-1]["alphas"] if rows else {}).items() if alpha is not None},
-        scores=_scores(run, iteration, logits),
+        alphas=_alphas(run, weights),
+        recalibrated=kept is not None and kept.recalibrated,
+        scores=_kept_scores(run, kept) if kept is not None else _scores(run, found.iteration, logits),
     )
 
 
-def _training_lists(run: Run) -> tuple[str | None, str | None]:
-    """Names of the source's and the target's list or database."""
+def _alphas(run: Run, weights: Weights) -> dict[str, float]:
+    """Alpha of the weights themselves, by Dial layer, clipped as a forward pass does; the log has those of displays."""
+    least = 1 / (1 + sources_of(run.train_net))
+    stored = {layer.name: layer.blobs[0] for layer in weights.layers if layer.blobs}
+    found = {name: blob for name in run.dials if (blob := stored.get(name)) is not None}
+    return {name: min(max(float(blob.flat[0]), least), 1.0) for name, blob in found.items()}
+
+
+def _training_lists(run: Run) -> dict[str, Any]:
+    """Names of the lists or databases of the sources, the target, and the target's labelled images, by field."""
     try:
         domains = data_in_train(run.train_net)
+        labelled = label_tops(Graph(filter_net(run.train_net, pb.TRAIN).layer))
     except InputError:
-        domains = None
+        return {}
     if domains is None:
-        return None, None
-    sources = [_data_name(data.layer) for data in domains.sources]
-    return ", ".join(name for name in sources if name) or None, _data_name(domains.target.layer)
+        return {}
+    names = (_data_name(data.layer) for data in domains.sources)
+    found: dict[str, Any] = {
+        "sources": [name for name in names if name is not None],
+        "target": _data_name(domains.target.layer),
+    }
+    known = {data.layer.name for data in (*domains.sources, domains.target)}
+    for layer in (top.layer for top in labelled):
+        if layer.name not in known:
+            found |= {"labelled_target": _data_name(layer), "labelled_images": _rows(layer, run.train_folder)}
+    return found
+
+
+def _rows(layer: pb.LayerParameter, base_dir: Path | None) -> int | None:
+    """The number of rows of a data layer's list; None if it is no longer there."""
+    try:
+        return len(row_reader(layer, base_dir)[1].source)
+    except InputError:
+        return None
 
 
 def _data_name(layer: pb.LayerParameter) -> str | None:
@@ -86,6 +112,8 @@ def _data_name(layer: pb.LayerParameter) -> str | None:
 
 def _statistics(run: Run) -> str | None:
     """The domain whose statistics the TEST phase normalizes with, as a file's metadata names it."""
+    if has_target_batch_norm(run.test_net):
+        return "target"
     layers = filter_net(run.test_net, pb.TEST).layer
     found = {
         "source" if layer.dial_param.test_stats == pb.DialParameter.SOURCE else "target"
@@ -106,7 +134,7 @@ def _scores(run: Run, iteration: int, logits: str) -> TestScores | None:
     balanced = row.get("balanced_accuracy", {}).get(logits)
     if accuracy is None and balanced is None:
         return None
-    data = next((node.param for node in data_nodes(Graph(net.layer)) if _data_name(node.param)), None)
+    data = _test_data(net)
     return TestScores(
         data=(_data_name(data) if data is not None else None) or "not known",
         images=_images(run, data),
@@ -114,6 +142,20 @@ def _scores(run: Run, iteration: int, logits: str) -> TestScores | None:
         balanced_accuracy=balanced,
         recalls=row.get("recalls", {}).get(logits, ()),
     )
+
+
+def _kept_scores(run: Run, kept: KeptWeights) -> TestScores | None:
+    """What weights scored that `select` or `compare` kept; None if labels were not looked at."""
+    if kept.test is None:
+        return None
+    data = _test_data(filter_net(run.test_net, pb.TEST))
+    name = None if data is None else _data_name(data)
+    return TestScores(name or "not known", **kept.test)
+
+
+def _test_data(net: pb.NetParameter) -> pb.LayerParameter | None:
+    """The first data layer that names a list or database."""
+    return next((node.param for node in data_nodes(Graph(net.layer)) if _data_name(node.param)), None)
 
 
 def _accuracy(net: pb.NetParameter, row: Mapping[str, Any], logits: str) -> float | None:

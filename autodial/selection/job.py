@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import shutil
@@ -24,8 +25,9 @@ from autodial.wording import command_line
 
 if TYPE_CHECKING:
     from autodial.selection import processes
-    from autodial.selection.outputs import TrainedNet
+    from autodial.selection.outputs import Outputs, TrainedNet
     from autodial.training.run import TrainingResult
+    from autodial.training.run_record import KeptTest
 
 _PREFIX = "net"
 _ITERATION = re.compile(r"_iter_([0-9]{1,10})$")
@@ -211,6 +213,7 @@ def run(job: Job, workers: int) -> None:
         InterruptedTrainingError: a signal ended the training, which left a snapshot.
     """
     from autodial.training.run import Outcome
+    from autodial.training.run_log import log_weights
 
     started = time.perf_counter()
     result = Result(name=job.name, target_labels=job.target_labels, collapsed_at=None, error=None, seconds=0.0)
@@ -229,6 +232,7 @@ def run(job: Job, workers: int) -> None:
             seed=job.draw,
         )
         outputs.write(job.outputs)
+        log_weights(job.folder / "run", job.trained, recalibrated=job.recalibrate, test=_test(outputs))
         result["collapsed_at"] = _collapsed_at(job)
     except DivergedError as error:
         result["error"] = str(error)
@@ -302,6 +306,24 @@ def _keep(job: Job, net: TrainedNet) -> None:
     if job.recalibrate:
         net.recalibrate([lists.training for lists in job.lists])
     write_weights(net.weights, job.trained)
+
+
+def _test(outputs: Outputs) -> KeptTest | None:
+    """What the weights scored on the TEST phase's labelled images; None if labels were not looked at."""
+    from autodial.training.recall import balanced_accuracy
+
+    labels, classes = outputs.test_labels, outputs.test_probabilities.shape[1]
+    if not len(labels):
+        return None
+    right = outputs.test_probabilities.argmax(1) == labels
+    by_class = [right[labels == number] for number in range(classes)]
+    recalls = tuple(float(some.mean()) if some.size else math.nan for some in by_class)
+    return {
+        "images": len(labels),
+        "accuracy": float(right.mean()),
+        "balanced_accuracy": balanced_accuracy(recalls),
+        "recalls": list(recalls),
+    }
 
 
 def _collapsed_at(job: Job) -> int | None:

@@ -20,7 +20,7 @@ from autodial.system.hashing import file_hash
 from autodial.system.json_files import finite
 from autodial.training.event_file import EventFile, event_file
 from autodial.training.monitor import BlobValues, CollapseRow, Monitor, RunningSolver, TestRow, TrainRow
-from autodial.training.run_record import LOG, RECORD, SCHEMA, holds_run, read_records
+from autodial.training.run_record import LOG, RECORD, SCHEMA, KeptTest, holds_run, read_events, read_records
 
 _log = logging.getLogger(__name__)
 
@@ -116,6 +116,35 @@ class RunLog(Monitor):
                     *(self.folder, error.strerror, self._iteration),
                 )
             self._complete = False
+
+
+def log_weights(folder: Path, weights: Path, *, recalibrated: bool, test: KeptTest | None) -> None:
+    """Add to a finished run's log which weights were kept of it.
+
+    Args:
+        folder: the run's.
+        weights: the file.
+        recalibrated: whether its statistics were computed once more, over all images.
+        test: what it scored; None without labels.
+
+    Raises:
+        InputError: the log is damaged.
+        WorkError: it can't be written to.
+    """
+    row = {
+        "time": datetime.now(UTC).isoformat(timespec="seconds"),
+        "event": "weights",
+        "iteration": read_events(folder)[-1]["iteration"],
+        "model": str(weights.absolute()),
+        "sha256": file_hash(weights),
+        "recalibrated": recalibrated,
+        "test": test,
+    }
+    try:
+        with AppendedFile(folder / LOG) as log:
+            log.append(json.dumps(finite(row), allow_nan=False).encode() + b"\n")
+    except OSError as error:
+        raise WorkError(f"the run's log in {folder} can't be written: {error.strerror}") from error
 
 
 def _cut_unfinished_line(path: Path) -> None:

@@ -2,10 +2,14 @@
 
 `run.json` is an object {"schema": 1, "starts": [...]}, one record per start of the run (the first, and each time it was
 resumed). `log.jsonl` has one JSON object per line: "event" is "train" (a displayed iteration), "test", "snapshot",
-"collapse" (an alarm, see `CollapseWatch`) or "start", "time" is when, in UTC, and NaN and infinite numbers are null.
+"collapse" (an alarm, see `CollapseWatch`), "weights" or "start", "time" is when, in UTC, and NaN and infinite numbers
+are null.
 A "test" line has under "not_finite" the blobs with scores that were NaN or infinite: in how many rows, out of how many.
 Under "recalls" and "balanced_accuracy" it has, by blob of scores, each class's recall over the whole test and their
 mean. A class without labels is null.
+
+`autodial select` and `autodial compare` add a line "weights" for the file that they keep of a training: its SHA-256,
+whether its statistics were computed once more, over all images, and under "test" what it scored, if there were labels.
 """
 
 from __future__ import annotations
@@ -132,6 +136,24 @@ class _SnapshotEvent(_Timed):
     sha256: str
 
 
+class KeptTest(TypedDict):
+    """What kept weights scored: "images", how many had labels, and the rest as in a "test" line, for the logits."""
+
+    images: Annotated[int, range(2**63)]
+    accuracy: _Number
+    balanced_accuracy: _Number
+    recalls: list[_Number]
+
+
+class _WeightsEvent(_Timed):
+    """Weights that were kept."""
+
+    model: FilePath
+    sha256: str
+    recalibrated: bool
+    test: KeptTest | None
+
+
 class _CollapseEvent(_Timed):
     """An alarm."""
 
@@ -145,6 +167,7 @@ _EVENTS: Mapping[str, Any] = {
     "train": _TrainEvent,
     "test": _TestEvent,
     "snapshot": _SnapshotEvent,
+    "weights": _WeightsEvent,
     "collapse": _CollapseEvent,
 }
 

@@ -15,11 +15,12 @@ from typer.testing import CliRunner, Result
 
 from autodial import proto
 from autodial.cli import app
-from autodial.comparison.folder import Comparison, Request, locked
+from autodial.comparison.folder import Comparison, Request
 from autodial.comparison.methods import METHODS, Method
 from autodial.deploy import Predictor
 from autodial.errors import InputError
 from autodial.selection.outputs import Outputs
+from autodial.system.outputs import locked
 
 WORDS = ("--source", "source", "--target", "target", "--base", "net.prototxt")
 METHOD_NAMES = ("source-only", "adabn", "gfk")
@@ -85,7 +86,7 @@ def test_a_table_without_labels_of_the_target(project: Path, compared: tuple[Pat
         assert run["seed"] == 3 and run["error"] is None and run["accuracy"] is None and not run["collapsed"]
     assert found["chosen"]["method"] in METHOD_NAMES
     assert "accuracy in %" not in Path("table/table.txt").read_text()
-    assert "the trained net with the best rank" in result.output and "gfk can't be exported" in result.output
+    assert "the trained net with the best rank" in result.output and "results of gfk can't be exported" in result.output
     assert "GFK (gfk) aligns the features of source only's net" in result.output
     assert "the statistics of Dial layers were computed over all images" in result.output
     for text in ("45 source and 30 target images", "8 source and 8 target images in a batch", "12 iterations"):
@@ -209,9 +210,11 @@ def test_wrong_words(project: Path, tmp_path: Path) -> None:
     assert "--seeds 1,x: must be whole numbers" in error("table", "--seeds", "1,x")
     assert "holds no comparison: name --source, --target and --base" in error(str(tmp_path / "none"))
     assert "takes --source, --target and --base" in error("other", "--source", "source")
+    assert "takes --source, --target and --base" in error("table", "--epochs", "3")
+    assert "--target-labels is for one comparison" in error("table", "table", "--target-labels")
     assert "-o is for the table of several" in error("table", "-o", "all")
     assert "holds no finished comparison" in error("table", str(tmp_path))
-    with locked(project / "table"):
+    with locked(project / "table", "autodial compare"):
         assert "another `autodial compare` is at work in" in error("table")
 
 

@@ -25,7 +25,7 @@ TRAINED = TrainedNet(
     iteration=850,
     seed=3,
     variants=["fixed-alpha"],
-    source="amazon.txt",
+    sources=["amazon_1.txt"],
     target="webcam.txt",
     alphas={"conv1-dial": 1.0, "fc_8|dial": 0.625},
     scores=TestScores("webcam_test.txt", 300, 0.8125, 0.75, [1.0, None]),
@@ -74,7 +74,7 @@ def test_a_record_gives_the_accuracy(report: Any, tmp_path: Path) -> None:
     ]
     assert rows(card, "Accuracy") == [[r"webcam\_test.txt", "300", "81.2%", "75.0%"]]
     assert rows(card, "Classes") == [[r"a\|b", "100.0%"], [r"\*c\*", "no images"]]
-    assert "850 iterations, seed 3, as fixed-alpha; source amazon.txt, target webcam.txt." in card.text
+    assert "850 iterations, seed 3, as fixed-alpha; source: `amazon_1.txt`; target: `webcam.txt`." in card.text
     assert r"conv1-dial 1.00, fc\_8\|dial 0.62." in card.text
     assert "has not been scored" not in card.text
 
@@ -110,6 +110,23 @@ def test_what_a_file_keeps_of_its_training_images_is_told(adapted: Any, tmp_path
     shares = [f"{predicted.count(str(i)) / len(predicted):.1%}" for i in range(4)]
     assert rows(card, "Classes") == [[str(i), share] for i, share in enumerate(shares)]
     assert "It is for images of the target" in card.text and "predict --drift" in card.text
+
+
+def test_several_sources_and_labels_of_the_target_are_told(adapted: Any, tmp_path: Path) -> None:
+    trained = replace(
+        TRAINED, sources=["a_1.txt", "a`2.txt"], labelled_target="few.txt", labelled_images=12, statistics="target"
+    )
+    write_card(adapted, tmp_path / "README.md", [trained])
+    words = " ".join(read_card(tmp_path / "README.md").text.split())
+    assert (
+        "from labelled images of 2 domains, the sources, and images of another, the target, 12 of them with labels, "
+        "with domain alignment layers between them. It is for images of the target" in words
+    )
+    assert (
+        "sources: `a_1.txt` and `` a`2.txt ``; target: `webcam.txt`; target images with labels: `few.txt` (12 images)."
+        in words
+    )
+    assert "Apart from the labelled training images, the labels of target images served to score alone." in words
 
 
 def test_several_changes_are_listed(report: Any, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import cv2
 import pytest
@@ -19,15 +20,19 @@ from cards import Card, read_card, rows
 from serving import serving
 
 from autodial.deploy import Predictor
+from autodial.proto import read_weights
 from autodial.report.trained_net import find_trained_net
 
 Autodial = Callable[..., tuple[int, str, str]]
 EXPORT = ("export", "--net", "net.prototxt", "--weights", "spots_iter_8.caffemodel", "-o", "spots.onnx")
 
 
-def last_test(project: Path) -> dict[str, object]:
-    lines = (project / "run" / "log.jsonl").read_text().splitlines()
-    return [row for row in map(json.loads, lines) if row["event"] == "test"][-1]
+def last_test(project: Path) -> dict[str, Any]:
+    return [row for row in log(project) if row["event"] == "test"][-1]
+
+
+def log(project: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (project / "run" / "log.jsonl").read_text().splitlines()]
 
 
 def test_the_card_has_the_numbers_of_the_last_test(project: Path, autodial: Autodial) -> None:
@@ -36,13 +41,13 @@ def test_the_card_has_the_numbers_of_the_last_test(project: Path, autodial: Auto
     card, row = read_card(project / "README.md"), last_test(project)
     (entry,) = card.head["model-index"]
     values = {metric["type"]: metric["value"] for metric in entry["results"][0]["metrics"]}
-    assert values["accuracy"] == pytest.approx(row["outputs"]["accuracy"], abs=1e-4)  # type: ignore[index]
-    ((scores, balanced),) = row["balanced_accuracy"].items()  # type: ignore[attr-defined]
+    assert values["accuracy"] == pytest.approx(row["outputs"]["accuracy"], abs=1e-4)
+    ((scores, balanced),) = row["balanced_accuracy"].items()
     assert values["balanced_accuracy"] == pytest.approx(balanced, abs=1e-4)
-    recalls = row["recalls"][scores]  # type: ignore[index]
+    recalls = row["recalls"][scores]
     assert [line[1] for line in rows(card, "Classes")] == [f"{recall:.1%}" for recall in recalls]
     assert rows(card, "Accuracy")[0][:2] == ["test.txt", "15"]  # 3 batches of 5
-    assert "8 iterations, seed 5; source source.txt, target target.txt." in card.text
+    assert "8 iterations, seed 5; source: `source.txt`; target: `target.txt`." in card.text
     assert str(project) not in (project / "README.md").read_text("utf-8")
     assert (card.head["license"], card.head["library_name"]) == ("mit", "onnx")
 
@@ -66,10 +71,19 @@ def test_a_run_is_found_by_the_weights_it_wrote(project: Path) -> None:
     shutil.copy(project / "spots_iter_4.caffemodel", project / "run" / "renamed.caffemodel")
     found = find_trained_net(str(project / "run" / "renamed.caffemodel"), "fc")
     assert found is not None and (found.iteration, found.seed, found.statistics) == (4, 5, "target")
-    assert list(found.alphas) and all(0.5 <= alpha <= 1 for alpha in found.alphas.values())
     assert find_trained_net("spots_iter_8.caffemodel,spots_iter_4.caffemodel", "fc") is None
     (project / "run" / "run.json").write_text("{")
     assert find_trained_net(str(project / "spots_iter_8.caffemodel"), "fc") is None
+
+
+def test_the_alphas_are_those_of_the_weights(project: Path) -> None:
+    found = find_trained_net("spots_iter_8.caffemodel", "fc")
+    stored = {layer.name: layer for layer in read_weights(project / "spots_iter_8.caffemodel").layers}
+    assert found is not None and list(found.alphas) == ["conv/dial", "fc/dial"]
+    for name, alpha in found.alphas.items():
+        (blob,) = stored[name].blobs[0].flat  # type: ignore[union-attr]
+        assert alpha == min(1, blob)
+    assert found.alphas["fc/dial"] not in [row["alphas"]["fc/dial"] for row in log(project) if row["event"] == "train"]
 
 
 def test_a_card_is_refused_before_the_work(project: Path, autodial: Autodial) -> None:

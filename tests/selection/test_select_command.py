@@ -17,6 +17,8 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
+from cards import read_card, rows
+from sklearn.metrics import recall_score
 from typer.testing import CliRunner, Result
 
 from autodial import proto
@@ -115,6 +117,21 @@ def test_the_commands_that_it_prints_work_as_they_stand(project: Path) -> None:
     chosen, again = (proto.read_weights(f"chosen/{name}.caffemodel") for name in ("chosen", "chosen_iter_12"))
     fc = [next(layer for layer in weights.layers if layer.name == "fc").blobs[0] for weights in (chosen, again)]
     np.testing.assert_allclose(*fc, rtol=1e-5, atol=1e-6)
+
+
+def test_a_card_finds_what_the_chosen_weights_scored(project: Path) -> None:
+    options = ("export", "--net", "net.prototxt", "-o", "model.onnx", "--card", "README.md")
+    result = CliRunner().invoke(app, [*options, "--weights", "chosen/chosen.caffemodel"])
+    assert result.exit_code == 0, result.output
+    card, loaded = read_card(Path("README.md")), record("chosen")
+    accuracy = loaded["candidates"][loaded["chosen"]]["target_accuracy"]
+    assert rows(card, "Accuracy")[0][:3] == ["test.txt", "40", f"{accuracy:.1%}"]
+    assert card.head["metrics"] == ["accuracy", "balanced_accuracy"]
+    with np.load(Path("chosen", loaded["candidates"][loaded["chosen"]]["weights"]).with_name("outputs.npz")) as saved:
+        predicted, labels = saved["test_probabilities"].argmax(1), saved["test_labels"]
+    expected = recall_score(labels, predicted, average=None)
+    assert [row[1] for row in rows(card, "Classes")] == [f"{recall:.1%}" for recall in expected]
+    assert "The stored statistics were computed once more then" in card.text
 
 
 def test_outputs_are_those_of_a_training_with_whole_statistics(project: Path) -> None:
