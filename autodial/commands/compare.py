@@ -137,7 +137,13 @@ def compare(
     not run again: the same command, or DIR alone, goes on after an interruption, and methods, seeds and --target-labels
     can be added. A run that fails is a cell of the table.
     """
-    made_from = {"--source": source or None, "--target": target, "--base": base, "--test": test, "--weights": weights}
+    made_from: dict[str, object] = {
+        "--source": source or None,
+        "--target": target,
+        "--base": base,
+        "--test": test,
+        "--weights": weights,
+    }
     made_from |= {"--epochs": epochs, "--batch-size": batch_size}
     made_from |= {"--skip-bad": skip_bad or None, "--same-schedule": same_schedule or None}
     named = [option for option, value in made_from.items() if value is not None]
