@@ -24,7 +24,7 @@ from autodial.converters.verification import ExportReport
 from autodial.data.image_statistics import Reference
 from autodial.errors import InputError
 from autodial.system.files import replacing
-from autodial.system.outputs import check_output
+from autodial.system.outputs import check_output, real_path
 from autodial.wording import counted, described_size, printable
 
 _MARK = "# autodial export --card wrote this file, and replaces it when it is run again"
@@ -81,6 +81,7 @@ class TrainedNet:
         alphas: of the domain alignment layers by name, from the net's input to its output, in [0.5, 1].
         recalibrated: whether the stored statistics were computed once more after training, over all training images.
         scores: of the test of these weights, after the last update; None if there was none.
+        untested: why there was none, as a clause that follows "as"; None if that is not known.
     """
 
     iteration: int
@@ -94,13 +95,21 @@ class TrainedNet:
     alphas: Mapping[str, float] = field(default_factory=dict)
     recalibrated: bool = False
     scores: TestScores | None = None
+    untested: str | None = None
 
 
-def check_card(path: Path, options: ExportOptions, destination: Destination, inputs: Iterable[str | Path] = ()) -> None:
+def check_card(
+    path: Path,
+    options: ExportOptions,
+    destination: Destination,
+    inputs: Iterable[str | Path] = (),
+    output: Path | None = None,
+) -> None:
     """Refuse, before any work, a card that can't be written.
 
     Args:
-        inputs: files that the same command reads, or writes besides.
+        inputs: files that the same command reads.
+        output: what it writes besides.
 
     Raises:
         InputError: the file would not take images; the place can't be written to; or a file that is no such card is
@@ -108,7 +117,12 @@ def check_card(path: Path, options: ExportOptions, destination: Destination, inp
     """
     if options.raw_input or destination.takes_blobs:
         raise InputError("`card` describes an ONNX file that takes images: leave it out, or export such a file")
-    final = check_output(path, inputs, suffixes=(".md",))
+    if output is not None and real_path(path) == real_path(output):
+        raise InputError(f"`card` {path}: the exported file is written there: name another file, such as README.md")
+    try:
+        final = check_output(path, inputs, suffixes=(".md",))
+    except InputError as error:
+        raise InputError(f"`card` {error}") from error
     if final.exists() and _MARK.encode() not in final.read_bytes()[:1000]:
         raise InputError(f"{path} is there, and no card that an export wrote: name another file, or move it away")
 
@@ -144,7 +158,8 @@ def _render(report: ExportReport, trainings: Sequence[TrainedNet | None], recali
     changes = _changes(report, trainings, recalibrated)
     known = [training for training in trainings if training is not None]
     scored = [training.scores for training in known if training.scores is not None]
-    exact = scored[0] if len(scored) == 1 and not changes else None
+    tested = scored[0] if len(scored) == 1 else None
+    exact = None if changes else tested
     file = next((name for name in report.files if name.endswith(".onnx")), next(iter(report.files)))
     name = report.output.stem if report.output.name == file else report.output.name
     head = yaml.safe_dump(_head(name, report.license, exact), sort_keys=False, allow_unicode=True)
@@ -169,11 +184,12 @@ def _render(report: ExportReport, trainings: Sequence[TrainedNet | None], recali
             sources=max((len(training.sources) for training in known), default=1),
             labelled=next((training for training in known if training.labelled_target is not None), None),
             scored=scored,
+            untested=next((training.untested for training in known if training.untested is not None), None),
             changes=changes,
-            classes=_class_rows(report, exact),
+            classes=_class_rows(report, tested),
             more_classes=max(0, len(report.metadata["classes"]) - _LISTED),
             reference=_reference_rows(report.metadata.get("reference")),
-            recalls=exact is not None and bool(exact.recalls),
+            recalls=tested is not None and bool(tested.recalls),
             listed=_LISTED,
         )
     )
@@ -207,7 +223,7 @@ def _head(name: str, license: str | None, scores: TestScores | None) -> dict[str
     ]
     if metrics:
         task = {"type": "image-classification", "name": "Image classification"}
-        data = {"type": "imagefolder", "name": printable(scores.data)}
+        data = {"type": "imagefolder", "name": printable(f"labelled test images ({scores.data})")}
         head["metrics"] = [metric["type"] for metric in metrics]
         head["model-index"] = [
             {"name": printable(name), "results": [{"task": task, "dataset": data, "metrics": metrics}]}

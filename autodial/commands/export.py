@@ -260,7 +260,7 @@ def export(
         destination = find_destination(form).at(place, param.name, options, name)
         destination.check(options, param, inputs)
         if card is not None:
-            check_card(card, options, destination, [*inputs, place])
+            check_card(card, options, destination, inputs, place)
         trained = [read_weights(names) for names in weights]
         moved = recalibrate_all(param, net, weights, trained) if recalibrate else []
         trained = [recalibrated.weights for recalibrated in moved] or trained

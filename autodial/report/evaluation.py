@@ -325,8 +325,8 @@ class _Model:
             given = tops[data.blob]
             inputs = {name: torch.zeros(shape, device=self._device) for name, shape in fed.items()}
             inputs[branch.images][: len(given)] = given
-            weights = built.blobs(inputs, branch.weights)
-            found.append(torch.stack([weights[name].flatten()[: len(given)] for name in branch.weights], 1).cpu())
+            blobs = built.blobs(inputs, branch.weights)
+            found.append(torch.stack([blobs[name].flatten()[: len(given)] for name in branch.weights], 1).cpu())
         weights = torch.cat(found).numpy()
         if not np.isfinite(weights).all():
             raise InputError("the weights of the latent domains are not finite")

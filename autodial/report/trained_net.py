@@ -17,6 +17,7 @@ from autodial.report.data import data_nodes, label_tops, row_reader
 from autodial.report.run import KeptWeights, LoggedSnapshot, Run
 from autodial.system.hashing import file_hash
 from autodial.training.run_record import holds_run
+from autodial.training.solver import tests_end
 
 
 def find_trained_net(names: str, logits: str) -> TrainedNet | None:
@@ -38,7 +39,8 @@ def find_trained_net(names: str, logits: str) -> TrainedNet | None:
             run = Run.read(folder)
         except InputError:
             continue
-        for found in (*run.kept_weights, *run.snapshots):
+        written: tuple[LoggedSnapshot | KeptWeights, ...] = (*run.kept_weights, *run.snapshots)
+        for found in written:
             if found.sha256 == sha256:
                 return _trained_net(run, found, read_weights(weights), logits)
     return None
@@ -54,6 +56,7 @@ def _run_folders(folder: Path) -> Iterator[Path]:
 
 def _trained_net(run: Run, found: LoggedSnapshot | KeptWeights, weights: Weights, logits: str) -> TrainedNet:
     kept = found if isinstance(found, KeptWeights) else None
+    scores = _kept_scores(run, kept) if kept is not None else _scores(run, found.iteration, logits)
     return TrainedNet(
         iteration=found.iteration,
         seed=run.record["seed"],
@@ -62,7 +65,8 @@ def _trained_net(run: Run, found: LoggedSnapshot | KeptWeights, weights: Weights
         statistics=_statistics(run),
         alphas=_alphas(run, weights),
         recalibrated=kept is not None and kept.recalibrated,
-        scores=_kept_scores(run, kept) if kept is not None else _scores(run, found.iteration, logits),
+        scores=scores,
+        untested=_why_untested(run, found) if scores is None else None,
     )
 
 
@@ -142,6 +146,20 @@ def _scores(run: Run, iteration: int, logits: str) -> TestScores | None:
         balanced_accuracy=balanced,
         recalls=row.get("recalls", {}).get(logits, ()),
     )
+
+
+def _why_untested(run: Run, found: LoggedSnapshot | KeptWeights) -> str | None:
+    """Why there are no scores, as a clause; None if a test has none for another reason."""
+    solver = run.solver
+    if isinstance(found, KeptWeights):
+        return "labels of the target were not looked at"
+    if not solver.test_iter:
+        return "its solver states no test"
+    if not tests_end(solver):
+        intervals = f"test_interval ({solver.test_interval}) is larger than max_iter ({solver.max_iter})"
+        return f"its solver's {intervals} and test_initialization is false"
+    tested = {row["iteration"] for row in run.events if row["event"] == "test"}
+    return None if found.iteration in tested else f"it tested other iterations than {found.iteration}"
 
 
 def _kept_scores(run: Run, kept: KeptWeights) -> TestScores | None:

@@ -44,7 +44,7 @@ from autodial.system.ranks import Ranks
 from autodial.training.monitor import Monitor
 from autodial.training.run_log import RunLog
 from autodial.training.run_record import holds_run, read_events, read_starts
-from autodial.training.solver import Solver
+from autodial.training.solver import Solver, tests_end
 
 _log = logging.getLogger(__name__)
 
@@ -181,10 +181,16 @@ class Training:
         """What is trained, and where, in a line for users."""
         solver = self.solver
         several = "" if solver.ranks is None else f" in each of {solver.ranks.size} processes"
+        untested = ""
+        if solver.test_nets and not tests_end(solver.param):
+            intervals = (
+                f"test_interval ({solver.param.test_interval}) is larger than max_iter ({solver.param.max_iter})"
+            )
+            untested = f"; nothing is tested, as {intervals} and test_initialization is false"
         half = "" if solver.precision == "float32" else f" in {solver.precision}"
         return (
             f"Training {solver.net_names[0]} on {describe_device(solver.device)}{half}{several} from iteration "
-            f"{solver.iter} to {solver.param.max_iter}, logs: {self.folder}"
+            f"{solver.iter} to {solver.param.max_iter}, logs: {self.folder}{untested}"
         )
 
     @property

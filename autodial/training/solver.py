@@ -257,7 +257,7 @@ class Solver:
             self._warn_of_collapse()
             if (self.param.snapshot_after_train or not finished) and self.saved_at != self.iter:
                 self.snapshot()
-            if finished and self._tests_end():
+            if finished and tests_end(self.param):
                 self._test_all()
             return finished
         finally:
@@ -501,9 +501,6 @@ class Solver:
     def _test_due(self) -> bool:
         return bool(self.param.test_interval) and self.iter % self.param.test_interval == 0
 
-    def _tests_end(self) -> bool:
-        return bool(self.param.test_initialization or self.param.test_interval <= self.param.max_iter)
-
     def _test_all(self) -> None:
         for i, net in enumerate(self.test_nets):
             result = self._test(i)
@@ -718,6 +715,11 @@ _LEAST = {
     **dict.fromkeys(("base_lr", "momentum", "weight_decay", "delta"), 0),
 }
 """The smallest allowed values of SolverParameter's fields that don't depend on other fields."""
+
+
+def tests_end(param: pb.SolverParameter) -> bool:
+    """Whether a training that gets to max_iter is tested there; if not, it has no test at all."""
+    return bool(param.test_initialization or param.test_interval <= param.max_iter)
 
 
 def _check(param: pb.SolverParameter) -> None:

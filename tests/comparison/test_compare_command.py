@@ -19,6 +19,7 @@ from autodial.comparison.folder import Comparison, Request
 from autodial.comparison.methods import METHODS, Method
 from autodial.deploy import Predictor
 from autodial.errors import InputError
+from autodial.report.trained_net import find_trained_net
 from autodial.selection.outputs import Outputs
 from autodial.system.outputs import locked
 
@@ -303,3 +304,9 @@ def test_outputs_of_an_alignment(project: Path) -> None:
     outputs = Outputs.read(Path("table/gfk/seed_3/outputs.npz"))
     assert outputs.target_logits.shape == (30, 3) and outputs.source_logits.shape == (45, 3)
     assert outputs.features.shape == (30, 40)
+
+
+def test_the_record_of_kept_weights_is_found(project: Path) -> None:
+    found = find_trained_net("table/source-only/seed_3/weights.caffemodel", "fc")
+    assert found is not None and (found.seed, found.scores, found.statistics) == (3, None, None)
+    assert found.iteration == proto.read_solver("table/source-only/solver.prototxt").max_iter

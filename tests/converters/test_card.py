@@ -67,7 +67,7 @@ def test_a_record_gives_the_accuracy(report: Any, tmp_path: Path) -> None:
     assert card.head["metrics"] == ["accuracy", "balanced_accuracy"]
     ((entry,),) = [card.head["model-index"]]
     (result,) = entry["results"]
-    assert entry["name"] == "pets" and result["dataset"]["name"] == "webcam_test.txt"
+    assert entry["name"] == "pets" and result["dataset"]["name"] == "labelled test images (webcam_test.txt)"
     assert [(metric["type"], metric["value"]) for metric in result["metrics"]] == [
         ("accuracy", 0.8125),
         ("balanced_accuracy", 0.75),
@@ -96,6 +96,8 @@ def test_what_another_file_scored_is_told_as_that(
     assert f"This file {words}, and was not scored itself" in card.text
     assert "metrics" not in card.head and "model-index" not in card.head
     assert rows(card, "Accuracy")[0][2:] == ["81.2%", "75.0%"]
+    assert rows(card, "Classes") == [[r"a\|b", "100.0%"], [r"\*c\*", "no images"]]
+    assert "| class | recall in the test above |" in card.text
     assert ("Of the other nets, no record was found" in card.text) == (len(trainings) == 2)
 
 
@@ -129,6 +131,12 @@ def test_several_sources_and_labels_of_the_target_are_told(adapted: Any, tmp_pat
     assert "Apart from the labelled training images, the labels of target images served to score alone." in words
 
 
+def test_why_nothing_was_tested_is_told(report: Any, tmp_path: Path) -> None:
+    write_card(report, tmp_path / "README.md", [replace(TRAINED, scores=None, untested="it tested other iterations")])
+    words = " ".join(read_card(tmp_path / "README.md").text.split())
+    assert "has no test of these weights, as it tested other iterations. `autodial test` scores weights" in words
+
+
 def test_several_changes_are_listed(report: Any, tmp_path: Path) -> None:
     changed = replace(report, precision="fp16")
     write_card(changed, tmp_path / "README.md", [TRAINED, TRAINED], recalibrated=True)
@@ -138,16 +146,19 @@ def test_several_changes_are_listed(report: Any, tmp_path: Path) -> None:
     assert f"This file {words}, and was not scored itself" in read_card(tmp_path / "README.md").text
 
 
+@pytest.mark.parametrize("channels", [3, 4])
 @pytest.mark.parametrize("order", ["RGB", "GRAY"])
 def test_its_programs_agree_with_each_other(
-    order: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    order: Any, channels: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     torch.manual_seed(0)
     module = nn.Sequential(nn.Flatten(), nn.Linear(16 * (1 if order == "GRAY" else 3), 2))
     made = export_module(module, tmp_path / "pets.onnx", size=(4, 4), channel_order=order, classes=["cat", "dog"])
     write_card(made, tmp_path / "README.md")
-    pixels = np.random.default_rng(0).integers(0, 256, (23, 31, 3), dtype=np.uint8)
-    assert cv2.imwrite(str(tmp_path / "photo.jpg"), pixels)
+    pixels = np.random.default_rng(0).integers(0, 256, (23, 31, channels), dtype=np.uint8)
+    written, encoded = cv2.imencode(".jpg" if channels == 3 else ".png", pixels)
+    assert written
+    (tmp_path / "photo.jpg").write_bytes(encoded.tobytes())
     monkeypatch.chdir(tmp_path)
     with_autodial, plain = read_card(tmp_path / "README.md").blocks["python"]
     printed = []
@@ -208,8 +219,10 @@ def test_no_other_file_is_replaced(report: Any, tmp_path: Path) -> None:
     path.write_text("# My project\n")
     with pytest.raises(InputError, match="no card that an export wrote"):
         check_card(path, ExportOptions(), place)
-    with pytest.raises(InputError, match="ends in"):
+    with pytest.raises(InputError, match=r"`card` .*labels.txt: name a file that ends in"):
         check_card(tmp_path / "labels.txt", ExportOptions(), place)
+    with pytest.raises(InputError, match=r"`card` .*out.onnx: the exported file is written there: name another file"):
+        check_card(tmp_path / "out.onnx", ExportOptions(), place, output=tmp_path / "out.onnx")
 
 
 def test_a_file_without_images_has_no_card(report: Any, tmp_path: Path) -> None:

@@ -86,6 +86,31 @@ def test_the_alphas_are_those_of_the_weights(project: Path) -> None:
     assert found.alphas["fc/dial"] not in [row["alphas"]["fc/dial"] for row in log(project) if row["event"] == "train"]
 
 
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        (
+            ["solver.test_initialization=false", "solver.test_interval=9"],
+            r"test_interval \(9\) is larger than max_iter",
+        ),
+        (["solver.test_interval=9"], None),
+    ],
+)
+def test_a_training_without_a_test_says_why(
+    settings: list[str], words: str | None, project: Path, autodial: Autodial
+) -> None:
+    given = [word for setting in settings for word in ("--set", setting)]
+    given += ["--set", "solver.snapshot_prefix=again"]
+    status, out, err = autodial("train", "--solver", "solver.prototxt", "--device", "cpu", "-o", "again", *given)
+    found = find_trained_net("again_iter_8.caffemodel", "fc")
+    assert status == 0 and found is not None, err
+    if words is None:
+        assert found.scores is not None and found.untested is None and "nothing is tested" not in out
+    else:
+        assert found.scores is None and re.search(words, str(found.untested))
+        assert re.search(f"; nothing is tested, as {words}", out)
+
+
 def test_a_card_is_refused_before_the_work(project: Path, autodial: Autodial) -> None:
     (project / "README.md").write_text("# mine\n")
     status, _, err = autodial(*EXPORT, "--card", "README.md")
