@@ -45,6 +45,11 @@ def every(number: int, noun: str) -> str:
     return f"every {noun}" if number == 1 else f"every {number} {noun}s"
 
 
+def described_size(size: int) -> str:
+    """A number of bytes: `1.5 MiB`, `2.0 KiB`."""
+    return f"{size / 2**20:.1f} MiB" if size >= 2**20 else f"{size / 2**10:.1f} KiB"
+
+
 def shortened(text: str, longest: int = _LONGEST) -> str:
     """Text from a file for a message: whole, or its first characters and three dots.
 

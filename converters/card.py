@@ -25,7 +25,7 @@ from autodial.data.image_statistics import Reference
 from autodial.errors import InputError
 from autodial.system.files import replacing
 from autodial.system.outputs import check_output, real_path
-from autodial.wording import counted, printable
+from autodial.wording import counted, described_size, printable
 
 _MARK = "# autodial export --card wrote this file, and replaces it when it is run again"
 _LISTED = 100
@@ -172,6 +172,7 @@ def _render(report: ExportReport, trainings: Sequence[TrainedNet | None], recali
             head=head,
             name=name,
             file=file,
+            weights=f"{file}.data",
             report=report,
             metadata=report.metadata,
             adapted=report.metadata["statistics"] is not None,
@@ -302,6 +303,6 @@ def _environment() -> jinja2.Environment:
         "python": lambda text: json.dumps(text, ensure_ascii=False),
         "counted": counted,
         "listed": lambda phrases: " and ".join([*([", ".join(phrases[:-1])] if phrases[1:] else []), phrases[-1]]),
-        "size": lambda size: f"{size / 2**20:.1f} MiB" if size >= 2**20 else f"{size / 2**10:.1f} KiB",
+        "size": described_size,
     }
     return environment

@@ -71,7 +71,8 @@ class ConvertReport:
         runtime: in words, what ran the file.
         tolerance: largest difference, as a fraction of an output's range.
         verified: whether every output was compared and agrees, and no weights are missing.
-        notes: further sentences for the user, the reasons where it is not verified among them.
+        unverified: why it is not verified, a sentence for each reason; empty if it is.
+        notes: further sentences for the user.
     """
 
     output: Path
@@ -87,6 +88,7 @@ class ConvertReport:
     runtime: str
     tolerance: float
     verified: bool
+    unverified: tuple[str, ...]
     notes: tuple[str, ...]
 
     def record(self) -> dict[str, Any]:
@@ -138,15 +140,13 @@ def convert(
     fed = feed_inputs(graph, list(ends.values()), base_dir)
     net = Net(graph.net(net_param.name, *ends.values()), phase, base_dir=base_dir)
     missing = _load(net, weights)
-    notes = [_note_missing(missing, weights)] if missing else []
     folded = fold(
         graph.net(net_param.name, *ends.values()),
         {name: [blob.detach().numpy() for blob in net.layer(name).blobs] for name in net.layer_names},
         outputs=list(ends),
     )
     deployed = _deployed(folded, phase, base_dir)
-    cases, tried, more = _cases(net, fed, dynamic)
-    notes += more
+    cases, tried, notes = _cases(net, fed, dynamic)
     written = write_graph(
         deployed,
         known_shapes(deployed, cases),
@@ -166,7 +166,7 @@ def convert(
             exact=fed.indices,
             unordered={name for name, value in ends.items() if graph.producer(value).param.type in _FINDS_BOXES},
         )
-    notes += _warnings(compared)
+    unverified = [*([_note_missing(missing, weights)] if missing else []), *_warnings(compared)]
     return ConvertReport(
         output=path,
         files=files,
@@ -180,7 +180,8 @@ def convert(
         compared_shapes=tuple({name: array.shape for name, array in arrays.items()} for arrays in passes),
         runtime=f"ONNX Runtime {onnxruntime.__version__} on the CPU",
         tolerance=TOLERANCE,
-        verified=not missing and not any(one.empty or one.own_change is not None for one in compared.values()),
+        verified=not unverified,
+        unverified=tuple(unverified),
         notes=tuple(notes),
     )
 
@@ -249,8 +250,8 @@ def _load(net: Net, weights: Weights | None) -> list[str]:
 def _note_missing(missing: Sequence[str], weights: Weights | None) -> str:
     shown = ", ".join(missing[:5]) + (f" and {len(missing) - 5} more" if len(missing) > 5 else "")
     if weights is None:
-        return "no weights were given: the file holds what the layers' fillers give"
-    return f"the weights lack {counted(len(missing), 'layer')}, which keep what their fillers give: {shown}"
+        return "no weights were given, so the file holds what the layers' fillers give"
+    return f"the weights lack {counted(len(missing), 'layer')} ({shown}), which keep what their fillers give"
 
 
 def _deployed(folded: Folded, phase: pb.Phase, base_dir: Path | None) -> Net:

@@ -175,7 +175,7 @@ def prepare(
             for layer in one.layers
             if layer.name in needed
         },
-        destination.limit,
+        destination.limit(options.precision),
     )
     if options.domain is not None:
         _choose_statistics(graph.ancestors(scores), options.domain)

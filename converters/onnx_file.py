@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import onnx
 import onnxruntime  # type: ignore[import-untyped]
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from autodial.converters.destinations import Destination
 from autodial.converters.image_input import ImageInput
 from autodial.converters.onnx_description import describe_model
+from autodial.converters.onnx_weights import SMALL, weights_path, write_weights
 from autodial.converters.precision import Precision, lower
-from autodial.converters.prepared import Prepared, check_size
+from autodial.converters.prepared import Prepared, check_size, exceeds
 from autodial.converters.runtime import cpu_session
 from autodial.converters.verification import ExportReport, Runner, verify
 from autodial.errors import WorkError
@@ -87,12 +89,25 @@ class TargetPredictor(nn.Module):
 
 
 @dataclass(frozen=True, eq=False)
+class ExportedModel:
+    """An ONNX model of a predictor, which nothing was compared with yet.
+
+    Attributes:
+        proto: the model, without `weights`.
+        weights: what a second file is to hold, by the names of the initializers; empty where one file holds all.
+    """
+
+    proto: onnx.ModelProto
+    weights: Mapping[str, NDArray[np.generic]]
+
+
+@dataclass(frozen=True, eq=False)
 class VerifiedModel:
     """An ONNX model that agrees with the unfolded net.
 
     Attributes:
         proto: the model.
-        data: the model's bytes.
+        data: the model's bytes; those of its first file if there are two.
         report: makes the report, given the output path and its files' sizes in bytes by name.
     """
 
@@ -102,60 +117,34 @@ class VerifiedModel:
 
 
 def make_verified(net: Prepared) -> VerifiedModel:
-    """Export a predictor to ONNX and compare it with the unfolded net.
+    """Export a predictor to one ONNX file in memory, and compare it with the unfolded net.
 
     Raises:
         WorkError: the exporter failed, or its model differs from the unfolded net.
         InputError: the weights don't fit into an ONNX file, or readers would refuse its metadata.
     """
-    lowering, comparison = net.lowering, net.comparison
-    precision: Precision = "float32" if lowering is None else lowering.precision
-    metadata = {**net.metadata, "precision": precision}
-    check_written(metadata)
-    model = _to_onnx(net.make_predictor(), torch.from_numpy(comparison.fed[:2]), net.input)
-    describe_model(model, metadata, net.license)
-    _check(model, net.input, f"torch {torch.__version__}")
-    data: bytes = model.SerializeToString()
-    verified = verify(_onnx_runner(data), comparison, "ONNX Runtime")
-    agreement, notes = None, list(verified.notes)
-    runtime = f"ONNX Runtime {onnxruntime.__version__}"
-    if lowering is not None:
-        model, agreement, more = lower(model, lowering, comparison.fed, comparison.words)
-        notes += more
-        describe_model(model, metadata, net.license)
-        _check(model, net.input, runtime)
-        data = model.SerializeToString()
-    if net.measure is not None:
-        reference, more = net.measure(data)
-        notes += more
-        if reference is not None:
-            metadata = {**metadata, "reference": reference.record()}
-            describe_model(model, metadata, net.license)
-            data = model.SerializeToString()
-    report = partial(
-        net.report,
-        runtime=f"{runtime} on the CPU",
-        max_difference=verified.difference,
-        logits_range=verified.spread,
-        metadata=metadata,
-        opset=OPSET,
-        ir_version=model.ir_version,
-        precision=precision,
-        agreement=agreement,
-        notes=notes,
-    )
-    return VerifiedModel(model, data, report)
+    return verified(net, to_onnx(net, "one ONNX file holds at most 2 GiB"))
 
 
-def _to_onnx(predictor: nn.Module, example: Tensor, input_name: str) -> onnx.ModelProto:
-    """The ONNX model of a predictor; WorkError if the exporter fails."""
+def to_onnx(net: Prepared, limit: str | None) -> ExportedModel:
+    """Export a predictor to ONNX.
+
+    Args:
+        limit: as in `check_size`; None: weights above 2 GiB are kept apart, for a second file.
+
+    Raises:
+        WorkError: the exporter failed.
+        InputError: the weights exceed the limit.
+    """
+    predictor = net.make_predictor()
     held = {tensor.data_ptr(): (name, tensor.nbytes) for name, tensor in predictor.state_dict().items()}  # tied: once
-    check_size(dict(held.values()), Destination.limit)
+    sizes = dict(held.values())
+    check_size(sizes, limit)
     try:
         program = torch.onnx.export(
             predictor.eval(),
-            (example,),
-            input_names=[input_name],
+            (torch.from_numpy(net.comparison.fed[:2]),),
+            input_names=[net.input],
             output_names=list(OUTPUTS),
             dynamic_shapes=({0: torch.export.Dim("batch")},),
             opset_version=OPSET,
@@ -166,10 +155,91 @@ def _to_onnx(predictor: nn.Module, example: Tensor, input_name: str) -> onnx.Mod
         reason = str(error.__cause__ or error).strip().splitlines()[0]
         raise WorkError(f"torch.onnx can't export the folded net: {reason}") from error
     assert program is not None, "dynamo=True returns a program"
+    weights = _taken_out(program) if exceeds(sizes) else {}
     model = program.model_proto
     _strip(model)
     model.ir_version = IR_VERSION  # the exporter's own is of what was stripped
-    return model
+    return ExportedModel(model, weights)
+
+
+def verified(net: Prepared, exported: ExportedModel, path: Path | None = None) -> VerifiedModel:
+    """Give a model its precision and its metadata, and compare it with the unfolded net.
+
+    Args:
+        exported: the net's, from `to_onnx`.
+        path: where the model is written, in a folder for nothing else, before ONNX Runtime reads it; needed if the
+            model has weights for a second file, which is written, too.
+
+    Raises:
+        WorkError: the model differs from the unfolded net.
+        InputError: readers would refuse the metadata.
+    """
+    lowering, comparison, model = net.lowering, net.comparison, exported.proto
+    precision: Precision = "float32" if lowering is None else lowering.precision
+    metadata = {**net.metadata, "precision": precision}
+    check_written(metadata)
+    notes: list[str] = []
+    if path is not None and exported.weights:
+        second = weights_path(path)
+        model.graph.initializer.extend(write_weights(exported.weights, second))
+        notes.append(
+            f"the weights take {second.stat().st_size / 2**30:.2f} GiB, and an ONNX file holds at most 2 GiB: they lie "
+            f"in {second.name}, so keep both files together, under these names"
+        )
+    describe_model(model, metadata, net.license)
+    file = _readable(model, path)
+    _check(model, file, net.input, f"torch {torch.__version__}")
+    found = verify(_onnx_runner(file), comparison, "ONNX Runtime")
+    agreement, notes = None, [*found.notes, *notes]
+    runtime = f"ONNX Runtime {onnxruntime.__version__}"
+    if lowering is not None:
+        model, agreement, more = lower(model, lowering, comparison.fed, comparison.words)
+        notes += more
+        describe_model(model, metadata, net.license)
+        file = _readable(model, path)
+        _check(model, file, net.input, runtime)
+    if net.measure is not None:
+        reference, more = net.measure(file)
+        notes += more
+        if reference is not None:
+            metadata = {**metadata, "reference": reference.record()}
+            describe_model(model, metadata, net.license)
+            file = _readable(model, path)
+    report = partial(
+        net.report,
+        runtime=f"{runtime} on the CPU",
+        max_difference=found.difference,
+        logits_range=found.spread,
+        metadata=metadata,
+        opset=OPSET,
+        ir_version=model.ir_version,
+        precision=precision,
+        agreement=agreement,
+        notes=notes,
+    )
+    return VerifiedModel(model, Path(file).read_bytes() if isinstance(file, str) else file, report)
+
+
+def _taken_out(program: torch.onnx.ONNXProgram) -> dict[str, NDArray[np.generic]]:
+    """The program's larger weights by name, which the program's graph still reads and no longer holds."""
+    initializers = program.model.graph.initializers
+    weights = {
+        name: value.const_value.numpy()
+        for name, value in initializers.items()
+        if value.const_value is not None and value.const_value.nbytes > SMALL
+    }
+    for name in weights:
+        del initializers[name]
+    return weights
+
+
+def _readable(model: onnx.ModelProto, path: Path | None) -> bytes | str:
+    """The model as ONNX's checker and ONNX Runtime read it: its bytes or, once it is written there, its path."""
+    data: bytes = model.SerializeToString()
+    if path is None:
+        return data
+    path.write_bytes(data)
+    return str(path)
 
 
 def _strip(model: onnx.ModelProto) -> None:
@@ -180,10 +250,10 @@ def _strip(model: onnx.ModelProto) -> None:
         part.ClearField("metadata_props")
 
 
-def _check(model: onnx.ModelProto, input_name: str, writer: str) -> None:
-    """Raise WorkError if a model that `writer` made is not what its readers rely on."""
+def _check(model: onnx.ModelProto, file: bytes | str, input_name: str, writer: str) -> None:
+    """Raise WorkError if a model that `writer` made, and `file` holds, is not what its readers rely on."""
     try:
-        onnx.checker.check_model(model, full_check=True)
+        onnx.checker.check_model(file, full_check=True)
     except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
         raise WorkError(f"{writer} wrote an ONNX graph that is not valid: {error}") from error
     opsets = {opset.domain: opset.version for opset in model.opset_import}
@@ -203,8 +273,8 @@ def _check(model: onnx.ModelProto, input_name: str, writer: str) -> None:
             raise WorkError(f'{end} "{value.name}" has a fixed batch size, as a layer does not take every batch')
 
 
-def _onnx_runner(model: bytes) -> Runner:
-    """Runs a serialized model in ONNX Runtime on the CPU."""
+def _onnx_runner(model: bytes | str) -> Runner:
+    """Runs a serialized model, or the file at a path, in ONNX Runtime on the CPU."""
     try:
         session = cpu_session(model)
     except Exception as error:  # ONNX Runtime's exceptions have no base class of their own

@@ -71,7 +71,7 @@ class Prepared:
     kept: tuple[str, ...]
     notes: tuple[str, ...]
     lowering: Lowering | None = None
-    measure: Callable[[bytes], tuple[Reference | None, list[str]]] | None = None
+    measure: Callable[[bytes | str], tuple[Reference | None, list[str]]] | None = None
     caffe: FoldedNet | None = None
     license: str | None = None
 
@@ -115,15 +115,20 @@ class Prepared:
         )
 
 
-def check_size(sizes: Mapping[str, int], limit: str) -> None:
+def exceeds(sizes: Mapping[str, int]) -> bool:
+    """Whether weights of these bytes, by layer or tensor name, are more than one protobuf file can hold."""
+    return sum(sizes.values()) > LARGEST
+
+
+def check_size(sizes: Mapping[str, int], limit: str | None) -> None:
     """Raise InputError if the weights exceed what one file can hold.
 
     Args:
         sizes: bytes of float32 weights by layer or tensor name.
-        limit: what the file can hold, as the end of a sentence.
+        limit: what the file can hold, as the end of a sentence; None if weights of any size can be written.
     """
-    size = sum(sizes.values())
-    if size > LARGEST:
+    if limit is not None and exceeds(sizes):
+        size = sum(sizes.values())
         largest = max(sizes, key=lambda name: sizes[name])
         raise InputError(
             f"the weights take {size / 2**30:.2f} GiB, {sizes[largest] / 2**30:.2f} of them for {largest}, and {limit}"

@@ -93,12 +93,13 @@ class TrainingImages:
 
 
 def measure(
-    model: bytes, training: TrainingImages, images: ImageInput, progress: Progress | None = None
+    model: bytes | str, training: TrainingImages, images: ImageInput, progress: Progress | None = None
 ) -> tuple[Reference | None, list[str]]:
     """Run an exported file over training images as `autodial predict` would, on the CPU.
 
     Args:
-        model: takes such images, uint8 (n, height, width, channels), and gives logits and probabilities.
+        model: the file, or its path. It takes such images, uint8 (n, height, width, channels), and gives logits and
+            probabilities.
         images: size and channels of the images that the file takes.
 
     Returns:

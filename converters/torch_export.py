@@ -125,7 +125,7 @@ def export_module(
 
     predictor = TargetPredictor(unfolded, Preprocess(images)).eval()
     program = _exported(predictor, torch.from_numpy(samples[:2]))
-    check_size(_sizes(program), destination.limit)
+    check_size(_sizes(program), destination.limit(precision))
     folded, merged, kept = fold_graph(program, _name)
     weights = ((name, value.detach().numpy()) for name, value in copied.state_dict().items())
     prepared = Prepared(

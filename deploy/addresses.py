@@ -72,6 +72,11 @@ def parent(address: str) -> str:
     return address.rpartition("/")[0]
 
 
+def beside(address: str, name: str) -> str:
+    """The address of another file in the folder of the file at `address`."""
+    return f"{parent(_QUERY.sub('', address))}/{name}"
+
+
 def name_of(address: str) -> str:
     """The last part of an address: a file's name."""
     return posixpath.basename(_QUERY.sub("", address).rstrip("/"))
@@ -95,7 +100,7 @@ def check_protocol(address: str) -> None:
     match = _PROTOCOL.match(address)
     assert match is not None
     if "::" in address:
-        raise InputError(f"{shown(address)}: addresses that :: chains can't be used: name the file itself")
+        raise InputError(f"{shown(address)}: addresses chained by :: can't be used: name the file itself")
     if error := _missing(match[1].lower()):
         raise type(error)(f"{shown(address)}: {error}")
 

@@ -7,12 +7,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from autodial.deploy.addresses import fetched, is_address
+from autodial.deploy.addresses import beside, fetched, is_address
+from autodial.deploy.weights_file import weights_file
 
 
 @contextmanager
 def local_model(model: str) -> Iterator[Path]:
     """The file `model`, or, if that is an address, a copy of it that is there until the block ends.
+
+    A second file with the model's weights is copied, too.
 
     Errors of the block name the address.
 
@@ -24,4 +27,9 @@ def local_model(model: str) -> Iterator[Path]:
         yield Path(model)
         return
     with tempfile.TemporaryDirectory(prefix="autodial-") as folder, fetched(model, Path(folder)) as file:
-        yield file
+        second = weights_file(file)
+        if second is None:
+            yield file
+        else:
+            with fetched(beside(model, second.name), Path(folder)):
+                yield file

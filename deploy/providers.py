@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from autodial.deploy.metadata import ModelInfo
+from autodial.deploy.weights_file import weights_file
 from autodial.errors import InputError, WorkError
 from autodial.model_file import INPUT
 from autodial.wording import shortened
@@ -156,9 +157,25 @@ def _open(path: Path, providers: list[Any], threads: int) -> tuple[Any, ModelInf
         errors.Fail,
         errors.RuntimeException,
     ) as error:
+        _check_weights(path, error)
         if providers != [CPU]:
             raise
         raise InputError(f"{path}: ONNX Runtime {ort.__version__} can't load it: {reason(error)}") from error
+
+
+def _check_weights(path: Path, error: Exception) -> None:
+    """Raise InputError if a model can't be loaded because of the second file, which has its weights."""
+    second = weights_file(path)
+    if second is None:
+        return
+    if not second.is_file():
+        raise InputError(
+            f"{path}: its weights lie in a second file, {second.name}, which is not beside it: copy both files"
+        ) from error
+    if "external" in str(error).lower():  # ONNX Runtime's word for such files
+        raise InputError(
+            f"{second} is cut short, or is not the file with the weights of {path.name}: export or copy both again"
+        ) from error
 
 
 @contextlib.contextmanager

@@ -27,6 +27,7 @@ from autodial.data.decoder_messages import is_watching
 from autodial.deploy.engine import Labelled, Work, versions
 from autodial.deploy.ray_worker import Done, Orders, Started, Worker
 from autodial.deploy.sources import ImageFile
+from autodial.deploy.weights_file import weights_file
 from autodial.errors import TERMINATED, AutodialError, InputError, WorkError
 from autodial.system.cpus import available_cpus
 from autodial.wording import counted, shortened
@@ -92,7 +93,8 @@ class Cluster:
         fetching: threads of each worker that decode, at least.
 
     Raises:
-        InputError: no cluster is there, it has no room for a worker, or `device` names one GPU.
+        InputError: no cluster is there, it has no room for a worker, `device` names one GPU, or the model has its
+            weights in a second file.
         WorkError: Ray is not installed.
     """
 
@@ -109,6 +111,11 @@ class Cluster:
     ) -> None:
         if device.startswith("cuda:"):
             raise InputError(f"device {device}: Ray chooses each worker's GPU: write cuda")
+        if (second := weights_file(model)) is not None:
+            raise InputError(
+                f"{model} has its weights in a second file, {second.name}, and `ray` sends workers one file: leave out "
+                "`ray`"
+            )
         try:
             import ray
         except ModuleNotFoundError as error:

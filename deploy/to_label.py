@@ -83,7 +83,7 @@ def worth_labelling(
 
 def _check_count(count: int) -> None:
     if not 1 <= count <= MOST:
-        raise InputError(f"`to_label` is {count}: choose from 1 to {MOST:,} images, and label more in a second round")
+        raise InputError(f"`count` is {count}: choose from 1 to {MOST:,} images, and label more in a second round")
 
 
 def _errors(probabilities: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
@@ -203,11 +203,13 @@ def choose_to_label(
     if is_one_name(inputs):
         raise InputError(f"inputs is a sequence of files, folders, lists and patterns, not one of them: [{inputs!r}]")
     _check_count(count)
-    final = check_output(output, (model, *inputs), suffixes=[".csv"])
+    final = check_output(output, (model, *inputs))
+    if not str(output).lower().endswith(".csv"):
+        raise InputError(f"{output}: `to_label` writes a table in CSV, to be filled in: name a file that ends in .csv")
     if final.exists():
         raise InputError(f"{output} exists, and may hold labels that were filled in: name another file, or delete it")
     if (other := elsewhere(inputs)) is not None:
-        raise InputError(f"`to_label` lists files of this machine, and {other} is none: label copies of the images")
+        raise _not_here(other)
     images = expand(inputs, PassedOver([final]))
     workers, threads = workers or available_cpus(), threads or available_cpus()
     with local_model(os.fspath(model)) as file:
@@ -278,10 +280,12 @@ def choose_to_label(
 def _lasting(image: ImageFile) -> str:
     """An image's path, absolute, so that the list can be used anywhere on this machine."""
     if type(image) is not ImageFile:
-        raise InputError(
-            f"`to_label` lists files of this machine, and {image.path} is none: label copies of the images"
-        )
+        raise _not_here(image.path)
     return os.path.abspath(image.file())  # noqa: PTH100 - links stay links
+
+
+def _not_here(name: str) -> InputError:
+    return InputError(f"images to label must be files of this machine, and {name} is not: copy the images here")
 
 
 class _ListToLabel(Csv):

@@ -36,8 +36,8 @@ def compare(
         list[Path],
         typer.Argument(
             metavar="DIR",
-            help="The folder for all results. Naming it again continues the comparison. With several, the table of "
-            "their results is shown.",
+            help="The folder for all results. Named alone, it continues its comparison. Several folders are shown as "
+            "one table.",
         ),
     ],
     source: Annotated[
@@ -86,7 +86,7 @@ def compare(
     ] = None,
     batch_size: Annotated[
         int | None,
-        typer.Option(min=4, help="Images in a batch, half of them of the source.", show_default="the net's"),
+        typer.Option(min=4, help="Images in a batch, half of them from the source.", show_default="the net's"),
     ] = None,
     skip_bad: Annotated[
         bool, typer.Option("--skip-bad", help="Leave out images that can't be decoded. Otherwise they are an error.")
@@ -105,7 +105,7 @@ def compare(
     ] = False,
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", metavar="DIR", help="With several comparisons: a folder for the table."),
+        typer.Option("--output", "-o", metavar="DIR", help="With several DIRs: a folder for their table."),
     ] = None,
     device: SolverDeviceOption = "auto",
     jobs: Annotated[
@@ -127,24 +127,35 @@ def compare(
     """Compare methods of domain adaptation on one pair of domains: the paper's table, for your images.
 
     Each method's net is made from one base net, with the losses and weights that its authors released. All methods get
-    the same images, batches, starting weights and number of iterations. Without labels of the target, the table has
-    the runs' ranks by what `autodial select` looks at; --target-labels adds accuracies.
+    the same images, batches, starting weights and number of iterations. The table ranks the runs without target labels,
+    as `autodial select` ranks candidates; --target-labels adds accuracies.
 
     DIR gets METHOD/train_val.prototxt and METHOD/solver.prototxt for `autodial train`, a folder per run with its
     weights and logs, results.json, and the table as table.txt, table.csv, table.tex and table.html. What is finished is
     not run again: the same command, or DIR alone, goes on after an interruption, and methods, seeds and --target-labels
     can be added. A run that fails is a cell of the table.
     """
+    made_from: dict[str, object] = {
+        "--source": source,
+        "--target": target,
+        "--base": base,
+        "--test": test,
+        "--weights": weights,
+    }
+    made_from |= {"--epochs": epochs, "--batch-size": batch_size}
+    made_from |= {"--skip-bad": skip_bad or None, "--same-schedule": same_schedule or None}
+    named = [option for option, value in made_from.items() if value is not None]
     if len(folders) > 1:
-        if source or target or base or methods or seeds:
-            raise InputError("several folders are shown side by side: run each comparison with a command of its own")
+        wanted = {"--methods": methods, "--seeds": seeds, "--target-labels": target_labels or None}
+        for option in (*named, *(option for option, value in wanted.items() if value is not None)):
+            raise InputError(f"{option} is for one comparison, and several are named: give it to that one's command")
         _join(folders, output, as_json=as_json)
         return
     if output is not None:
         raise InputError("-o is for the table of several comparisons: that of one lies in its folder")
     (folder,) = folders
     with naming_options(**_OPTIONS):
-        if source is None and target is None and base is None:
+        if not named:
             comparison = _open(folder)
         else:
             comparison = _begin(
@@ -183,7 +194,9 @@ def _begin(
     from autodial.project.project import prepare
 
     if source is None or target is None or base is None:
-        raise InputError("a comparison takes `source`, `target` and `base`")
+        raise InputError(
+            "a comparison takes `source`, `target` and `base`: name all three, or the folder alone to go on with it"
+        )
     inputs = Inputs(
         source=str(source.absolute()),
         target=str(target.absolute()),
@@ -245,15 +258,16 @@ def _run(
     comparison: Comparison, request: Request, *, device: str, jobs: int | None, workers: int | None, as_json: bool
 ) -> None:
     """Run the cells that are not finished, then show the table."""
-    from autodial.comparison.folder import device_for, locked
+    from autodial.comparison.folder import device_for
     from autodial.comparison.results import judge, save, table_of
     from autodial.errors import INTERRUPTED, WorkError
     from autodial.selection.processes import default_parallel, free_memory, run_jobs
     from autodial.system.cpus import available_cpus
+    from autodial.system.outputs import locked
 
     chosen_device = device_for(comparison, device)
     failures: dict[Path, str] = {}
-    with locked(comparison.folder):
+    with locked(comparison.folder, "autodial compare"):
         with naming_options(**_OPTIONS):
             cells = comparison.cells(
                 request["methods"], request["seeds"], device=device, target_labels=request["target_labels"]
@@ -292,7 +306,7 @@ def _run(
         _print_table(table)
         if found["chosen"] is not None:
             chosen = found["chosen"]
-            typer.echo(f"\nChosen without labels of the target: {chosen['method']}, seed {chosen['seed']}")
+            typer.echo(f"\nChosen without target labels: {chosen['method']}, seed {chosen['seed']}")
             if "export" in chosen["commands"]:
                 typer.echo(f"To export it:\n{chosen['commands']['export']}")
     if all(trial.outputs is None for trial in trials):

@@ -18,6 +18,7 @@ from autodial.commands.options import (
     naming_options,
     with_options,
 )
+from autodial.wording import described_size
 
 if TYPE_CHECKING:
     from autodial.converters.net_convert import ConvertReport
@@ -125,12 +126,12 @@ def describe(report: ConvertReport) -> str:
     from autodial.converters.net_comparison import describe_difference
 
     passes = " and ".join(", ".join(map(_shape, one.values())) for one in report.compared_shapes)
-    size = ", ".join(f"{name} {size / 2**20:.1f} MiB" for name, size in report.files.items())
-    verified = "Compared" if report.verified else "Not verified: compared"
+    size = ", ".join(f"{name} {described_size(size)}" for name, size in report.files.items())
     lines = [
         f"Wrote {report.output}: {_ends(report.inputs)} to {_ends(report.outputs)}",
         f"Folded into other layers: {len(report.merged)}",
-        f"{verified} with the net on {report.compared_on} ({passes}), in {report.runtime}",
+        *(f"Not verified: {with_options(reason, OPTIONS)}" for reason in report.unverified),
+        f"Compared with the net on {report.compared_on} ({passes}), in {report.runtime}",
         *(describe_difference(name, one) for name, one in report.compared.items() if one.own_change is None),
         f"{size}, opset {report.opset}, IR version {report.ir_version}",
         *(with_options(note, OPTIONS) for note in report.notes),

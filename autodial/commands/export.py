@@ -25,7 +25,7 @@ from autodial.commands.progress import progress_bar
 from autodial.commands.statistics import describe as describe_recalibration
 from autodial.commands.statistics import recalibrate_all
 from autodial.errors import InputError
-from autodial.wording import counted
+from autodial.wording import counted, described_size
 
 if TYPE_CHECKING:
     from autodial.converters.verification import ExportReport
@@ -317,9 +317,9 @@ def _describe_reference(reference: dict[str, Any] | None) -> list[str]:
 
 def _describe_files(report: ExportReport) -> str:
     if report.opset is None:
-        return ", ".join(f"{name} ({size / 2**20:.1f} MiB)" for name, size in report.files.items())
+        return ", ".join(f"{name} ({described_size(size)})" for name, size in report.files.items())
     names = "" if report.files.keys() == {report.output.name} else f"{', '.join(report.files)}: "
-    return f"{names}{report.file_size / 2**20:.1f} MiB, opset {report.opset}, IR version {report.ir_version}"
+    return f"{names}{described_size(report.file_size)}, opset {report.opset}, IR version {report.ir_version}"
 
 
 def _describe_agreement(report: ExportReport) -> list[str]:
@@ -330,7 +330,7 @@ def _describe_agreement(report: ExportReport) -> list[str]:
     if agreement.calibration_images:
         calibrated = f"; calibrated on {agreement.calibration_images} other images"
     return [
-        f"{report.precision} compared with float32 ({agreement.float32_file_size / 2**20:.1f} MiB): the same class for "
+        f"{report.precision} compared with float32 ({described_size(agreement.float32_file_size)}): the same class for "
         f"{agreement.same_class:.2%}, probabilities within {agreement.max_probability_difference:.2g} (on "
         f"{agreement.compared_on}{calibrated})"
     ]

@@ -175,7 +175,8 @@ def _print_summary(project: Project) -> None:
     console.print(f"snapshots    {every(solver.snapshot, 'iteration')}")
     for domain in data.domains:
         if domain.ignored:
-            console.print(f"ignored      {domain.ignored} files in {domain.origin} that are hidden or not images")
+            what = "is hidden or not an image" if domain.ignored == 1 else "are hidden or not images"
+            console.print(f"ignored      {counted(domain.ignored, 'file')} in {domain.origin} that {what}")
     for note in project.notes:
         console.print(f"Note: {with_options(note, _OPTIONS)}")
 

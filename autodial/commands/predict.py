@@ -31,7 +31,7 @@ OPTIONS = {
     "batch_size": "--batch-size",
     "sort_into": "--sort-into",
     "raw_input": "--raw-input",
-    "to_label": "--to-label",
+    "count": "--to-label",
     "label_damaged": "--on-damage label",
 }
 """The options by which parameters of `predict_folder` are set, and `raw_input` of `autodial export`."""
@@ -145,8 +145,9 @@ def predict(
             min=1,
             max=1000,
             metavar="N",
-            help="Write only the N images that are most worth labelling, those of which the model is uncertain, unlike "
-            "one another, with an empty column label. Filled in, OUT.csv is for `autodial init --labelled-target`.",
+            help="Write only the N images that are most worth labelling: the model is uncertain of them, and they are "
+            "unlike one another. Fill in the empty column label, and give OUT.csv to `autodial init "
+            "--labelled-target`.",
             show_default=False,
         ),
     ] = None,

@@ -139,11 +139,11 @@ def select(
     from autodial.selection.choice import average, choose
     from autodial.selection.criteria import CRITERIA
     from autodial.selection.experiment import prepare
-    from autodial.selection.folder import locked
     from autodial.selection.job import read_result
     from autodial.selection.processes import default_parallel, free_memory, run_jobs
     from autodial.system.cpus import available_cpus
     from autodial.system.files import replacing
+    from autodial.system.outputs import locked
 
     if criterion not in CRITERIA:
         raise InputError(f"--criterion {criterion}: no such criterion; there are {', '.join(CRITERIA)}")
@@ -168,7 +168,7 @@ def select(
         if ensemble:
             experiment.check_ensemble()
     failures: dict[Path, str] = {}
-    with locked(output):
+    with locked(output, "autodial select"):
         left = experiment.unfinished()
         gpu = experiment.device.type == "cuda"
         cpus = available_cpus()

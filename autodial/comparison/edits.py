@@ -7,11 +7,12 @@ residual alone must start as released.)
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from autodial.errors import InputError
 from autodial.netparam.graph import Graph
+from autodial.netparam.names import free_name
 from autodial.netparam.net_state import filter_net
 from autodial.netparam.variants import apply_variant
 from autodial.proto import messages as pb
@@ -311,10 +312,10 @@ class _Edit:
         self._net.layer.add(name=self._free_name(name), type=kind, bottom=bottoms, top=tops, include=[rule])
 
     def _free_name(self, name: str) -> str:
-        return _free(name, {layer.name for layer in self._net.layer})
+        return free_name(name, {layer.name for layer in self._net.layer})
 
     def _free_blob(self, name: str) -> str:
-        return _free(name, {top for layer in self._net.layer for top in layer.top})
+        return free_name(name, {top for layer in self._net.layer for top in layer.top})
 
     def _replace(self, layers: Sequence[pb.LayerParameter]) -> None:
         copies = []
@@ -324,10 +325,3 @@ class _Edit:
             copies.append(copy)
         del self._net.layer[:]
         self._net.layer.extend(copies)
-
-
-def _free(name: str, taken: Collection[str]) -> str:
-    """The name with "-new" appended until it is not taken."""
-    while name in taken:
-        name += "-new"
-    return name

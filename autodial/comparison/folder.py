@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -37,7 +36,6 @@ from autodial.system import json_files
 from autodial.system.devices import choose_device
 from autodial.system.files import replacing, replacing_files
 from autodial.system.hashing import file_hash
-from autodial.system.outputs import lock
 from autodial.system.seeding import derive_seed
 from autodial.training.solver import Solver
 from autodial.wording import command_line, counted
@@ -427,19 +425,6 @@ class Comparison:
                 (aside / NET).write_bytes(net_to_text(net, header=header).encode(errors="replace"))
                 (aside / SOLVER).write_bytes(f"# {method.title}'s solver.\n{to_text(solver)}".encode())
         return proto.read_net(folder / NET), proto.read_solver(folder / SOLVER)
-
-
-@contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Keep other comparisons from working in the same folder.
-
-    Raises:
-        InputError: another one is at work there.
-    """
-    with (folder / "lock").open("w") as file:
-        if not lock(file):
-            raise InputError(f"another `autodial compare` is at work in {folder}: wait, or name another folder")
-        yield
 
 
 def device_for(comparison: Comparison, device: str) -> torch.device:

@@ -91,7 +91,10 @@ def check_methods(names: Sequence[str]) -> list[str]:
         if name not in METHODS:
             raise InputError(f'`methods`: there is no method "{name}"{alternatives(name, list(METHODS))}')
     if "sa" in names and find_spec("skada") is None:
-        raise InputError('`methods`: "sa" needs skada, which is not installed: run pip install skada')
+        raise InputError(
+            '`methods`: "sa" needs skada, which is not installed: pip install ".[shallow]" in AutoDIAL\'s checkout '
+            "brings it"
+        )
     if not names:
         raise InputError(f"`methods` names none; there are {', '.join(METHODS)}")
     return [name for name in METHODS if name in names]

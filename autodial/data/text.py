@@ -36,10 +36,16 @@ def read_text(path: str | PathLike[str], what: str) -> str:
         data = Path(path).read_bytes()
     except OSError as error:
         raise InputError(f"{path} can't be read: {error.strerror}") from None
+    save = "save it as text in UTF-8"
+    if Path(path).suffix.lower() == ".csv":
+        save += ', which spreadsheets call "CSV UTF-8"'
     if b"\0" in data or data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        raise InputError(f"{path} is not {what}: it is binary, or text in UTF-16; save it as text in UTF-8")
+        raise InputError(f"{path} is not {what}: it is binary, or text in UTF-16; {save}")
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
-        raise InputError(f"{path}:{line}: {what} must be text in UTF-8, and this is not: save it as UTF-8") from None
+        raise InputError(
+            f"{path}:{line}: {what} must be text in UTF-8, and the byte 0x{data[error.start]:02x} is not, as in "
+            f"Windows-1252 and other encodings: {save}"
+        ) from None

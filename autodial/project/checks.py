@@ -74,22 +74,6 @@ def check_enough(data: Data) -> None:
         raise InputError(f"the labelled target ({data.labelled_target.origin}) has no usable image: add some")
 
 
-def check_one_label_each(domain: DomainImages) -> None:
-    """Refuse a file with several labels, under any name.
-
-    Raises:
-        InputError: there is such a file.
-    """
-    labels: dict[tuple[int, int], int | None] = {}
-    for image in domain.images:
-        known = labels.setdefault(identity(image.path), image.label)
-        if known != image.label:
-            raise InputError(
-                f"the {domain.role} ({domain.origin}) has {image.path} with two labels, {known} and {image.label}: "
-                "keep the right one"
-            )
-
-
 def without_trained(data: Data) -> tuple[Data, list[str]]:
     """Leave the labelled target's images, and copies of them, out of the test set, so that it measures what is new.
 
@@ -119,6 +103,25 @@ def without_trained(data: Data) -> tuple[Data, list[str]]:
     note = f"{counted(lost, 'labelled target image')} that the net learns from {'is' if lost == 1 else 'are'} left out "
     test = replace(data.test, role="test", images=kept)
     return replace(data, test=test), [f"{note}of the test set, which has {counted(len(kept), 'image')}"]
+
+
+def notes_on_strays(data: Data) -> list[str]:
+    """A note on images of the labelled target that are not in the target, nor copies of images that are."""
+    if data.labelled_target is None:
+        return []
+    target = {identity(image.path) for image in data.target.images}
+    apart = [image.path for image in data.labelled_target.images if identity(image.path) not in target]
+    copies = {path for path, _ in same_bytes(apart, [image.path for image in data.target.images], data.inspections)}
+    strays = [path for path in apart if path not in copies]
+    if not strays:
+        return []
+    one = len(strays) == 1
+    return [
+        f"{len(strays)} of the {counted(len(data.labelled_target.images), 'labelled target image')} "
+        f"{'is' if one else 'are'} not in the target ({data.target.origin}), such as {strays[0]}: training aligns "
+        f"{'it' if one else 'them'} as target, and statistics over the whole target leave {'it' if one else 'them'} "
+        "out; check that the domain is the same, and add the images to the target if it is"
+    ]
 
 
 def notes_on_copies(data: Data) -> list[str]:

@@ -50,19 +50,21 @@ def read_labelled_files(path: Path, classes: Sequence[str]) -> tuple[list[Labell
         the files with labels, and the number of a table's rows without a label, which are left out.
 
     Raises:
-        InputError: the file can't be read, lacks a column, or has no labels; or a label is no class; it names the line.
+        InputError: the file can't be read, lacks a column, or has no labels; or a label is no class; it names the
+            line.
     """
     text = read_text(path, "a list or table of labels")
     names = _Names(classes)
+    skipped = 0
     if path.suffix.lower() == ".csv":
-        return _from_table(path, text, names)
-    found = []
-    for number, line in enumerate(text.split("\n"), 1):
-        if line := line.rstrip(" \t\r"):
-            found.append(_from_line(f"{path}:{number}", number, line, names))
-    if not found:
-        raise InputError(f"{path} lists no images: write a path, a space and a class on each line")
-    return found, 0
+        found, skipped = _from_table(path, text, names)
+    else:
+        lines = [(number, line.rstrip(" \t\r")) for number, line in enumerate(text.split("\n"), 1)]
+        found = [_from_line(f"{path}:{number}", number, line, names) for number, line in lines if line]
+        if not found:
+            raise InputError(f"{path} lists no images: write a path, a space and a class on each line")
+    names.check_found(path)
+    return found, skipped
 
 
 class _Names:
@@ -70,6 +72,7 @@ class _Names:
 
     def __init__(self, classes: Sequence[str]) -> None:
         self._classes = classes
+        self._missed: list[tuple[int, str]] = []
         # names of files and folders that come from a Mac may be in form D
         self.numbers = {
             unicodedata.normalize(form, name): number for form in ("NFD", "NFC") for number, name in enumerate(classes)
@@ -79,18 +82,44 @@ class _Names:
         """The longest class name that a line ends with, behind a space."""
         return max((name for name in self.numbers if line.endswith(f" {name}")), key=len, default=None)
 
-    def number(self, text: str, where: str) -> int:
-        """The class with a number; InputError if there is none."""
+    def near_ending(self, line: str) -> str | None:
+        """What a line ends with, behind a space, that resembles a class's name."""
+        words = line.split(" ")[1:]
+        longest = max(name.count(" ") for name in self._classes) + 1
+        endings = [" ".join(words[-length:]) for length in range(min(longest, len(words)), 0, -1)]
+        return next((ending for ending in endings if self._near(ending)), None)
+
+    def number(self, text: str, line: int) -> int:
+        """The class with a number; -1 if there is none, which `check_found` reports."""
         if not _NUMBER.fullmatch(text) or not 0 <= int(text) < len(self._classes):
-            raise InputError(f'{where}: the label "{shortened(text)}" is not a class: {self._choices(text)}')
+            self._missed.append((line, text))
+            return -1
         return int(text)
 
+    def check_found(self, path: Path) -> None:
+        """Raise InputError if labels were no classes; it explains the first, and names the lines of others."""
+        if not self._missed:
+            return
+        (line, text), *others = self._missed
+        lines = ", ".join(str(number) for number, _ in others[:_FEW]) + (", ..." if len(others) > _FEW else "")
+        nor = f", nor are {len(others)} others, in lines {lines}" if len(others) > 1 else ""
+        nor = f", nor is that in line {lines}" if len(others) == 1 else nor
+        raise InputError(f'{path}:{line}: the label "{shortened(text)}" is not a class{nor}: {self._choices(text)}')
+
     def _choices(self, text: str) -> str:
-        near = get_close_matches(text, self._classes, 1)
-        if near:
-            return f'did you mean "{near[0]}"?'
+        if near := self._near(text):
+            return f'did you mean "{near}"?'
         names = ", ".join(self._classes[:_FEW]) + (", ..." if len(self._classes) > _FEW else "")
         return f"write the name of a class ({names}), or a number from 0 to {len(self._classes) - 1}"
+
+    def _near(self, text: str) -> str | None:
+        """The class whose name resembles a text most, in capitals or not."""
+        folded = {_folded(name): name for name in self._classes}
+        return next((folded[near] for near in get_close_matches(_folded(text), folded, 1)), None)
+
+
+def _folded(name: str) -> str:
+    return " ".join(unicodedata.normalize("NFC", name).casefold().split())
 
 
 def _from_line(where: str, number: int, line: str, names: _Names) -> LabelledFile:
@@ -100,7 +129,9 @@ def _from_line(where: str, number: int, line: str, names: _Names) -> LabelledFil
         return LabelledFile(line[: -len(name) - 1], names.numbers[name], number)
     if not path:
         raise InputError(f'{where}: "{shortened(line)}" lacks a path or a label: write a path, a space and a class')
-    return LabelledFile(path, names.number(last, where), number)
+    if not _NUMBER.fullmatch(last) and (ending := names.near_ending(line)):
+        last = ending
+    return LabelledFile(path, names.number(last, number), number)
 
 
 def _from_table(path: Path, text: str, names: _Names) -> tuple[list[LabelledFile], int]:
@@ -125,7 +156,9 @@ def _from_table(path: Path, text: str, names: _Names) -> tuple[list[LabelledFile
                 raise InputError(f"{where}: the row has a label and no path: fill it in")
             number = names.numbers.get(label)
             found.append(
-                LabelledFile(row["path"], names.number(label, where) if number is None else number, rows.line_num)
+                LabelledFile(
+                    row["path"], names.number(label, rows.line_num) if number is None else number, rows.line_num
+                )
             )
     except csv.Error as error:
         raise InputError(f"{path}:{rows.line_num} can't be read as CSV: {error}") from None

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-
 from autodial.netparam.graph import Graph
+from autodial.netparam.names import free_name
 from autodial.netparam.net_state import filter_net
 from autodial.proto import messages as pb
 
@@ -32,14 +31,14 @@ def add_labelled_rows(net: pb.NetParameter, source: str, target: str, path: str,
 
     labelled = pb.LayerParameter()
     labelled.CopyFrom(target_data)
-    labelled.name = _free(f"{target}-labelled", taken)
-    labelled.top[:] = [_free(f"{images}-labelled", taken), _free(f"{label}-labelled", taken)]
+    labelled.name = free_name(f"{target}-labelled", taken)
+    labelled.top[:] = [free_name(f"{images}-labelled", taken), free_name(f"{label}-labelled", taken)]
     labelled.image_data_param.source, labelled.image_data_param.batch_size = path, rows
     target_data.image_data_param.batch_size -= rows
-    target_data.top[0] = _free(f"{images}-unlabelled", taken)
-    source_data.top[1] = _free(f"{label}-source", taken)
-    join = _concat(_free(f"{target}-concat", taken), [labelled.top[0], target_data.top[0]], images)
-    join_labels = _concat(_free(f"{label}-concat", taken), [source_data.top[1], labelled.top[1]], label)
+    target_data.top[0] = free_name(f"{images}-unlabelled", taken)
+    source_data.top[1] = free_name(f"{label}-source", taken)
+    join = _concat(free_name(f"{target}-concat", taken), [labelled.top[0], target_data.top[0]], images)
+    join_labels = _concat(free_name(f"{label}-concat", taken), [source_data.top[1], labelled.top[1]], label)
     for number, layer in sorted(
         [
             (numbers[target], labelled),
@@ -77,9 +76,3 @@ def _concat(name: str, bottoms: list[str], top: str) -> pb.LayerParameter:
     layer.include.add(phase=pb.TRAIN)
     layer.concat_param.axis = 0
     return layer
-
-
-def _free(name: str, taken: Collection[str]) -> str:
-    while name in taken:
-        name += "-new"
-    return name

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from autodial.errors import InputError
 from autodial.netparam.graph import Graph, Node
 from autodial.netparam.layer_types import NO_IMAGES
+from autodial.netparam.names import free_name
 from autodial.netparam.net_state import included
 from autodial.proto import messages as pb
 
@@ -75,8 +76,7 @@ class _Names:
 
     def free(self, name: str) -> str:
         """The name with "-new" appended until it is free; it is taken then."""
-        while name in self.taken:
-            name += "-new"
+        name = free_name(name, self.taken)
         self.taken.add(name)
         return name
 

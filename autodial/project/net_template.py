@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, TypeVar
@@ -15,6 +15,7 @@ from autodial.data.transforms import size_before_crop
 from autodial.errors import InputError
 from autodial.netparam.graph import Graph, Node
 from autodial.netparam.layer_types import NO_IMAGES, PER_CHANNEL, READS_SCORES
+from autodial.netparam.names import free_name
 from autodial.netparam.net_state import included
 from autodial.project.labelled_rows import add_labelled_rows
 from autodial.project.latent_domains import add_latent_domains
@@ -215,7 +216,7 @@ class NetTemplate:
             )
         label = net.layer[source].top[1]
         if len(net.layer[target].top) < 2:
-            net.layer[target].top.append(_free(f"{label}-target", _blobs(net)))
+            net.layer[target].top.append(free_name(f"{label}-target", _blobs(net)))
             net.layer.append(_layer(net, "Silence", "target-silence", net.layer[target].top[1], phase=pb.TRAIN))
         test = self._find_test_data(net)
         if test < 0:
@@ -287,7 +288,7 @@ class NetTemplate:
             if layer.name in stored and _outputs(stored[layer.name], layer) not in (None, filling.classes):
                 for name in (net.layer[i].name for i in (head.classifier, *head.per_class)):
                     if name in stored and name not in renamed:
-                        renamed[name] = _free(f"{name}-new", taken)
+                        renamed[name] = free_name(f"{name}-new", taken)
                         taken.add(renamed[name])
         for layer in net.layer:
             layer.name = renamed.get(layer.name, layer.name)
@@ -402,7 +403,7 @@ def _layer(
 ) -> pb.LayerParameter:
     """A layer for one phase of a net, with a name that no layer of the net has."""
     rule = pb.NetStateRule(phase=phase)
-    free = _free(name, {layer.name for layer in net.layer})
+    free = free_name(name, {layer.name for layer in net.layer})
     return pb.LayerParameter(name=free, type=kind, bottom=bottoms, top=[top] if top else [], include=[rule])
 
 
@@ -414,13 +415,6 @@ def _only_in(layer: pb.LayerParameter, phase: pb.Phase) -> None:
 
 def _blobs(net: pb.NetParameter) -> set[str]:
     return {top for layer in net.layer for top in layer.top}
-
-
-def _free(name: str, taken: Collection[str]) -> str:
-    """The name with "-new" appended until it is not taken."""
-    while name in taken:
-        name += "-new"
-    return name
 
 
 def _copy(message: _M) -> _M:

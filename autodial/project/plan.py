@@ -158,8 +158,8 @@ def _notes_on_split(total: int, split: Split, source: int, target: int) -> list[
         return [f"The domains have only {source + target} images, so that a batch has {split.total} instead of {total}"]
     if split.source != total * source // (source + target):
         return [
-            f"{source} and {target} images can't fill a batch of {total} proportionally, as each domain needs two: it "
-            f"has {split.source} source and {split.target} target images"
+            f"{source} and {target} images can't fill a batch of {total} proportionally, as each domain needs two: the "
+            f"batch has {split.source} source and {split.target} target images"
         ]
     return []
 

@@ -12,8 +12,8 @@ from autodial.errors import InputError
 from autodial.project.checks import (
     check_apart,
     check_enough,
-    check_one_label_each,
     notes_on_copies,
+    notes_on_strays,
     without_bad,
     without_trained,
 )
@@ -78,8 +78,8 @@ class Project:
             ]
         if self.plan.latent:
             about_net += [
-                f"The source's images are taken for a mixture of {self.plan.latent} domains, which a side branch tells "
-                "apart.",
+                f"The source's images are treated as a mixture of {self.plan.latent} domains, which a side branch "
+                "tells apart.",
                 "BatchNorm layers normalize the target's images; TEST has these layers alone.",
             ]
         about_solver = [
@@ -130,7 +130,8 @@ def prepare(
         target: the unlabelled images: any folder, or a list.
         test: labelled target images that measure accuracy; None for the target's own, if it has class folders.
         labelled_target: target images whose labels are trained on, as `read_labelled_target` takes them. They stay
-            among the unlabelled ones if they are there, and are left out of the test set.
+            among the unlabelled ones if they are there, and are left out of the test set. A note says how many are not
+            there.
         latent: the number of domains to find among the images of all sources, at least 2
             (`autodial.project.latent_domains`); None: each source is a domain.
         epochs: passes over the source, above 0; None for the schedule of the net's solver.
@@ -157,8 +158,6 @@ def prepare(
     if test is not None:
         others.append(read_test(test, classes))
     few = None if labelled_target is None else read_labelled_target(labelled_target, classes)
-    if few is not None:
-        check_one_label_each(few)
     for number, each in enumerate(sources, 1):
         check_apart(each, [*sources[number:], *others, *([few] if few else [])])
     fitted = fit_net(recipe, arch, len(classes))
@@ -177,7 +176,8 @@ def prepare(
         halves=halves,
     )
     notes = [note for domain in (*sources, *others, *([few] if few else [])) for note in domain.notes]
-    notes += [*left_out, *recipe.notes, *fitted.notes, *notes_on_copies(data), *planned.notes]
+    notes += [*left_out, *recipe.notes, *fitted.notes, *notes_on_strays(data), *notes_on_copies(data)]
+    notes += planned.notes
     start = fitted.weights if fitted.converted else None
     return Project(folder, arch, data, planned, start, weights if start is None else str(folder / START), tuple(notes))
 

@@ -213,16 +213,40 @@ def read_labelled_target(origin: Path, classes: Sequence[str]) -> DomainImages:
 
     Raises:
         InputError: the origin can't be read, has no images, images outside of class folders, a label that is no class
-            of the source, or a name that no list can hold.
+            of the source, an image with two labels, or a name that no list can hold.
     """
     role = "labelled target"
     if origin.is_dir():
-        return _read_class_folders(role, origin, classes)
+        domain = _read_class_folders(role, origin, classes)
+        folders = [str(Path(image.path).parent) for image in domain.images]
+        _check_one_label_each(domain.images, classes, [str(origin)] * len(folders), folders)
+        return domain
     labels, skipped = read_labelled_files(_existing(origin), classes)
     paths = _locate([(label.path, f"{origin}:{label.line}") for label in labels], origin)
     images = [LabelledImage(path, label.label) for path, label in zip(paths, labels, strict=True)]
+    lines = [label.line for label in labels]
+    _check_one_label_each(images, classes, [f"{origin}:{line}" for line in lines], [f"line {line}" for line in lines])
     notes = [f"{counted(skipped, 'row')} of {origin} without a label {'is' if skipped == 1 else 'are'} left out"]
     return _domain(role, origin, images, notes=[*(notes if skipped else []), *_missing(role, images, classes)])
+
+
+def _check_one_label_each(
+    images: Sequence[LabelledImage], classes: Sequence[str], where: Sequence[str], places: Sequence[str]
+) -> None:
+    """Refuse a file with several labels, under any name.
+
+    Args:
+        where: how a message about each image begins.
+        places: where a message about another image says that each image is.
+    """
+    seen: dict[tuple[int, int], tuple[int, str]] = {}
+    for image, start, place in zip(images, where, places, strict=True):
+        label, before = seen.setdefault(identity(image.path), (image.label or 0, place))
+        if label != image.label:
+            raise InputError(
+                f'{start}: {shown(image.path)} has the label "{classes[image.label or 0]}" here, and '
+                f'"{classes[label]}" in {before}: keep the right one'
+            )
 
 
 def _read_class_folders(role: str, origin: Path, classes: Sequence[str]) -> DomainImages:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from itertools import accumulate
 
+from autodial.netparam.names import free_name
 from autodial.proto import messages as pb
 
 
@@ -28,13 +29,13 @@ def add_sources(net: pb.NetParameter, source: str, paths: Sequence[str], rows: S
     for index, (path, count) in enumerate(zip(paths, rows, strict=True), 1):
         reader = pb.LayerParameter()
         reader.CopyFrom(original)
-        reader.name = _free(f"{source}-{index}", taken)
-        reader.top[:] = [_free(f"{top}-{index}", taken) for top in original.top]
+        reader.name = free_name(f"{source}-{index}", taken)
+        reader.top[:] = [free_name(f"{top}-{index}", taken) for top in original.top]
         reader.image_data_param.source, reader.image_data_param.batch_size = path, count
         readers.append(reader)
     joins = []
     for place, top in enumerate(original.top):
-        join = pb.LayerParameter(name=_free(f"{top}-concat", taken), type="Concat", top=[top])
+        join = pb.LayerParameter(name=free_name(f"{top}-concat", taken), type="Concat", top=[top])
         join.bottom.extend(reader.top[place] for reader in readers)
         join.include.add(phase=pb.TRAIN)
         join.concat_param.axis = 0
@@ -45,9 +46,3 @@ def add_sources(net: pb.NetParameter, source: str, paths: Sequence[str], rows: S
     for layer in net.layer:
         if layer.type == "Dial":
             layer.dial_param.source_slice_point[:] = list(accumulate(rows))[:-1]
-
-
-def _free(name: str, taken: Collection[str]) -> str:
-    while name in taken:
-        name += "-new"
-    return name

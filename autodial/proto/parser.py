@@ -287,6 +287,12 @@ class Parser:
     def _fail(self, token: _Token, what: str) -> NoReturn:
         if token.kind == "symbol" and (placeholder := _PLACEHOLDER.match(self._text, token.start)):
             what = _template(placeholder[0])
+        elif self._is_foreign():
+            kind, _ = _ROOTS[self._blocks[0].descriptor.name]
+            field = "layer" if kind == "net" else "net"
+            raise InputError(
+                f"{self._name} is not the prototxt of a {kind}: it has none of its fields, such as {field}"
+            )
         line, column = self._line_and_column(token)
         raise InputError(f"{self._name}:{line}:{column}: {self._layer()}{what}")
 
@@ -324,6 +330,15 @@ class Parser:
         if not (token.text.isascii() and token.text.isprintable()):
             return f"the character U+{ord(token.text):04X}"
         return f'"{token.text}"'
+
+    def _is_foreign(self) -> bool:
+        """Whether the text is of another kind: no word of it, outside of blocks, is a field of a net or a solver."""
+        own = self._blocks[0].descriptor
+        kind, other = _ROOTS.get(own.name, ("", ""))
+        if not kind:
+            return False
+        known = [*own.fields_by_name, *own.file.message_types_by_name[other].fields_by_name]
+        return not any(word == name or _is_slip(word, name) for word in top_level_names(self._text) for name in known)
 
     def _unknown_field(self, word: str) -> str:
         *outer, block = self._blocks

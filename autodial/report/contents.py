@@ -25,6 +25,7 @@ from autodial.report.figures import (
     shown_confusion,
 )
 from autodial.report.images import ImagePair, PredictedImage, Thumbnail
+from autodial.report.latent_domains import LatentDomains, count_domains
 from autodial.report.page import Look, ShownImage, ShownPair, data_uri, short_path
 from autodial.report.predictions import Floats, Predictions
 from autodial.report.run import Curve, Recalls, Run
@@ -181,7 +182,7 @@ class _RunWriter(Writer):
         seconds = run.seconds
         starts = f" in {counted(len(run.starts), 'start')}" if len(run.starts) > 1 else ""
         facts = [
-            ("Net", f"{run.name}, {counted(len(self._alphas), 'Dial layer')}"),
+            ("Net", f"{run.name}, {self._described_alignment()}"),
             ("Variant", ", ".join(record["variants"]) or "none"),
             ("Settings", ", ".join(record["settings"]) or "none"),
             (
@@ -204,9 +205,50 @@ class _RunWriter(Writer):
             facts.append(("Weights", f"{snapshot.model}, iteration {snapshot.iteration:,}"))
         return facts
 
+    def _described_alignment(self) -> str:
+        if domains := count_domains(self.run.train_net):
+            return f"{domains} latent domains, no Dial layers"
+        return counted(len(self._alphas), "Dial layer")
+
     # --- training
 
+    def latent_domains(self) -> None:
+        """The domains found among the source's images, in place of alphas."""
+        self.page.section("Latent domains of the source")
+        domains = self.evaluation.domains
+        if not isinstance(domains, LatentDomains):
+            why = self.evaluation.snapshot if isinstance(self.evaluation.snapshot, Absent) else domains
+            self.absent("No weights of the domains", why or Absent("the target's images could not be run"))
+            return
+        self.page.table(
+            "Each domain's part of the source",
+            ["domain", "mean weight", "images that belong to it most"],
+            [
+                [str(place), f"{share:.1%}", f"{count:,}"]
+                for place, (share, count) in enumerate(zip(domains.shares, domains.counts, strict=True), 1)
+            ],
+        )
+        shown = counted(len(domains.weights), "source image")
+        some = f"{shown} of {domains.total:,}, evenly spaced" if len(domains.weights) < domains.total else shown
+        self.page.paragraph(
+            f"Over {some}. The net has no alpha: layers of each domain normalize the source's images by these weights, "
+            "and layers of their own the target's. If one domain has nearly all weight, the net has found one alone."
+        )
+        for place, (images, weights) in enumerate(zip(domains.images, domains.weights.T, strict=True), 1):
+            self.page.heading(f"Domain {place}: the source images with the largest weights in it")
+            lines = [f"{weight:.1%}" for weight in np.sort(weights)[::-1][: len(images)]]
+            self.page.images(
+                [
+                    ShownImage(_uri(image), f"{short_path(image.path)}: weight {line}", [line], image.path)
+                    for image, line in zip(images, lines, strict=True)
+                ],
+                pixels=_are_small(images),
+            )
+
     def alphas(self) -> None:
+        if count_domains(self.run.train_net):
+            self.latent_domains()
+            return
         self.page.section("Alpha of the Dial layers")
         curves = self._alphas
         if not curves:

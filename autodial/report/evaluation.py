@@ -45,6 +45,7 @@ from autodial.report.data import (
 )
 from autodial.report.features import Capture, LayerFeatures
 from autodial.report.images import ImagePair, PredictedImage, thumbnail
+from autodial.report.latent_domains import LatentDomains, count_domains, domain_net
 from autodial.report.predictions import Predictions, why_unlabelled
 from autodial.report.run import LoggedSnapshot, Run
 from autodial.system.devices import full_memory_errors
@@ -56,6 +57,9 @@ T = TypeVar("T")
 
 PICTURES = 12
 """The most certain images that a report shows, the least certain ones, and pairs of source and target images."""
+
+EXAMPLES = 6
+"""The images that a report shows of each latent domain."""
 
 
 @dataclass(frozen=True)
@@ -79,6 +83,7 @@ class Evaluation:
         certain, uncertain: target images with the largest and the smallest probability of the predicted class, the most
             extreme first.
         pairs: images of source and target by class.
+        domains: the latent domains among the source's images; None for a net that looks for none.
     """
 
     snapshot: LoggedSnapshot | Absent
@@ -90,6 +95,7 @@ class Evaluation:
     certain: Sequence[PredictedImage] | Absent
     uncertain: Sequence[PredictedImage] | Absent
     pairs: Sequence[ImagePair] | Absent
+    domains: LatentDomains | Absent | None = None
 
 
 def evaluate(
@@ -144,7 +150,10 @@ def evaluate(
         pairs = (
             labels if isinstance(labels, Absent) else _or_absent(partial(model.pairs, predictions, labels, pictures))
         )
-        return Evaluation(snapshot, sizes, model.classes, predictions, shares, features, certain, uncertain, pairs)
+        domains = _or_absent(model.latent_domains) if count_domains(run.train_net) else None
+        return Evaluation(
+            snapshot, sizes, model.classes, predictions, shares, features, certain, uncertain, pairs, domains
+        )
 
 
 def _or_absent(make: Callable[[], T]) -> T | Absent:
@@ -221,7 +230,7 @@ class _Model:
         progress: Callable[[float], None],
     ) -> None:
         self._run, self._device, self._workers, self._images = run, device, workers, images
-        self._progress = progress
+        self._progress, self._weights, self._allow_python = progress, snapshot.model, allow_python
         graph = Graph(filter_net(run.test_net, pb.TEST).layer)
         nodes = data_nodes(graph)
         if len(nodes) != 1:
@@ -279,7 +288,8 @@ class _Model:
     def features(self) -> list[LayerFeatures]:
         """The features of the watched layers; the target's were seen by `predict`, the source's images are run here."""
         if not self._captures:
-            raise InputError("the net has no Dial layer")
+            latent = count_domains(self._run.train_net)
+            raise InputError("the net has latent domains and no Dial layer" if latent else "the net has no Dial layer")
         readers = self._source_readers()
         for number, (domain, (net, reader, source_data)) in enumerate(readers.items()):
             theirs, ours = net.blob_shapes[source_data.blob][1:], self._net.blob_shapes[self._data.blob][1:]
@@ -294,6 +304,36 @@ class _Model:
                 self._forward({**unused, self._data.blob: images}, domain)
         return [capture.features(name) for name, capture in self._captures.items()]
 
+    def latent_domains(self) -> LatentDomains:
+        """The domains that the net finds among the source's images, which are run here.
+
+        Raises:
+            InputError: the part that finds them can't be built or run.
+        """
+        ((net, reader, data),) = self._source_readers().values()
+        source, positions = reader.source, _evenly(len(reader.source), self._images)
+        branch = domain_net(self._run.train_net, net.blob_shapes[data.blob][1:])
+        if not self._allow_python:
+            _refuse_python(branch.param)
+        built = Net(branch.param, pb.TEST, base_dir=self._run.train_folder).to(self._device)
+        if missing := load_weights(built, [self._weights]):
+            raise InputError(f"{self._weights} has nothing for {', '.join(missing)}")
+        # Slice layers cut behind the batch's rows, so that each pass has as many
+        fed = {name: shape for name, shape in built.blob_shapes.items() if _is_fed(branch.param, name)}
+        rows, found = fed[branch.images][0], []
+        for _, tops in self._batches(net, reader, positions, part=1, batch_size=rows):
+            given = tops[data.blob]
+            inputs = {name: torch.zeros(shape, device=self._device) for name, shape in fed.items()}
+            inputs[branch.images][: len(given)] = given
+            blobs = built.blobs(inputs, branch.weights)
+            found.append(torch.stack([blobs[name].flatten()[: len(given)] for name in branch.weights], 1).cpu())
+        weights = torch.cat(found).numpy()
+        if not np.isfinite(weights).all():
+            raise InputError("the weights of the latent domains are not finite")
+        most = [np.argsort(-column, kind="stable")[:EXAMPLES] for column in weights.T]
+        images = [[thumbnail(source, positions[row]) for row in best] for best in most]
+        return LatentDomains(weights, len(source), images)
+
     def _source_readers(self) -> dict[DomainName, tuple[Net, SourceLayer, DataTop]]:
         """For each source a net of its data layer, prepared as in TEST; the layer that reads; the top of the images."""
         found = data_in_train(self._run.train_net)
@@ -306,15 +346,17 @@ class _Model:
         return readers
 
     def _batches(
-        self, net: Net, reader: SourceLayer, positions: Sequence[int], part: int
+        self, net: Net, reader: SourceLayer, positions: Sequence[int], part: int, batch_size: int | None = None
     ) -> Iterator[tuple[list[str], dict[str, Tensor]]]:
         """Rows of a net's data layer in batches, with their names.
 
         Args:
             part: which part of the work this is: 0 the target, or 1 and on a source.
+            batch_size: rows of a batch; None: as in the TEST phase.
         """
-        chosen = reader.source = ChosenRows(reader.source, positions, self._batch_size)
-        count = -(-len(positions) // self._batch_size)
+        batch_size = batch_size or self._batch_size
+        chosen = reader.source = ChosenRows(reader.source, positions, batch_size)
+        count = -(-len(positions) // batch_size)
         feed = Feed(net, range(count), device=self._device, workers=self._workers)
         with closing(feed), full_memory_errors():
             for index, tops in enumerate(feed):
@@ -322,7 +364,7 @@ class _Model:
                 done = (index + 1) / count
                 sources = sources_of(self._run.train_net)
                 share = done if part == 0 else 1 + (part - 1 + done) / sources
-                self._progress(share / (2 if self._captures else 1))
+                self._progress(share / (2 if self._captures or count_domains(self._run.train_net) else 1))
 
     def _forward(self, inputs: Mapping[str, Tensor], domain: DomainName) -> Tensor:
         """The logits; a source's images go through all Dial layers with that source's statistics."""
@@ -381,6 +423,10 @@ def _needed(graph: Graph, logits: str) -> pb.NetParameter:
     assert value is not None
     needed = {*graph.ancestors(value), *data_nodes(graph)}
     return pb.NetParameter(layer=[node.param for node in graph.nodes if node in needed])
+
+
+def _is_fed(net: pb.NetParameter, blob: str) -> bool:
+    return any(layer.type == "Input" and blob in layer.top for layer in net.layer)
 
 
 def _refuse_python(net: pb.NetParameter) -> None:

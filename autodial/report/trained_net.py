@@ -39,7 +39,8 @@ def find_trained_net(names: str, logits: str) -> TrainedNet | None:
             run = Run.read(folder)
         except InputError:
             continue
-        for found in (*run.kept_weights, *run.snapshots):
+        written: tuple[LoggedSnapshot | KeptWeights, ...] = (*run.kept_weights, *run.snapshots)
+        for found in written:
             if found.sha256 == sha256:
                 return _trained_net(run, found, read_weights(weights), logits)
     return None

@@ -16,7 +16,7 @@ from autodial import proto
 from autodial.data.image_data import ImageData
 from autodial.data.source import Source
 from autodial.errors import InputError
-from autodial.evaluation.domains import TrainData, data_in_test, data_in_train, fed_net
+from autodial.evaluation.domains import TrainData, data_in_test, data_in_train, fed_net, has_latent_domains
 from autodial.layers import layer_class
 from autodial.net.data_checks import check_data, label_readers
 from autodial.net.feed import sources
@@ -306,6 +306,11 @@ def _write_lists(readers: Mapping[str, Source], folder: Path, seed: int, *, hold
 
 def _look_at_phases(net: pb.NetParameter) -> TrainData:
     """What reads the sources and the target; raises InputError if a phase lacks what a selection needs."""
+    if has_latent_domains(net):
+        raise InputError(
+            "the net has latent domains (MultiModalBatchNorm), and select measures both domains of a net with Dial "
+            "layers' statistics: train such nets with `autodial train`, and export them as training left them"
+        )
     data_in_test(net)
     domains = data_in_train(net)
     if domains is None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TypedDict
 
@@ -15,7 +14,6 @@ from autodial.netparam.net_state import filter_net
 from autodial.proto import messages as pb
 from autodial.system import json_files
 from autodial.system.files import entries, replacing
-from autodial.system.outputs import lock
 
 RECORD = "experiment.json"
 _FORM = 3
@@ -81,19 +79,6 @@ def enter(folder: Path, inputs: Inputs) -> None:
     if changes:
         more = f", and {len(changes) - _TOLD} more differ" if len(changes) > _TOLD else ""
         raise InputError(f"{folder} holds a selection in which {' and '.join(changes[:_TOLD])}{more}: {remedy}")
-
-
-@contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Keep other selections from working in the same folder.
-
-    Raises:
-        InputError: another selection is at work there.
-    """
-    with (folder / "lock").open("w") as file:
-        if not lock(file):
-            raise InputError(f"another `autodial select` is at work in {folder}: wait, or name another folder")
-        yield
 
 
 def _changes(known: _Record, now: Inputs, path: Path) -> Iterator[str]:

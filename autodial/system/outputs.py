@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
@@ -85,6 +86,19 @@ def lock(file: IO[Any] | int) -> bool:
     except OSError:
         pass
     return True
+
+
+@contextmanager
+def locked(folder: Path, command: str) -> Iterator[None]:
+    """Keep other runs of a command from working in the same folder.
+
+    Raises:
+        InputError: another run is at work there.
+    """
+    with (folder / "lock").open("w") as file:
+        if not lock(file):
+            raise InputError(f"another `{command}` is at work in {folder}: wait, or name another folder")
+        yield
 
 
 def is_abandoned(path: Path) -> bool:

@@ -71,10 +71,6 @@ class Destination(ABC):
     override `limit` and `refused`.
     """
 
-    limit: ClassVar[str] = (
-        "an ONNX file holds at most 2 GiB, and so does the float32 file that fp16 and int8 are made of"
-    )
-    """What the format can hold, as the end of a sentence."""
     refused: ClassVar[Mapping[str, str]] = {
         "ArgMax": "ONNX does not say which of several equal values it puts first",
         "Python": "an ONNX file can't hold a Python class",
@@ -95,6 +91,12 @@ class Destination(ABC):
         Raises:
             InputError: no model can have that name.
         """
+
+    def limit(self, precision: Precision) -> str | None:
+        """What the format can hold, as the end of a sentence; None if it holds weights of any size."""
+        if precision == "float32":
+            return "one ONNX file holds at most 2 GiB"
+        return f"{precision} is made of one float32 ONNX file, which holds at most 2 GiB"
 
     @abstractmethod
     def check(

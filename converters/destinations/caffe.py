@@ -21,6 +21,7 @@ from autodial.converters.destinations import Destination, ExportOptions
 from autodial.converters.fold import Folded
 from autodial.converters.metadata import make_metadata
 from autodial.converters.net_text import net_to_text, write_net
+from autodial.converters.precision import Precision
 from autodial.converters.prepared import FoldedNet, Prepared, check_size, load
 from autodial.converters.verification import ExportReport, Runner, verify
 from autodial.errors import InputError
@@ -54,13 +55,15 @@ class CaffeFolder(Destination):
 
     path: Path
 
-    limit: ClassVar[str] = "a caffemodel holds at most 2 GiB"
     refused: ClassVar[Mapping[str, str]] = {
         "EntropyLoss": "it is a layer of the AutoDIAL fork, which BVLC Caffe lacks",
         "MultiModalBatchNorm": "BVLC Caffe lacks it, and weights that differ from image to image can't be folded",
         "Python": "a caffemodel can't hold a Python class",
     }
     takes_blobs: ClassVar[bool] = True
+
+    def limit(self, precision: Precision) -> str | None:
+        return "a caffemodel holds at most 2 GiB"
 
     @classmethod
     def at(cls, place: Path, net: str, options: ExportOptions, name: str | None = None) -> CaffeFolder:
@@ -107,7 +110,7 @@ class CaffeFolder(Destination):
         assert net is not None, "check() has refused torch modules and ensembles"
         domain = net.domain
         folded = {f'layer "{name}"': sum(blob.nbytes for blob in blobs) for name, blobs in net.folded.blobs.items()}
-        check_size(folded, self.limit)
+        check_size(folded, self.limit("float32"))
         deploy, blobs = _deploy(net.folded, prepared.input)
         (probabilities,) = deploy.layer[-1].top
         text = net_to_text(deploy, header=list(_header(prepared, net, probabilities)))

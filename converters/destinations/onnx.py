@@ -1,4 +1,4 @@
-"""An exported predictor as one ONNX file, for `autodial predict` and any ONNX runtime."""
+"""An exported predictor as an ONNX file, for `autodial predict` and any ONNX runtime."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from autodial.converters.destinations import Destination, ExportOptions
-from autodial.system.files import replacing
+from autodial.system.files import replacing, replacing_files
 from autodial.system.outputs import check_output
 
 if TYPE_CHECKING:
+    from autodial.converters.precision import Precision
     from autodial.converters.prepared import Prepared
     from autodial.converters.verification import ExportReport
     from autodial.proto import messages as pb
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class OnnxFile(Destination):
-    """A file, in a folder that exists.
+    """A file, in a folder that exists. Weights above 2 GiB go to a second file, of the same name and `.data`.
 
     Attributes:
         path: an existing file is replaced.
@@ -33,15 +34,27 @@ class OnnxFile(Destination):
     def at(cls, place: Path, net: str, options: ExportOptions, name: str | None = None) -> OnnxFile:
         return cls(place, (".onnx",))
 
+    def limit(self, precision: Precision) -> str | None:
+        return None if precision == "float32" else super().limit(precision)
+
     def check(
         self, options: ExportOptions, net: pb.NetParameter | None = None, inputs: Iterable[str | Path] = ()
     ) -> None:
         check_output(self.path, inputs, suffixes=self.suffixes)
 
     def write(self, prepared: Prepared) -> ExportReport:
-        from autodial.converters.onnx_file import make_verified
+        from autodial.converters.onnx_file import to_onnx, verified
+        from autodial.converters.onnx_weights import weights_path
 
-        model = make_verified(prepared)
-        with replacing(self.path) as file:
-            file.write(model.data)
-        return model.report(self.path, {self.path.name: len(model.data)})
+        precision = "float32" if prepared.lowering is None else prepared.lowering.precision
+        exported = to_onnx(prepared, self.limit(precision))
+        if not exported.weights:
+            model = verified(prepared, exported)
+            with replacing(self.path) as file:
+                file.write(model.data)
+            return model.report(self.path, {self.path.name: len(model.data)})
+        with replacing_files(self.path.parent, last=self.path.name) as aside:
+            path = aside / self.path.name
+            model = verified(prepared, exported, path)
+            sizes = {file.name: file.stat().st_size for file in (path, weights_path(path))}
+        return model.report(self.path, sizes)

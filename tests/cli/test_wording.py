@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from autodial.wording import alternatives, counted, every, printable
+from autodial.wording import alternatives, counted, described_size, every, printable
 
 
 @pytest.mark.parametrize(
@@ -17,6 +17,11 @@ from autodial.wording import alternatives, counted, every, printable
 )
 def test_counted(number: int, noun: str, plural: str | None, words: str) -> None:
     assert counted(number, noun, plural) == words
+
+
+@pytest.mark.parametrize(("size", "words"), [(512, "0.5 KiB"), (2048, "2.0 KiB"), (3 * 2**19, "1.5 MiB")])
+def test_described_size(size: int, words: str) -> None:
+    assert described_size(size) == words
 
 
 def test_every() -> None:

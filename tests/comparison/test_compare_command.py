@@ -15,11 +15,12 @@ from typer.testing import CliRunner, Result
 
 from autodial import proto
 from autodial.cli import app
-from autodial.comparison.folder import Comparison, Request, locked
+from autodial.comparison.folder import Comparison, Request
 from autodial.comparison.methods import METHODS, Method
 from autodial.errors import InputError
 from autodial.report.trained_net import find_trained_net
 from autodial.selection.outputs import Outputs
+from autodial.system.outputs import locked
 
 WORDS = ("--source", "source", "--target", "target", "--base", "net.prototxt")
 METHOD_NAMES = ("source-only", "gfk")
@@ -174,9 +175,11 @@ def test_wrong_words(project: Path, tmp_path: Path) -> None:
     assert "--seeds 1,x: must be whole numbers" in error("table", "--seeds", "1,x")
     assert "holds no comparison: name --source, --target and --base" in error(str(tmp_path / "none"))
     assert "takes --source, --target and --base" in error("other", "--source", "source")
+    assert "takes --source, --target and --base" in error("table", "--epochs", "3")
+    assert "--target-labels is for one comparison" in error("table", "table", "--target-labels")
     assert "-o is for the table of several" in error("table", "-o", "all")
     assert "holds no finished comparison" in error("table", str(tmp_path))
-    with locked(project / "table"):
+    with locked(project / "table", "autodial compare"):
         assert "another `autodial compare` is at work in" in error("table")
 
 

@@ -266,12 +266,12 @@ def test_missing_weights_and_zeros_are_no_success(deploy: tuple[Any, Weights], t
     net, weights = deploy
     report = convert(net, None, tmp_path / "net.onnx")
     assert not report.verified and report.compared["prob"].empty  # the fillers give zeros
-    assert any("no weights were given" in note for note in report.notes)
-    assert any("the comparison proves nothing" in note for note in report.notes)
+    assert any("no weights were given" in reason for reason in report.unverified)
+    assert any("the comparison proves nothing" in reason for reason in report.unverified)
     some = Weights("", [layer for layer in weights.layers if layer.name != "bn"])
     report = convert(net, some, tmp_path / "net.onnx")
     assert not report.verified and not report.compared["prob"].empty
-    assert "the weights lack 1 layer, which keep what their fillers give: bn" in report.notes
+    assert report.unverified == ("the weights lack 1 layer (bn), which keep what their fillers give",)
 
 
 def test_a_wrong_file_is_not_written(
@@ -346,12 +346,13 @@ def test_the_command(deploy: tuple[Any, Weights], tmp_path: Path, autodial: Any)
         "convert", tmp_path / "deploy.prototxt", tmp_path / "net.caffemodel", "-o", tmp_path / "a.onnx"
     )
     assert status == 0 and '"data" any x 3 x 12 x 10 to "prob" any x 2 x 12 x 10' in out
+    assert "Not verified" not in out
     assert "Compared with the net on random pixels" in out and re.search(
         r'"prob" differs by at most \S+, \S+ of its range', out
     )
     words = ["convert", tmp_path / "deploy.prototxt", "-o", tmp_path / "b.onnx"]
     status, out, _ = autodial(*words)
-    assert status == 0 and "Not verified" in out and "no weights were given" in out
+    assert status == 0 and "Not verified: no weights were given, so the file holds" in out and " KiB, opset" in out
     status, out, _ = autodial(*words, "--json", "--outputs", "map,prob", "--dynamic", "spatial")
     assert status == 0 and list(json.loads(out)["outputs"]) == ["map", "prob"]
     status, _, err = autodial(*words, "--sample", "dat=x.npy")

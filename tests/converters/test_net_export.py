@@ -17,14 +17,22 @@ import torch.nn.functional as F
 from image_nets import with_inputs
 from originals import RECORDS, shared
 
-from autodial.converters import net_export
+from autodial.commands.export import describe
+from autodial.converters import net_export, onnx_file, prepared
+from autodial.converters.card import write_card
 from autodial.converters.class_names import read_class_names
+from autodial.converters.destinations import Destination
 from autodial.converters.destinations.caffe import CaffeFolder
+from autodial.converters.destinations.onnx import OnnxFile
+from autodial.converters.destinations.triton import TritonModel
 from autodial.converters.metadata import weights_digest
 from autodial.converters.net_export import export
+from autodial.converters.onnx_weights import write_weights
 from autodial.converters.verification import ExportReport
+from autodial.deploy import Predictor
 from autodial.deploy.metadata import ModelInfo
 from autodial.errors import InputError, WorkError
+from autodial.model_file import LICENSE
 from autodial.net.net import Net
 from autodial.proto import LayerWeights, Weights, parse_net, read_net
 from autodial.proto import messages as pb
@@ -543,27 +551,99 @@ layer { name: "prob" type: "Softmax" bottom: "scores" top: "prob" }
 """
 
 
-@pytest.mark.parametrize("precision", ["float32", "fp16", "int8"])
-def test_weights_that_no_file_can_hold_are_refused_before_the_net_is_built(precision: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("place", "precision", "limit"),
+    [
+        (OnnxFile, "fp16", "fp16 is made of one float32 ONNX file, which holds at most 2 GiB"),
+        (OnnxFile, "int8", "int8 is made of one float32 ONNX file, which holds at most 2 GiB"),
+        (lambda path: TritonModel(path, "huge"), "float32", "one ONNX file holds at most 2 GiB"),
+        (CaffeFolder, "float32", "a caffemodel holds at most 2 GiB"),
+    ],
+)
+def test_weights_that_no_file_can_hold_are_refused_before_the_net_is_built(
+    place: Callable[[Path], Destination], precision: Any, limit: str, tmp_path: Path
+) -> None:
     def rows(count: int) -> Any:
         return np.broadcast_to(np.float32(0), (count, 3 * 420 * 420))  # of no memory
 
     net = parse_net(HUGE % 1015)
     fc, scores, other = (pb.LayerParameter(name=name) for name in ("fc", "scores", "other"))
     blobs = [LayerWeights(fc, [rows(1015)]), LayerWeights(scores, []), LayerWeights(other, [rows(2000)])]
-    limit = (
-        r'the weights take 2\.00 GiB, 2\.00 of them for layer "fc", and an ONNX file holds at most 2 GiB, and so does'
-    )
-    with pytest.raises(InputError, match=limit):
-        export(net, Weights("huge", blobs), tmp_path / "model.onnx", raw_input=True, precision=precision)
-    with pytest.raises(InputError, match=r'2\.00 of them for layer "fc", and a caffemodel holds at most 2 GiB'):
-        export(net, Weights("huge", blobs), CaffeFolder(tmp_path / "folder"))
+    raw = place is not CaffeFolder
+    with pytest.raises(InputError, match=rf'the weights take 2\.00 GiB, 2\.00 of them for layer "fc", and {limit}'):
+        export(net, Weights("huge", blobs), place(tmp_path / "model.onnx"), raw_input=raw, precision=precision)
     assert not list(tmp_path.iterdir())
     # what the logits don't need does not count
     with pytest.raises(InputError, match="hold nothing for layer scores"):
         small = parse_net(HUGE % 1)
         blobs = [LayerWeights(fc, [rows(1), np.zeros(1, np.float32)]), LayerWeights(other, [rows(2000)])]
         export(small, Weights("small", blobs), tmp_path / "model.onnx", raw_input=True)
+
+
+def write_alex(folder: Path) -> tuple[pb.NetParameter, Any]:
+    """The small AlexNet, whose TEST list has five images in a folder; the images."""
+    images = random_images(5, HEIGHT, WIDTH)
+    write_list(folder, "test.txt", images)
+    return parse_net(ALEX), images
+
+
+def test_weights_beyond_two_gigabytes_get_a_file_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    net, images = write_alex(tmp_path)
+    weights, out = random_weights(net), tmp_path / "out"
+    out.mkdir()
+    whole = export(net, weights, tmp_path / "whole.onnx", base_dir=tmp_path)
+    monkeypatch.setattr(prepared, "LARGEST", 2000)
+    report = export(net, weights, out / "model.onnx", base_dir=tmp_path, license="MIT")
+    assert report.files == {path.name: path.stat().st_size for path in out.iterdir()}
+    assert list(report.files) == ["model.onnx", "model.onnx.data"]
+    assert report.max_difference == whole.max_difference
+    assert report.metadata == whole.metadata
+    assert any("model.onnx.data" in note and "keep both files" in note for note in report.notes)
+    assert report.record()["files"] == report.files
+    assert "model.onnx, model.onnx.data: 0.0 MiB, opset 18" in describe(report)
+    write_card(report, tmp_path / "README.md", [None])
+    assert "| Weights | model.onnx.data, " in (tmp_path / "README.md").read_text()
+
+    moved = tmp_path / "elsewhere"
+    out.rename(moved)
+    model = onnx.load(moved / "model.onnx", load_external_data=False)
+    apart = [tensor for tensor in model.graph.initializer if tensor.external_data]
+    assert [tuple(tensor.dims) for tensor in apart] == [(6, 3, 5, 5), (4, 96)]  # those above a kilobyte
+    assert {entry.key: entry.value for entry in model.metadata_props}[LICENSE] == "MIT"
+    predictor = Predictor(moved / "model.onnx", device="cpu")
+    assert predictor.info == replace(Predictor(whole.output, device="cpu").info, license="MIT")
+    expected = alex_by_torch(weights, images)
+    np.testing.assert_allclose(predictor.run(images)[0], expected, rtol=0, atol=1e-5 * np.ptp(expected))
+
+
+def test_an_ensemble_may_be_larger_than_any_of_its_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    net, images = write_alex(tmp_path)
+    members = [random_weights(net, seed=seed) for seed in (0, 1)]
+    monkeypatch.setattr(prepared, "LARGEST", 4000)  # each has 3,388 bytes of weights
+    assert len(export(net, members[0], tmp_path / "one.onnx", base_dir=tmp_path).files) == 1
+    report = export(net, members, tmp_path / "both.onnx", base_dir=tmp_path)
+    assert list(report.files) == ["both.onnx", "both.onnx.data"]
+    probabilities = [torch.tensor(alex_by_torch(one, images)).softmax(1).numpy() for one in members]
+    (got,) = session(report.output).run(["probabilities"], {"image": images})
+    np.testing.assert_allclose(got, np.mean(probabilities, axis=0), atol=1e-5)
+
+
+def test_a_large_file_that_differs_leaves_the_old_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    net, _ = write_alex(tmp_path)
+    weights = random_weights(net)
+    monkeypatch.setattr(prepared, "LARGEST", 2000)
+    export(net, weights, tmp_path / "model.onnx", base_dir=tmp_path)
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+
+    def damaged(constants: Any, path: Path) -> Any:
+        made = write_weights(constants, path)
+        path.write_bytes(bytes(path.stat().st_size))
+        return made
+
+    monkeypatch.setattr(onnx_file, "write_weights", damaged)
+    with pytest.raises(WorkError, match="nothing was written: ONNX Runtime's logits differ from the unfolded net's"):
+        export(net, weights, tmp_path / "model.onnx", base_dir=tmp_path)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
 def test_layer_that_no_file_can_hold_does_no_harm_where_the_logits_need_it_not(tmp_path: Path) -> None:

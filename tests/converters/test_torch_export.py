@@ -21,6 +21,7 @@ from typer.testing import CliRunner
 from autodial.cli import app
 from autodial.commands.export import describe
 from autodial.converters import AutoDIAL, convert_batchnorm, export_module, prepared, torch_export
+from autodial.converters.destinations.triton import TritonModel
 from autodial.converters.torch_fold import fold_graph
 from autodial.deploy import Predictor
 from autodial.errors import InputError, WorkError
@@ -373,10 +374,8 @@ def test_what_can_be_known_before_is_refused(options: dict[str, Any], message: s
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize(("more", "refused"), [(-4, False), (0, False), (4, True)])
-def test_weights_that_no_file_can_hold(
-    more: int, refused: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize(("more", "large"), [(-4, False), (0, False), (4, True)])
+def test_weights_that_no_file_can_hold(more: int, large: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Tied(nn.Module):
         """Two names for one weight, and a layer that the logits don't need."""
 
@@ -392,12 +391,20 @@ def test_weights_that_no_file_can_hold(
     monkeypatch.setattr(torch_export, "fold_graph", lambda *given: folded.append(given) or fold_graph(*given))
     size = 4 * (108 * 108 + 108) + 4 * 3 + 8 * 3  # and the images' scale, and the order of their channels
     monkeypatch.setattr(prepared, "LARGEST", size - more)
-    if not refused:
-        export_module(Tied(), tmp_path / "model.onnx", size=(6, 6))
-        return
-    with pytest.raises(InputError, match=r"of them for (fc|again)\.weight, and an ONNX file holds at most 2 GiB"):
-        export_module(Tied(), tmp_path / "model.onnx", size=(6, 6))
-    assert not folded and not list(tmp_path.iterdir())
+    module, files = Tied(), tmp_path / "files"
+    files.mkdir()
+    if large:
+        with pytest.raises(InputError, match=r"of them for (fc|again)\.weight, and one ONNX file holds at most 2 GiB"):
+            export_module(module, TritonModel(tmp_path, "tied"), size=(6, 6))
+        assert not folded and list(tmp_path.iterdir()) == [files]
+    report = export_module(module, files / "model.onnx", size=(6, 6))
+    assert list(report.files) == ["model.onnx", "model.onnx.data"][: 1 + large]
+    assert report.files == {path.name: path.stat().st_size for path in files.iterdir()}
+    image = np.random.default_rng(0).integers(0, 256, (2, 6, 6, 3), dtype=np.uint8)
+    logits = run(report.output, image)
+    with torch.no_grad():
+        expected = module(torch.from_numpy(image).flip(3).permute(0, 3, 1, 2) / 255).numpy()
+    np.testing.assert_allclose(logits, expected, atol=1e-5)
 
 
 def test_sizes_may_be_numpys(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from autodial.deploy import Predictor, predict_folder
 from autodial.errors import InputError, WorkError
 
 fsspec = pytest.importorskip("fsspec")
+from exported_model import save_apart  # noqa: E402
 from guarded_files import PREFIX, GuardedFiles  # noqa: E402
 
 
@@ -202,6 +203,17 @@ def test_a_model_at_an_address(model: Any, photos: Path, memory: Any) -> None:
         predict_folder("memory://models/bad.onnx", [photos], "out.csv")
     with pytest.raises(InputError, match=r"^memory://models/none.onnx: no such file"):
         predict_folder("memory://models/none.onnx", [photos], "out.csv")
+
+
+def test_a_model_comes_with_its_second_file(model: Any, photos: Path, memory: Any, tmp_path: Path) -> None:
+    path = save_apart(model.path, tmp_path / "large.onnx")
+    memory.pipe("/models/large.onnx", path.read_bytes())
+    with pytest.raises(InputError, match=r"^memory://models/large\.onnx\.data: no such file$"):
+        predict_folder("memory://models/large.onnx", [photos], "there.csv")
+    memory.pipe("/models/large.onnx.data", Path(f"{path}.data").read_bytes())
+    predict_folder("memory://models/large.onnx", [photos], "there.csv")
+    predict_folder(model.path, [photos], "here.csv")
+    assert labels(Path("there.csv")) == labels(Path("here.csv"))
 
 
 def test_what_can_not_be_used_is_refused_at_once(model: Any, photos: Path, memory: Any, work: Path) -> None:

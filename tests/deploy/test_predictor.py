@@ -9,6 +9,7 @@ from typing import Any
 import cv2
 import numpy as np
 import pytest
+from exported_model import save_apart
 
 from autodial.deploy import Predictor
 from autodial.errors import InputError, WorkError
@@ -215,3 +216,26 @@ def test_an_array_of_a_whole_batch(model: Any, grey_model: Any) -> None:
         images = np.random.default_rng(0).integers(0, 256, (5, 6, 9, channels), dtype=np.uint8)
         logits, _ = Predictor(reference.path).predict(images)
         np.testing.assert_allclose(logits, reference.logits(*images), rtol=1e-4, atol=1e-4)
+
+
+def test_a_model_whose_weights_lie_in_a_second_file(model: Any, photos: Path, tmp_path: Path) -> None:
+    path = save_apart(model.path, tmp_path / "large.onnx")
+    files = sorted(photos.rglob("*.png"))
+    np.testing.assert_array_equal(Predictor(path).predict(files).logits, Predictor(model.path).predict(files).logits)
+
+    path = path.rename(tmp_path / "renamed.onnx")  # the second file keeps the name that the model knows
+    assert Predictor(path).info.classes == model.classes
+    second = tmp_path / "large.onnx.data"
+    whole = second.read_bytes()
+    for damaged in (whole[:-1], b""):
+        second.write_bytes(damaged)
+        with pytest.raises(
+            InputError, match=r"large\.onnx\.data is cut short, or is not the file with the weights of renamed\.onnx: "
+        ):
+            Predictor(path)
+    second.unlink()
+    with pytest.raises(
+        InputError,
+        match=r"renamed\.onnx: its weights lie in a second file, large\.onnx\.data, which is not beside it",
+    ):
+        Predictor(path)

@@ -16,6 +16,7 @@ from typing import Any
 import cv2
 import numpy as np
 import pytest
+from exported_model import save_apart
 
 from autodial.data.decoder_messages import watch_decoders
 from autodial.deploy import predict_folder
@@ -37,6 +38,11 @@ def test_without_ray_a_sentence_says_so(
 
         work = Work(Columns(("a",)), 32, statistics=False, label_damaged=True)
         Cluster("auto", model.path, work, device="cuda:1", workers=None, threads=1, fetching=1)
+    large = save_apart(model.path, tmp_path / "large.onnx")
+    with pytest.raises(
+        InputError, match=r"has its weights in a second file, large\.onnx\.data, and `ray` sends workers one"
+    ):
+        predict_folder(large, [photos], tmp_path / "out.csv", ray="auto")
 
 
 @pytest.fixture(scope="module")

@@ -88,7 +88,7 @@ def test_of_many_rows_the_least_certain_take_part() -> None:
     ("arguments", "message"),
     [
         (([0.5, 0.5], 1), r"the shape \(2,\): give \(rows, classes\)"),
-        (([[0.5, 0.5]], 0), "`to_label` is 0: choose from 1 to 1,000 images"),
+        (([[0.5, 0.5]], 0), "`count` is 0: choose from 1 to 1,000 images"),
         (([[0.5, 0.5]], 1001), "choose from 1 to 1,000"),
         (([[np.nan, 0.5]], 1), "not finite: leave out such rows"),
     ],
@@ -160,14 +160,16 @@ def test_options_for_all_images_are_refused(model: Any, photos: Path, tmp_path: 
 def test_images_that_are_no_files_are_refused(model: Any, photos: Path, tmp_path: Path) -> None:
     pytest.importorskip("fsspec")
     for given in (f"local://{photos}", "table.parquet"):
-        with pytest.raises(InputError, match=f"--to-label lists files of this machine, and {given} is none"):
+        with pytest.raises(InputError, match=f"images to label must be files of this machine, and {given} is not"):
             run(model.path, given, "-o", tmp_path / "out.csv", "--to-label", 2)
     run(f"local://{model.path}", photos, "-o", tmp_path / "out.csv", "--to-label", 2)
     assert len(rows(tmp_path / "out.csv")) == 2
 
 
 def test_other_outputs_are_refused(model: Any, photos: Path, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"name a file that ends in \.csv"):
+    with pytest.raises(
+        InputError, match=r"--to-label writes a table in CSV, to be filled in: name a file that ends in \.csv"
+    ):
         run(model.path, photos, "-o", tmp_path / "out.jsonl", "--to-label", 2)
     with pytest.raises(InputError, match="name a file"):
         run(model.path, photos, "-o", "-", "--to-label", 2)

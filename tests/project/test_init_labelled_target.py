@@ -86,6 +86,7 @@ def test_they_stay_among_the_unlabelled_and_leave_the_test_set(autodial: Run, do
     assert {path for path, _ in listed("test")} == everything - {path for path, _ in chosen}
     assert listed("target_labelled") == [*chosen[:2], (str(Path("copy.png").resolve()), 2)]
     assert "3 labelled target images that the net learns from are left out of the test set, which has 15 images" in out
+    assert "not in the target" not in out
     assert [line.split()[-2:] for line in out.splitlines() if line.strip().startswith("all")] == [["3", "15"]]
 
 
@@ -102,7 +103,10 @@ def test_a_label_for_an_unlabelled_target(autodial: Run, domains: dict[str, list
     ("lines", "message"),
     [
         ("source/線/0.png 2\n", "1 of the 1 images in the labelled target (few.txt) are also in the source (source)"),
-        ("target/線/0.png 2\ntarget/線/../線/0.png 1\n", "with two labels, 2 and 1: keep the right one"),
+        (
+            "target/線/0.png 2\ntarget/線/../線/0.png 1\n",
+            'target/線/0.png has the label "círculo" here, and "線" in line 1: keep the right one',
+        ),
         ("target/線/0.png 3\n", 'few.txt:1: the label "3" is not a class'),
         ("target/線/9.png 2\n", 'few.txt:1: "target/線/9.png" does not exist'),
         ("bad.png 2\n", "1 of the 1 images in the labelled target (few.txt) can't be used"),
@@ -112,6 +116,25 @@ def test_what_is_refused(autodial: Run, domains: dict[str, list[str]], lines: st
     Path("bad.png").touch()
     Path("few.txt").write_text(lines, encoding="utf-8")
     assert message in refused(autodial, "few.txt")
+
+
+def test_a_file_in_two_class_folders_is_refused(autodial: Run, domains: dict[str, list[str]]) -> None:
+    for name in ("a box", "線"):
+        Path("few", name).mkdir(parents=True)
+        Path("few", name, "x.png").symlink_to(domains["線"][0])
+    folder = Path("few").resolve()
+    assert (
+        f'few: {folder}/線/x.png has the label "線" here, and "a box" in {folder}/a box: keep the right one'
+    ) in refused(autodial, "few")
+
+
+def test_images_from_elsewhere_get_a_note(autodial: Run, domains: dict[str, list[str]], images: Any) -> None:
+    other = images("elsewhere", 2, color=False)
+    Path("few.txt").write_text(f"{domains['線'][0]} 2\n{other[0]} 1\n{other[1]} 0\n", encoding="utf-8")
+    out = init(autodial, "--labelled-target", "few.txt")
+    assert f"2 of the 3 labelled target images are not in the target (target), such as {other[0]}" in out
+    Path("few.txt").write_text(f"{domains['線'][0]} 2\n", encoding="utf-8")
+    assert "not in the target" not in init(autodial, "--labelled-target", "few.txt", folder="other")
 
 
 def test_a_test_set_that_is_learned_from_is_refused(autodial: Run, domains: dict[str, list[str]]) -> None:

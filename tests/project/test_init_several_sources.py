@@ -6,14 +6,20 @@ import json
 from pathlib import Path
 from typing import Any
 
+import cv2
 import numpy as np
 import pytest
+import torch
+import torch.nn.functional as F
 
 from autodial import proto
 from autodial.cli import app
 from autodial.data.image_list import ImageList
 from autodial.deploy import Predictor
 from autodial.errors import InputError
+from autodial.report.evaluation import evaluate
+from autodial.report.latent_domains import LatentDomains
+from autodial.report.run import Run
 
 pytestmark = pytest.mark.usefixtures("here")
 
@@ -92,6 +98,25 @@ def test_from_folders_to_a_file_of_the_target_s_statistics(capsys: pytest.Captur
     assert "fc4-dial" in Path("report.html").read_text("utf-8")
 
 
+def check_domains(weights: str) -> None:
+    """Compare the domains of the report with torch's layers."""
+    cpu = torch.device("cpu")
+    found = evaluate(Run.read(Path("project/solver_run")), images=100, layers=[], device=cpu, workers=0).domains
+    assert isinstance(found, LatentDomains) and found.total == 54
+    paths = [entry.path for entry in ImageList.read("project/source.txt")]
+    pixels = np.stack([cv2.resize(cv2.imread(path, cv2.IMREAD_GRAYSCALE), (20, 20)) for path in paths])
+    blobs = {
+        layer.name: [torch.from_numpy(np.array(blob)) for blob in layer.blobs]
+        for layer in proto.read_weights(weights).layers
+    }
+    conv = F.conv2d(torch.from_numpy(pixels / 256).float()[:, None], *blobs["conv1"])
+    scores = F.linear(conv.relu().mean((2, 3)), *blobs["domain-predictor"])
+    expected = scores.softmax(1).numpy()
+    np.testing.assert_allclose(found.weights, expected, atol=1e-5)
+    np.testing.assert_allclose(found.shares, expected.mean(0), atol=1e-5)
+    assert [one[0].path for one in found.images] == [paths[row] for row in expected.argmax(0)]
+
+
 def test_latent_domains_up_to_a_file(capsys: pytest.CaptureFixture[str]) -> None:
     init("--batch-size", "24", "--epochs", "1", "--latent", "2")
     assert len(ImageList.read("project/source.txt")) == 54
@@ -109,10 +134,19 @@ def test_latent_domains_up_to_a_file(capsys: pytest.CaptureFixture[str]) -> None
     assert "and was not scored itself" not in card
     logits, _ = Predictor("model.onnx", "cpu").predict([np.zeros((20, 20), np.uint8)])
     assert logits.shape == (1, 4)
+    run("report", "project/solver_run", "-o", "report.html")
+    page = Path("report.html").read_text("utf-8")
+    assert "2 latent domains, no Dial layers" in page and "Latent domains of the source" in page
+    assert "Over 54 source images." in page and "Domain 2: the source images with the largest weights" in page
+    check_domains(weights)
     with pytest.raises(InputError, match="the net has latent domains"):
         run("recalibrate", *net, "-o", "new.caffemodel")
-    with pytest.raises(InputError, match="the net has latent domains"):
-        run("select", "--solver", "project/solver.prototxt", "--try", "solver.base_lr=0.1,0.01", "-o", "selected")
+    with pytest.raises(InputError, match=r"the net has latent domains .* as `autodial export` does without --recal"):
+        run("export", "--recalibrate", *net, "-o", "again.onnx")
+    selected = ("select", "--solver", "project/solver.prototxt", "--try", "solver.base_lr=0.1,0.01", "-o", "selected")
+    for more in ((), ("--no-recalibrate",)):
+        with pytest.raises(InputError, match=r"the net has latent domains .* train such nets with `autodial train`"):
+            run(*selected, *more)
 
 
 @pytest.mark.parametrize(

@@ -62,6 +62,18 @@ def test_a_table_as_spreadsheets_save_it(delimiter: str) -> None:
     ("name", "text", "message"),
     [
         ("list.txt", "a.png cup\nb.png cap\n", 'list.txt:2: the label "cap" is not a class: did you mean "cup"'),
+        ("list.txt", "a.png Cup\n", 'list.txt:1: the label "Cup" is not a class: did you mean "cup"'),
+        ("list.txt", "a b.png RED CUB\n", 'list.txt:1: the label "RED CUB" is not a class: did you mean "red cup"'),
+        (
+            "list.txt",
+            "a.png cub\nb.png cup\nc.png 9\n",
+            'list.txt:1: the label "cub" is not a class, nor is that in line 3: did you mean "cup"',
+        ),
+        (
+            "table.csv",
+            "path,label\n" + "a.png,cap\n" * 7,
+            'table.csv:2: the label "cap" is not a class, nor are 6 others, in lines 3, 4, 5, 6, 7, ...: did you',
+        ),
         ("list.txt", "a.png 5\n", r'list.txt:1: the label "5" is not a class: write .*\(cup, .*0 to 4'),
         ("list.txt", "a.png -1\n", 'list.txt:1: the label "-1" is not a class'),
         ("list.txt", "a.png\n", 'list.txt:1: "a.png" lacks a path or a label'),
@@ -71,7 +83,12 @@ def test_a_table_as_spreadsheets_save_it(delimiter: str) -> None:
         ("table.csv", "path,label\na.png,\n", "table.csv has no label: write the name of a class"),
         ("table.csv", "path,label\n,cup\n", "table.csv:2: the row has a label and no path"),
         ("table.csv", "path,label\na.png,Red cup\n", 'table.csv:2: the label "Red cup" is .*did you mean "red cup"'),
-        ("table.csv", b"path,label\n\xe9.png,cup\n", "table.csv:2: a list or table of labels must be text in UTF-8"),
+        (
+            "table.csv",
+            b"path,label\n\xe9.png,cup\n",
+            "table.csv:2: a list or table of labels must be text in UTF-8, and the byte 0xe9 is not",
+        ),
+        ("table.csv", "path,label\na.png,cup\n".encode("utf-16"), 'text in UTF-16; save it .*"CSV UTF-8"$'),
     ],
 )
 def test_what_cannot_be_read(name: str, text: str | bytes, message: str) -> None:

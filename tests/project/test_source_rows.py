@@ -187,7 +187,7 @@ def test_in_test_a_net_with_latent_domains_has_the_target_s_batch_norm_alone() -
     )
     found = data_in_train(param)
     assert found is not None and [top.layer.name for top in (*found.sources, found.target)] == ["s", "t"]
-    with pytest.raises(InputError, match=r"the net has latent domains .* use the statistics that training stored"):
+    with pytest.raises(InputError, match=r"the net has latent domains .* keep those that training stored"):
         data_in_test(param)
 
 

@@ -214,6 +214,16 @@ def test_a_net_given_as_solver() -> None:
         parse_solver("layer {}", "n")
 
 
+@pytest.mark.parametrize("text", ["hello\n", "path,label\na.png,1\n", '{"a": [1]}', "import torch\n", "<html></html>"])
+def test_a_text_of_another_kind(text: str) -> None:
+    with pytest.raises(InputError, match=r"^n is not the prototxt of a net: it has none of its fields, such as layer$"):
+        parse_net(text, "n")
+    with pytest.raises(
+        InputError, match=r"^n is not the prototxt of a solver: it has none of its fields, such as net$"
+    ):
+        parse_solver(text, "n")
+
+
 def test_vendor_fields_name_is_not_taken_from_a_neighbouring_layer_or_block() -> None:
     text = 'layer { name: "one" } layer { param { name: "shared" } bad: 1 name: "two" } layer { name: "three" }'
     with pytest.raises(InputError, match='layer "two": LayerParameter has no field "bad"'):

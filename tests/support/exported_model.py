@@ -55,3 +55,9 @@ def save_model(path: Path, weights: np.ndarray, record: dict[str, Any] | None, c
         helper.set_model_props(model, {"autodial": json.dumps(record)})
     onnx.save(model, path)
     return path
+
+
+def save_apart(model: Path, path: Path) -> Path:
+    """A copy of a model with its weights in a second file, of the same name and `.data`."""
+    onnx.save(onnx.load(model), path, save_as_external_data=True, location=f"{path.name}.data", size_threshold=0)
+    return path
