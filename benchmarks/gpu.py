@@ -285,7 +285,7 @@ def steps(options: Options) -> Iterator[Item]:
 
 def tests(options: Options) -> Iterator[Item]:
     import pytest  # noqa: F401
-    import xdist  # noqa: F401  (tests/conftest.py has a hook of its)
+    import xdist  # noqa: F401  (tests/conftest.py uses one of its hooks)
 
     marked = sorted(path for path in (ROOT / "tests").rglob("test_*.py") if "mark.gpu" in path.read_text())
     for path in [path for path in marked if path.name == "test_providers.py"] if options.quick else marked:

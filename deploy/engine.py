@@ -43,7 +43,7 @@ class Labelled(NamedTuple):
 
 
 class Engine(Protocol):
-    """Labels images; the attributes are those of a Predictor."""
+    """Labels images; says what runs the model as a Predictor does."""
 
     device: str
     provider: str

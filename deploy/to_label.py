@@ -205,7 +205,7 @@ def choose_to_label(
     _check_count(count)
     final = check_output(output, (model, *inputs))
     if not str(output).lower().endswith(".csv"):
-        raise InputError(f"{output}: `to_label` writes a table in CSV, to be filled in: name a file that ends in .csv")
+        raise InputError(f"{output}: images to label are listed in CSV, to be filled in: name a file that ends in .csv")
     if final.exists():
         raise InputError(f"{output} exists, and may hold labels that were filled in: name another file, or delete it")
     if (other := elsewhere(inputs)) is not None:

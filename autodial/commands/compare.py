@@ -59,7 +59,7 @@ def compare(
         str | None,
         typer.Option(
             metavar="NAME|NET.prototxt|torchvision:NAME|timm:NAME",
-            help="The net from which every method's is made, as --arch of `autodial init`.",
+            help="The net from which each method's net is made, named as in --arch of `autodial init`.",
         ),
     ] = None,
     weights: Annotated[
@@ -73,8 +73,8 @@ def compare(
         typer.Option(
             metavar="M1,M2",
             # the names are those of autodial.comparison.methods, which takes too long to import for a help text
-            help="source-only, entropy-only, adabn, coral, deep-coral, ddc, dan, reversegrad, rtn, jan, fixed-alpha, "
-            "autodial, sa, tca, gfk.",
+            help="The methods to compare: source-only, entropy-only, adabn, coral, deep-coral, ddc, dan, reversegrad, "
+            "rtn, jan, fixed-alpha, autodial, sa, tca, gfk.",
             show_default="all but entropy-only, fixed-alpha, sa, tca and gfk",
         ),
     ] = None,
@@ -95,8 +95,8 @@ def compare(
         bool,
         typer.Option(
             "--same-schedule",
-            help="Give all methods the course of the learning rate that the base net has, instead of the one that each "
-            "method's authors released, stretched to the same number of iterations.",
+            help="Give all methods the base net's course of the learning rate. Otherwise each has the one that its "
+            "authors released, stretched to the same number of iterations.",
         ),
     ] = False,
     target_labels: Annotated[
@@ -133,7 +133,7 @@ def compare(
     DIR gets METHOD/train_val.prototxt and METHOD/solver.prototxt for `autodial train`, a folder per run with its
     weights and logs, results.json, and the table as table.txt, table.csv, table.tex and table.html. What is finished is
     not run again: the same command, or DIR alone, goes on after an interruption, and methods, seeds and --target-labels
-    can be added. A run that fails is a cell of the table.
+    can be added. A run that fails is marked in the table.
     """
     made_from: dict[str, object] = {
         "--source": source,

@@ -1,6 +1,6 @@
 """The nets of other methods of domain adaptation, each made from one AutoDIAL net; no torch.
 
-The methods' layers and their options are those of the nets that the methods' authors released (docs/family.md), save
+The methods' layers and their options are those of the nets that the methods' authors released (docs/family.md), except
 that a new layer starts and learns as the net's own classifier does: the same filler, lr_mult and decay_mult. (RTN's
 residual alone must start as released.)
 """
@@ -26,8 +26,8 @@ _SIGMA = 1.68
 _REVERSAL_BOTTLENECK, _DOMAIN_CLASSIFIER = 256, 1024
 _RESIDUAL_BOTTLENECK = 128
 _RESIDUAL_SPREAD = 0.01
-"""Deviation of RTN's first residual weights: with none to speak of, both domains' classifiers start out the same. With
-larger ones, the source's learns its classes by the residual, and the target's calls them anything."""
+"""Deviation of RTN's first residual weights. It is so small that both domains' classifiers start out almost equal:
+otherwise the source's learns its classes by the residual alone, and the target's, which lacks it, learns nothing."""
 _STEEPNESS = 10.0
 """alpha of the GradientScaler layers."""
 _REVERSAL_RISE, _RESIDUAL_RISE = 1 / 5, 1 / 10

@@ -168,7 +168,7 @@ def test_images_that_are_no_files_are_refused(model: Any, photos: Path, tmp_path
 
 def test_other_outputs_are_refused(model: Any, photos: Path, tmp_path: Path) -> None:
     with pytest.raises(
-        InputError, match=r"--to-label writes a table in CSV, to be filled in: name a file that ends in \.csv"
+        InputError, match=r"images to label are listed in CSV, to be filled in: name a file that ends in \.csv"
     ):
         run(model.path, photos, "-o", tmp_path / "out.jsonl", "--to-label", 2)
     with pytest.raises(InputError, match="name a file"):
