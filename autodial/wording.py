@@ -75,14 +75,19 @@ def _words(options: Mapping[str, object]) -> Iterator[str]:
             yield from (name, str(item))
 
 
-def alternatives(wanted: str, names: Sequence[str]) -> str:
+def alternatives(wanted: str, names: Sequence[str], *, most: int = _LISTED) -> str:
     """The end of a message about a name that does not exist: similar names, or else the existing ones.
 
     `; did you mean "conv1" or "conv2"?`, or ` (there are a, b, c)`.
+
+    Args:
+        wanted: the name.
+        names: those that exist.
+        most: how many of these are listed.
     """
     if close := get_close_matches(wanted, names):
         quoted = " or ".join(f'"{name}"' for name in close)
         return f"; did you mean {quoted}?"
-    listed = ", ".join(names[:_LISTED])
-    more = f", ... {len(names)} in all" if len(names) > _LISTED else ""
+    listed = ", ".join(names[:most])
+    more = f", ... {len(names)} in all" if len(names) > most else ""
     return f" (there are {listed}{more})" if names else ""

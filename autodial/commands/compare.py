@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,7 +18,7 @@ from autodial.errors import InputError
 if TYPE_CHECKING:
     import torch
 
-    from autodial.comparison.folder import Comparison, Request
+    from autodial.comparison.folder import Comparison, Inputs, Request
     from autodial.comparison.table import Table
 
 _SEEDS = (1, 2, 3)
@@ -41,7 +42,8 @@ def compare(
         ),
     ],
     source: Annotated[
-        Path | None, typer.Option(metavar="S", help="The labelled images: a folder with a folder per class, or a list.")
+        list[Path] | None,
+        typer.Option(metavar="S", help="The labelled images: a folder with a folder per class, or a list."),
     ] = None,
     target: Annotated[
         Path | None,
@@ -136,7 +138,7 @@ def compare(
     can be added. A run that fails is marked in the table.
     """
     made_from: dict[str, object] = {
-        "--source": source,
+        "--source": source or None,
         "--target": target,
         "--base": base,
         "--test": test,
@@ -154,31 +156,27 @@ def compare(
     if output is not None:
         raise InputError("-o is for the table of several comparisons: that of one lies in its folder")
     (folder,) = folders
-    with naming_options(**_OPTIONS):
-        if not named:
-            comparison = _open(folder)
-        else:
-            comparison = _begin(
-                folder,
-                *(source, target, test, base, weights),
+    with naming_options(**_OPTIONS), ExitStack() as undo:
+        inputs = None
+        if named:
+            inputs = _inputs(
+                *(source or [], target, test, base, weights),
                 epochs=epochs,
                 batch_size=batch_size,
                 skip_bad=skip_bad,
                 same_schedule=same_schedule,
             )
-        request = _request(comparison, methods, seeds, target_labels=target_labels)
-    _run(comparison, request, device=device, jobs=jobs, workers=workers, as_json=as_json)
+        comparison = _opened(folder, inputs)
+        request = _request(folder, comparison, methods, seeds, target_labels=target_labels)
+        _check_device(device)
+        if comparison is None:
+            assert inputs is not None, "`_opened` refuses this"
+            comparison = _begin(folder, inputs, request, undo)
+        _run(comparison, request, undo.pop_all(), device=device, jobs=jobs, workers=workers, as_json=as_json)
 
 
-def _open(folder: Path) -> Comparison:
-    from autodial.comparison.folder import Comparison
-
-    return Comparison(folder)
-
-
-def _begin(
-    folder: Path,
-    source: Path | None,
+def _inputs(
+    sources: Sequence[Path],
     target: Path | None,
     test: Path | None,
     base: str | None,
@@ -188,16 +186,20 @@ def _begin(
     batch_size: int | None,
     skip_bad: bool,
     same_schedule: bool,
-) -> Comparison:
-    """Open a comparison with these inputs; make its folder if there is none."""
-    from autodial.comparison.folder import Comparison, Inputs, create, holds_comparison
-    from autodial.project.project import prepare
+) -> Inputs:
+    from autodial.comparison.folder import Inputs
 
-    if source is None or target is None or base is None:
+    if not sources or target is None or base is None:
         raise InputError(
             "a comparison takes `source`, `target` and `base`: name all three, or the folder alone to go on with it"
         )
-    inputs = Inputs(
+    if len(sources) > 1:
+        raise InputError(
+            f"`source` is given {len(sources)} times, but a comparison has one source: put the images of all into one "
+            "list, or run a comparison for each"
+        )
+    (source,) = sources
+    return Inputs(
         source=str(source.absolute()),
         target=str(target.absolute()),
         test=None if test is None else str(test.absolute()),
@@ -208,40 +210,72 @@ def _begin(
         skip_bad=skip_bad,
         same_schedule=same_schedule,
     )
-    if holds_comparison(folder):
-        comparison = Comparison(folder)
+
+
+def _opened(folder: Path, inputs: Inputs | None) -> Comparison | None:
+    """The folder's comparison, with these inputs if they are named; None if it is to be begun with them."""
+    from autodial.comparison.folder import Comparison, holds_comparison
+
+    if inputs is not None and not holds_comparison(folder):
+        return None
+    comparison = Comparison(folder)
+    if inputs is not None:
         comparison.check_inputs(inputs)
-        return comparison
+    return comparison
+
+
+def _begin(folder: Path, inputs: Inputs, request: Request, undo: ExitStack) -> Comparison:
+    """Make a comparison's folder; `undo` takes it away again."""
+    from autodial.comparison.folder import Comparison, create
+    from autodial.project.project import prepare
+
     with progress_bar("decoding the images", transient=True) as show:
         project = prepare(
             folder,
-            base,
-            source,
-            target,
-            test=test,
-            weights=weights,
-            epochs=epochs,
-            batch_size=batch_size,
+            inputs["base"],
+            Path(inputs["source"]),
+            Path(inputs["target"]),
+            test=None if inputs["test"] is None else Path(inputs["test"]),
+            weights=inputs["weights"],
+            epochs=inputs["epochs"],
+            batch_size=inputs["batch_size"],
             halves=True,
-            skip=skip_bad,
+            target_labels=request["target_labels"],
+            skip=inputs["skip_bad"],
             warn=lambda warning: typer.echo(warning, err=True),
             report=show,
         )
     for note in project.notes:
         typer.echo(f"Note: {with_options(note, _OPTIONS)}", err=True)
-    create(project, inputs)
+    undo.callback(create(project, inputs, request))
     return Comparison(folder)
 
 
-def _request(comparison: Comparison, methods: str | None, seeds: str | None, *, target_labels: bool) -> Request:
-    """The cells that are asked for; what is not named is as it was the last time."""
+def _request(
+    folder: Path, comparison: Comparison | None, methods: str | None, seeds: str | None, *, target_labels: bool
+) -> Request:
+    """The cells that are asked for; what is not named is as it was the last time, or the default for a new one."""
     from autodial.comparison.folder import Request
     from autodial.comparison.methods import DEFAULT, check_methods
 
-    last = comparison.request() or Request(methods=list(DEFAULT), seeds=list(_SEEDS), target_labels=False)
-    names = last["methods"] if methods is None else check_methods(split_names(methods))
-    numbers = last["seeds"] if seeds is None else _numbers(seeds)
-    return Request(methods=names, seeds=numbers, target_labels=target_labels or last["target_labels"])
+    names = None if methods is None else check_methods([name for name in split_names(methods) if name.strip()])
+    numbers = None if seeds is None else _numbers(seeds)
+    last = Request(methods=list(DEFAULT), seeds=list(_SEEDS), target_labels=False)
+    if comparison is not None and (known := comparison.request()) is not None:
+        last = known
+    elif comparison is not None and (names is None or numbers is None):
+        raise InputError(f"{folder} doesn't say which runs were asked for: name `methods` and `seeds`")
+    return Request(
+        methods=names or last["methods"],
+        seeds=numbers or last["seeds"],
+        target_labels=target_labels or last["target_labels"],
+    )
+
+
+def _check_device(device: str) -> None:
+    from autodial.system.devices import choose_device
+
+    choose_device(device)
 
 
 def _numbers(seeds: str) -> list[int]:
@@ -255,30 +289,41 @@ def _numbers(seeds: str) -> list[int]:
 
 
 def _run(
-    comparison: Comparison, request: Request, *, device: str, jobs: int | None, workers: int | None, as_json: bool
+    comparison: Comparison,
+    request: Request,
+    undo: ExitStack,
+    *,
+    device: str,
+    jobs: int | None,
+    workers: int | None,
+    as_json: bool,
 ) -> None:
-    """Run the cells that are not finished, then show the table."""
+    """Run the cells that are not finished, then show the table; what `undo` has to do is done if they are refused."""
     from autodial.comparison.folder import device_for
-    from autodial.comparison.results import judge, save, table_of
+    from autodial.comparison.methods import about_nets
+    from autodial.comparison.results import about_choice, judge, save, table_of
     from autodial.errors import INTERRUPTED, WorkError
     from autodial.selection.processes import default_parallel, free_memory, run_jobs
     from autodial.system.cpus import available_cpus
     from autodial.system.outputs import locked
 
-    chosen_device = device_for(comparison, device)
     failures: dict[Path, str] = {}
     with locked(comparison.folder, "autodial compare"):
-        with naming_options(**_OPTIONS):
+        with undo:
+            chosen_device = device_for(comparison, device)
             cells = comparison.cells(
                 request["methods"], request["seeds"], device=device, target_labels=request["target_labels"]
             )
             needed = comparison.check(cells)
+            undo.pop_all()
         comparison.remember(request)
         results = {cell.job.folder: cell for cell in cells}
         left = [cell.job for cell in cells if not cell.finished]
         gpu = chosen_device.type == "cuda"
         cpus = available_cpus()
         memory = _gpu_memory(chosen_device) if gpu else free_memory()
+        if left and (note := about_nets(request["methods"], len(request["seeds"]))) is not None:
+            typer.echo(f"Note: {note}", err=True)
         parallel = jobs or default_parallel(len(left), cpus, gpu=gpu, memory=memory, job_memory=needed)
         share = max(1, cpus // parallel)
         with job_progress(
@@ -305,10 +350,9 @@ def _run(
     else:
         _print_table(table)
         if found["chosen"] is not None:
-            chosen = found["chosen"]
-            typer.echo(f"\nChosen without target labels: {chosen['method']}, seed {chosen['seed']}")
-            if "export" in chosen["commands"]:
-                typer.echo(f"To export it:\n{chosen['commands']['export']}")
+            typer.echo(f"\n{about_choice(found)}")
+            if "export" in found["chosen"]["commands"]:
+                typer.echo(f"To export it:\n{found['chosen']['commands']['export']}")
     if all(trial.outputs is None for trial in trials):
         raise WorkError(f"every run failed: see the notes in {comparison.folder / 'table.txt'}")
 

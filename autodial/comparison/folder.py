@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+import shlex
+import shutil
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 from pathlib import Path
 from typing import TypeAlias, TypedDict
@@ -34,7 +37,7 @@ from autodial.selection.job import Job
 from autodial.selection.outputs import Outputs
 from autodial.system import json_files
 from autodial.system.devices import choose_device
-from autodial.system.files import replacing, replacing_files
+from autodial.system.files import entries, replacing, replacing_files
 from autodial.system.hashing import file_hash
 from autodial.system.seeding import derive_seed
 from autodial.training.solver import Solver
@@ -45,7 +48,7 @@ RESULTS = "results.json"
 SAMPLE_LIST = "sample.txt"
 SAMPLE = 5000
 """Most source images whose features and predictions are compared with the target's."""
-_BASE_NET, _BASE_SOLVER = "base.prototxt", "base_solver.prototxt"
+_BASE_NET, _BASE_SOLVER, _REQUEST = "base.prototxt", "base_solver.prototxt", "request.json"
 _SCHEMA = 1
 _CONTEXT_BYTES = 2**29
 """Bytes that a process takes before it has a net."""
@@ -132,12 +135,16 @@ def holds_comparison(folder: Path) -> bool:
     return (folder / RECORD).is_file()
 
 
-def create(project: Project, inputs: Inputs) -> None:
+def create(project: Project, inputs: Inputs, request: Request) -> Callable[[], None]:
     """Make a comparison's folder: the images' lists, the base net with its solver, and what training starts from.
 
     Args:
         project: the base net and its solver for the images, with as many source as target images in a batch.
         inputs: what it was made from.
+        request: the cells that are asked for first.
+
+    Returns:
+        What takes the comparison away again, for one that is refused before anything is trained.
 
     Raises:
         WorkError: a file can't be written.
@@ -161,7 +168,9 @@ def create(project: Project, inputs: Inputs) -> None:
         LABELS: "".join(f"{name}\n" for name in data.classes),
         _BASE_NET: net_to_text(net, header=["The AutoDIAL net from which `autodial compare` makes each method's."]),
         _BASE_SOLVER: "# Its solver, made by `autodial compare`.\n" + to_text(solver),
+        _REQUEST: json.dumps(request, indent=2),
     }
+    withdraw = partial(_withdraw, folder, keep=folder.exists())
     folder.parent.mkdir(parents=True, exist_ok=True)
     with replacing_files(folder, last=RECORD) as aside:
         for name, text in texts.items():
@@ -182,6 +191,18 @@ def create(project: Project, inputs: Inputs) -> None:
             classes=len(data.classes),
         )
         (aside / RECORD).write_bytes(json.dumps(record, indent=2).encode())
+    return withdraw
+
+
+def _withdraw(folder: Path, *, keep: bool) -> None:
+    """Delete what a folder holds and, unless `keep`, the folder."""
+    for path in entries(folder):
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+    if not keep:
+        folder.rmdir()
 
 
 class Comparison:
@@ -233,13 +254,13 @@ class Comparison:
         return f"{'/'.join(source[-number:])} to {'/'.join(target[-number:])}"
 
     def request(self) -> Request | None:
-        """The cells that were asked for last; None at the beginning."""
-        path = self.folder / "request.json"
+        """The cells that were asked for last; None if nothing says so."""
+        path = self.folder / _REQUEST
         return json_files.read(path, Request, remedy="delete it") if path.exists() else None
 
     def remember(self, request: Request) -> None:
         """Keep what is asked for."""
-        with replacing(self.folder / "request.json") as file:
+        with replacing(self.folder / _REQUEST) as file:
             file.write(json.dumps(request, indent=2).encode())
 
     def check_inputs(self, inputs: Inputs) -> None:
@@ -248,13 +269,14 @@ class Comparison:
         if differing:
             name = differing[0]
             known = self.inputs[name]  # type: ignore[literal-required]
+            given = "not given" if known in (None, False) else "given" if known is True else shlex.quote(str(known))
             raise InputError(
-                f"{self.folder} holds a comparison with `{name}` {'not given' if known is None else known}: give the "
-                "same, or name another folder"
+                f"{self.folder} holds a comparison with `{name}` {given}: give the same, or name another folder"
             )
 
-    def conditions(self, *, measured: bool) -> list[str]:
+    def conditions(self, methods: Sequence[str], *, measured: bool) -> list[str]:
         """What all methods have in common, in sentences; `measured` says whether accuracies are known."""
+        nets = [method for name in trained(methods) if isinstance(method := METHODS[name], Method)]
         source, target, tested = self._record["images"]
         batch = self._record["batch"]
         start = self.inputs["weights"] or "random weights"
@@ -264,6 +286,11 @@ class Comparison:
             f"{batch[0]} source and {batch[1]} target images in a batch, and "
             f"{counted(self._solver.max_iter, 'iteration')}",
             f"All start from {self.inputs['base']} with {start}; the course of the learning rate is {course}",
+            *(
+                ["After training, the statistics of Dial layers were computed over all images (`autodial recalibrate`)"]
+                if any(has_dial(method.make(self._net, self._solver.max_iter)) for method in nets)
+                else []
+            ),
             *([f"Accuracy is that on {tested} labelled target images"] if measured else []),
         ]
 
@@ -331,22 +358,45 @@ class Comparison:
         return [_trial(cell, failures) for cell in cells if cell.method in methods]
 
     def commands(self, method: str, seed: int) -> dict[str, str]:
-        """Command lines that train a method's net once more, and that export the trained one; none for a Shallow."""
-        if isinstance(METHODS[method], Shallow):
+        """Command lines for a run of a method; none for a Shallow.
+
+        "train" trains its net once more, with all files in the working directory. "recalibrate" then computes the
+        statistics over all images, as they are in the run's weights; it is there if the net has Dial layers. "export"
+        exports the run's weights.
+        """
+        chosen = METHODS[method]
+        if isinstance(chosen, Shallow):
             return {}
-        folder = self.folder / method
+        folder, again = self.folder / method, f"{method}_seed_{seed}"
         variant = [method] if method in FIXING else []
         weights = ",".join(self.weights) or None
+        suffix = ".h5" if self._solver.snapshot_format == pb.SolverParameter.HDF5 else ""
+        recalibrate = command_line(
+            "autodial recalibrate",
+            {
+                "--net": folder / NET,
+                "--weights": f"{again}_iter_{self._solver.max_iter}.caffemodel{suffix}",
+                "-o": f"{again}.caffemodel",
+            },
+        )
         return {
             "train": command_line(
                 "autodial train",
-                {"--solver": folder / SOLVER, "--weights": weights, "--variant": variant, "--seed": seed},
+                {
+                    "--solver": folder / SOLVER,
+                    "--weights": weights,
+                    "--variant": variant,
+                    "--seed": seed,
+                    "--set": f"solver.snapshot_prefix={again}",
+                },
             ),
+            **({"recalibrate": recalibrate} if has_dial(chosen.make(self._net, self._solver.max_iter)) else {}),
             "export": command_line(
                 "autodial export",
                 {
                     "--net": folder / NET,
                     "--weights": folder / f"seed_{seed}" / "weights.caffemodel",
+                    "--labels": self.folder / LABELS,
                     "-o": "target_predictor.onnx",
                 },
             ),
@@ -370,7 +420,7 @@ class Comparison:
                 draw=0,
                 base_dir=method_folder,
                 device=device,
-                recalibrate=any(layer.type == "Dial" for layer in net.layer),
+                recalibrate=has_dial(net),
                 target_labels=labels,
                 target=self.folder / TARGET_LIST,
             )
@@ -419,12 +469,21 @@ class Comparison:
             solver = solver_for(method, self._solver, same_schedule=self.inputs["same_schedule"])
             solver.net = str(folder / NET)
             header = [f"{method.title}, made from {self.inputs['base']} by `autodial compare`. To train it once more:"]
-            header.append(self.commands(name, 1)["train"])
+            commands = self.commands(name, 1)
+            header.append(commands["train"])
+            if "recalibrate" in commands:
+                header.append("The weights in seed_N then got statistics over all images. To compute these as well:")
+                header.append(commands["recalibrate"])
             folder.mkdir(exist_ok=True)
             with replacing_files(folder, last=SOLVER) as aside:
                 (aside / NET).write_bytes(net_to_text(net, header=header).encode(errors="replace"))
                 (aside / SOLVER).write_bytes(f"# {method.title}'s solver.\n{to_text(solver)}".encode())
         return proto.read_net(folder / NET), proto.read_solver(folder / SOLVER)
+
+
+def has_dial(net: pb.NetParameter) -> bool:
+    """Whether a net has Dial layers."""
+    return any(layer.type == "Dial" for layer in net.layer)
 
 
 def device_for(comparison: Comparison, device: str) -> torch.device:

@@ -12,7 +12,7 @@ from autodial.errors import InputError
 from autodial.netparam.variants import apply_variant
 from autodial.project.schedule import stretch
 from autodial.proto import messages as pb
-from autodial.wording import alternatives
+from autodial.wording import alternatives, counted
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,9 @@ def check_methods(names: Sequence[str]) -> list[str]:
     """
     for name in names:
         if name not in METHODS:
-            raise InputError(f'`methods`: there is no method "{name}"{alternatives(name, list(METHODS))}')
+            raise InputError(
+                f'`methods`: there is no method "{name}"{alternatives(name, list(METHODS), most=len(METHODS))}'
+            )
     if "sa" in names and find_spec("skada") is None:
         raise InputError(
             '`methods`: "sa" needs skada, which is not installed: pip install ".[shallow]" in AutoDIAL\'s checkout '
@@ -104,6 +106,18 @@ def trained(names: Sequence[str]) -> list[str]:
     """Names of the nets that some methods need, in the order of METHODS."""
     needed = {method.net if isinstance(method := METHODS[name], Shallow) else name for name in names}
     return [name for name in METHODS if name in needed]
+
+
+def about_nets(names: Sequence[str], seeds: int) -> str | None:
+    """What is trained for methods that align another net's features, without a row of its own; None if nothing is."""
+    hidden = [name for name in trained(names) if name not in names]
+    if not hidden:
+        return None
+    users = [name for name in names if isinstance(method := METHODS[name], Shallow) and method.net in hidden]
+    return (
+        f"{', '.join(hidden)} {'is' if len(hidden) == 1 else 'are'} trained as well, "
+        f"{counted(seeds * len(hidden), 'run')} without a row, as features are aligned by {', '.join(users)}"
+    )
 
 
 def solver_for(method: Method, base: pb.SolverParameter, *, same_schedule: bool) -> pb.SolverParameter:

@@ -11,9 +11,9 @@ import numpy as np
 
 from autodial.comparison.folder import RESULTS, Comparison
 from autodial.comparison.methods import METHODS, Method, Shallow
-from autodial.comparison.table import ACCURACY, FORMATS, RANK, Column, Table, Values
+from autodial.comparison.table import ACCURACY, COLLAPSED, FORMATS, RANK, Column, Table, Values
 from autodial.errors import InputError
-from autodial.selection.choice import Trial, accuracy, diverse, diversities
+from autodial.selection.choice import Trial, accuracy, collapsed, diverse, diversities
 from autodial.selection.criteria import CRITERIA, DEFAULT
 from autodial.system import json_files
 from autodial.system.files import replacing_files
@@ -31,6 +31,7 @@ class Run(TypedDict):
         accuracy: on the labelled target images, in [0, 1]; None without labels, or if it failed.
         values: by criterion, the higher the better; None if the run failed or can't be judged.
         diversity: as in `autodial.selection.choice.diversities`.
+        collapsed: whether its predictions for the target have collapsed (`autodial.selection.choice.collapsed`).
         collapsed_at: iteration of the last alarm that the target's predictions had collapsed.
         error: why it failed; None if it did not.
     """
@@ -39,6 +40,7 @@ class Run(TypedDict):
     accuracy: float | None
     values: dict[str, float | None]
     diversity: float | None
+    collapsed: bool
     collapsed_at: int | None
     error: str | None
 
@@ -46,7 +48,7 @@ class Run(TypedDict):
 class Chosen(TypedDict):
     """The run that is chosen without labels, with the commands that use it (see `Comparison.commands`).
 
-    It is a trained net's if there is one, as nothing exports a Shallow method's.
+    It is a trained net's if there is one, as nothing exports a Shallow method's. It has not collapsed.
     """
 
     method: str
@@ -72,7 +74,7 @@ def judge(comparison: Comparison, methods: Sequence[str], trials: Sequence[Trial
         methods: names in METHODS, in the order of rows.
         trials: their runs.
     """
-    eligible = diverse(trials)
+    eligible, fallen = diverse(trials), collapsed(trials)
     values: list[dict[str, float | None]] = [dict.fromkeys(_CRITERIA) for _ in trials]
     for name in _CRITERIA if eligible else ():
         outputs = [output for number in eligible if (output := trials[number].outputs) is not None]
@@ -87,23 +89,42 @@ def judge(comparison: Comparison, methods: Sequence[str], trials: Sequence[Trial
                 accuracy=accuracy(trial),
                 values=values[number],
                 diversity=shares[number],
+                collapsed=number in fallen,
                 collapsed_at=trial.collapsed_at,
                 error=trial.error,
             )
         )
     chosen = None
-    if eligible:
-        nets = [number for number in eligible if isinstance(METHODS[str(trials[number].candidate.variant)], Method)]
-        best = max(nets or eligible, key=lambda number: values[number][DEFAULT] or -np.inf)
+    if sound := [number for number in eligible if number not in fallen]:
+        nets = [number for number in sound if isinstance(METHODS[str(trials[number].candidate.variant)], Method)]
+        best = max(nets or sound, key=lambda number: values[number][DEFAULT] or -np.inf)
         method, seed = str(trials[best].candidate.variant), trials[best].candidate.seed
         chosen = Chosen(method=method, seed=seed, commands=comparison.commands(method, seed))
     return Results(
         schema=_SCHEMA,
         pair=comparison.pair,
-        conditions=comparison.conditions(measured=any(accuracy(trial) is not None for trial in trials)),
+        conditions=comparison.conditions(methods, measured=any(accuracy(trial) is not None for trial in trials)),
         methods=runs,
         chosen=chosen,
     )
+
+
+def about_choice(results: Results) -> str | None:
+    """The run that is chosen, in sentences; None if there is none."""
+    chosen = results["chosen"]
+    if chosen is None:
+        return None
+    shallow = [name for name in results["methods"] if isinstance(METHODS[name], Shallow)]
+    runs = {
+        (name, run["seed"]): run["values"].get(DEFAULT) for name, each in results["methods"].items() for run in each
+    }
+    value = runs[chosen["method"], chosen["seed"]]
+    rank = "" if value is None else f" ({-value:.1f})"
+    text = f"Chosen without target labels: {chosen['method']}, seed {chosen['seed']}"
+    if chosen["method"] in shallow:
+        return f"{text}, the run with the best rank{rank}; no trained net can be proposed"
+    text += f", the trained net with the best rank{rank}"
+    return text if not shallow else f"{text}; results of {', '.join(shallow)} can't be exported, and are not proposed"
 
 
 def read_results(folder: Path) -> Results:
@@ -183,7 +204,7 @@ def _accuracies(results: Results) -> dict[str, Values]:
     return {
         name: Values(
             tuple(100 * run["accuracy"] for run in runs if run["accuracy"] is not None),
-            sum(run["error"] is not None for run in runs),
+            *_counts(runs),
         )
         for name, runs in results["methods"].items()
     }
@@ -193,21 +214,37 @@ def _ranks(results: Results) -> dict[str, Values]:
     found = {}
     for name, runs in results["methods"].items():
         ranks = [-value for run in runs if (value := run["values"].get(DEFAULT)) is not None]
-        found[name] = Values(tuple(ranks), sum(run["error"] is not None for run in runs))
+        found[name] = Values(tuple(ranks), *_counts(runs))
     return found
+
+
+def _counts(runs: Sequence[Run]) -> tuple[int, int]:
+    """Numbers of the runs that failed, and that collapsed."""
+    return sum(run["error"] is not None for run in runs), sum(run["collapsed"] for run in runs)
 
 
 def _of_shallow(names: Sequence[str] | Mapping[str, object]) -> list[str]:
     """What the rows of shallow methods are."""
     shallow = {name: method.net for name in names if isinstance(method := METHODS.get(name), Shallow)}
     return [
-        f"{METHODS[name].title} aligns the features of {METHODS[net].title}'s net, and fits a linear classifier to them"
+        f"{METHODS[name].title} ({name}) aligns the features of {METHODS[net].title}'s net, and fits a linear "
+        "classifier to them"
         for name, net in shallow.items()
     ]
 
 
 def _failures(results: Results) -> list[str]:
     notes = []
+    fallen = [
+        f"{name}, seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}"
+        for name, runs in results["methods"].items()
+        if (seeds := [run["seed"] for run in runs if run["collapsed"]])
+    ]
+    if fallen:
+        notes.append(
+            f"{COLLAPSED} marks runs that collapsed: they give the target hardly more than one class, or far fewer "
+            f"than other runs do ({'; '.join(fallen)})"
+        )
     for name, runs in results["methods"].items():
         for run in runs:
             what = f"{name}, seed {run['seed']}"

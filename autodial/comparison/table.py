@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from autodial import __version__
 
 ACCURACY, RANK = "accuracy in %", "rank without labels"
+COLLAPSED = "*"
+"""Marks a cell with collapsed runs."""
 _LATEX = {
     **{character: f"\\{character}" for character in "&%$#_{}"},
     **{"~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "\\": r"\textbackslash{}"},
@@ -26,10 +28,12 @@ class Values:
     Attributes:
         values: of the runs that did not fail.
         failed: number of the runs that did.
+        collapsed: number of the runs whose predictions for the target have collapsed; they mark the cell.
     """
 
     values: tuple[float, ...] = ()
     failed: int = 0
+    collapsed: int = 0
 
     @property
     def mean(self) -> float | None:
@@ -115,21 +119,27 @@ class Text(Format):
 
 
 class Csv(Format):
-    """A row per method; mean, deviation, number of runs and number of failed runs for each column."""
+    """A row per method; mean, deviation and numbers of runs, failed runs and collapsed runs for each column."""
 
     suffix = ".csv"
 
     def encode(self, table: Table) -> bytes:
         text = io.StringIO(newline="")
         writer = csv.writer(text, lineterminator="\n")
-        parts = ("mean", "deviation", "runs", "failed")
+        parts = ("mean", "deviation", "runs", "failed", "collapsed")
         heading = [f"{column.title} {part}" for column in table.columns for part in parts]
         writer.writerow(["method", *heading, *(["average"] if table.averaged else [])])
         for method in table.methods:
             row: list[object] = [method]
             for column in table.columns:
                 values = column.cells.get(method, Values())
-                row += [_plain(values.mean), _plain(values.deviation), len(values.values), values.failed]
+                row += [
+                    _plain(values.mean),
+                    _plain(values.deviation),
+                    len(values.values),
+                    values.failed,
+                    values.collapsed,
+                ]
             writer.writerow([*row, *([_plain(table.average(method))] if table.averaged else [])])
         return text.getvalue().encode()
 
@@ -193,11 +203,12 @@ def _rows(table: Table, between: str, failed: str) -> list[list[str]]:
 
 
 def _shown(values: Values, between: str, failed: str) -> str:
+    mark = f" {COLLAPSED}" if values.collapsed else ""
     if values.mean is None:
-        return failed if values.failed else "-"
+        return f"{failed if values.failed else '-'}{mark}"
     spread = "" if values.deviation is None else f"{between}{values.deviation:.1f}"
     of_all = f" ({len(values.values)} of {len(values.values) + values.failed})" if values.failed else ""
-    return f"{values.mean:.1f}{spread}{of_all}"
+    return f"{values.mean:.1f}{spread}{of_all}{mark}"
 
 
 def _plain(value: float | None) -> str:

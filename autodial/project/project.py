@@ -116,6 +116,7 @@ def prepare(
     epochs: float | None = None,
     batch_size: int | None = None,
     halves: bool = False,
+    target_labels: bool = False,
     skip: bool = False,
     warn: Callable[[str], None] = lambda warning: None,
     report: Callable[[float, float], None] = lambda done, total: None,
@@ -137,6 +138,7 @@ def prepare(
         epochs: passes over the source, above 0; None for the schedule of the net's solver.
         batch_size: images in a batch, at least 2 for each domain; None for the net's.
         halves: whether half of a batch is the sources', whatever the domains' sizes.
+        target_labels: whether labelled target images are needed to measure accuracy.
         skip: whether images that can't be decoded are left out. Otherwise they are an error.
         warn: is told which images are left out or damaged.
         report: is told how many images are decoded, and of how many.
@@ -157,6 +159,11 @@ def prepare(
     others = [read_target(target, classes, measured=test is not None)]
     if test is not None:
         others.append(read_test(test, classes))
+    if target_labels and not others[-1].labelled:
+        raise InputError(
+            "`target_labels`: no labels of the target are known: name a target with the source's class folders, or "
+            "labelled images with `test`"
+        )
     few = None if labelled_target is None else read_labelled_target(labelled_target, classes)
     for number, each in enumerate(sources, 1):
         check_apart(each, [*sources[number:], *others, *([few] if few else [])])

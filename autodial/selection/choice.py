@@ -86,7 +86,7 @@ def diversities(trials: Sequence[Trial]) -> list[float | None]:
     Diversity is the entropy of the mean prediction. None for a failed trial, or if the source has one class.
     """
     target = [None if t.outputs is None else diversity(softmax(t.outputs.target_logits)) for t in trials]
-    source = max((diversity(softmax(t.outputs.source_logits)) for t in trials if t.outputs), default=0.0)
+    source = _source_diversity(trials)
     return [None if value is None or not source else value / source for value in target]
 
 
@@ -100,6 +100,21 @@ def diverse(trials: Sequence[Trial]) -> list[int]:
     shares = diversities(trials)
     highest = max((share for share in shares if share is not None), default=0.0)
     return [number for number, share in enumerate(shares) if share is not None and is_diverse(share, highest)]
+
+
+def collapsed(trials: Sequence[Trial]) -> list[int]:
+    """Numbers of the trials whose predictions for the target have collapsed; failed trials are not among them.
+
+    They fail the class-diversity guard, or their most probable classes have less than SHARE of the source's diversity.
+    A net whose features died gives every image the same probabilities. Where these are spread over the classes, the
+    guard sees nothing, but all images get one class.
+    """
+    shares, kept, source = diversities(trials), diverse(trials), _source_diversity(trials)
+    return [
+        number
+        for number, share in enumerate(shares)
+        if share is not None and (number not in kept or _class_diversity(trials[number]) < SHARE * source)
+    ]
 
 
 def choose(trials: Sequence[Trial]) -> dict[str, Choice]:
@@ -152,6 +167,17 @@ def _choose(name: str, trials: Sequence[Trial], eligible: Sequence[int]) -> Choi
     found = accuracy(trials[chosen])
     cost = None if found is None else max(a for t in trials if (a := accuracy(t)) is not None) - found
     return Choice(name, chosen, tuple(values), tied, cost)
+
+
+def _source_diversity(trials: Sequence[Trial]) -> float:
+    """The highest diversity of all trials' source predictions; 0 if all failed."""
+    return max((diversity(softmax(t.outputs.source_logits)) for t in trials if t.outputs), default=0.0)
+
+
+def _class_diversity(trial: Trial) -> float:
+    """The entropy of how often each class is the most probable one of a target image."""
+    logits = _outputs(trial).target_logits
+    return diversity(np.eye(logits.shape[1])[logits.argmax(axis=1)])
 
 
 def _outputs(trial: Trial) -> Outputs:

@@ -17,13 +17,14 @@ from autodial import proto
 from autodial.cli import app
 from autodial.comparison.folder import Comparison, Request
 from autodial.comparison.methods import METHODS, Method
+from autodial.deploy import Predictor
 from autodial.errors import InputError
 from autodial.report.trained_net import find_trained_net
 from autodial.selection.outputs import Outputs
 from autodial.system.outputs import locked
 
 WORDS = ("--source", "source", "--target", "target", "--base", "net.prototxt")
-METHOD_NAMES = ("source-only", "gfk")
+METHOD_NAMES = ("source-only", "adabn", "gfk")
 
 
 def compare(*arguments: str) -> Result:
@@ -44,6 +45,16 @@ def results(folder: str) -> dict[str, Any]:
 def written(folder: str) -> dict[str, float]:
     """When each result was written."""
     return {str(path): path.stat().st_mtime for path in sorted(Path(folder).glob("*/seed_*/result.json"))}
+
+
+def copied(folder: Path) -> Path:
+    """A copy of the comparison in `table`, which works at its new place."""
+    place = folder / "table"
+    shutil.copytree("table", place)
+    record = json.loads((place / "comparison.json").read_text())
+    record["folder"] = str(place)
+    (place / "comparison.json").write_text(json.dumps(record))
+    return place
 
 
 @pytest.fixture(scope="module")
@@ -73,9 +84,12 @@ def test_a_table_without_labels_of_the_target(project: Path, compared: tuple[Pat
     assert list(found["methods"]) == list(METHOD_NAMES)
     for name in METHOD_NAMES:
         (run,) = found["methods"][name]
-        assert run["seed"] == 3 and run["error"] is None and run["accuracy"] is None
+        assert run["seed"] == 3 and run["error"] is None and run["accuracy"] is None and not run["collapsed"]
     assert found["chosen"]["method"] in METHOD_NAMES
     assert "accuracy in %" not in Path("table/table.txt").read_text()
+    assert "the trained net with the best rank" in result.output and "results of gfk can't be exported" in result.output
+    assert "GFK (gfk) aligns the features of source only's net" in result.output
+    assert "the statistics of Dial layers were computed over all images" in result.output
     for text in ("45 source and 30 target images", "8 source and 8 target images in a batch", "12 iterations"):
         assert text in result.output
     for suffix in ("txt", "csv", "tex", "html"):
@@ -90,21 +104,27 @@ def test_the_target_list_has_no_labels_and_nets_read_the_common_lists(project: P
     assert proto.read_solver("table/source-only/solver.prototxt").max_iter == 12
 
 
-def test_a_row_can_be_trained_again(project: Path, tmp_path: Path) -> None:
-    """With the command in the file, from any folder; the weights are those of the cell."""
-    lines = Path("table/source-only/train_val.prototxt").read_text().splitlines()
-    command = next(line for line in lines if "autodial train" in line).lstrip("# ")
-    _, *words = shlex.split(command)
-    words[words.index("--seed") + 1] = "3"
+@pytest.mark.parametrize(("name", "trained"), [("source-only", "iter_12"), ("adabn", "recalibrated")])
+def test_a_row_can_be_trained_again(name: str, trained: str, project: Path, tmp_path: Path) -> None:
+    """With the commands in the file, from any folder, whose files stay there; the weights are those of the cell."""
+    before = sorted(Path("table", name).iterdir())
+    lines = Path("table", name, "train_val.prototxt").read_text().splitlines()
+    commands = [shlex.split(line.lstrip("# "))[1:] for line in lines if line.startswith("# autodial ")]
+    assert [words[0] for words in commands] == ["train", "recalibrate"][: 1 + (trained == "recalibrated")]
+    commands[0][commands[0].index("--seed") + 1] = "3"
     os.chdir(tmp_path)
-    prefix = f"solver.snapshot_prefix={tmp_path / 'again'}"
-    result = CliRunner().invoke(app, [*words, "--device", "cpu", "--workers", "0", "--set", prefix])
-    assert result.exit_code == 0, result.output
+    for words in commands:
+        result = CliRunner().invoke(app, [*words, "--device", "cpu", "--workers", "0"])
+        assert result.exit_code == 0, result.output
+    file = f"{name}_seed_1{'' if trained == 'recalibrated' else '_iter_12'}.caffemodel"
     again, cell = (
-        {layer.name: layer.blobs[0] for layer in proto.read_weights(path).layers if layer.blobs}
-        for path in (tmp_path / "again_iter_12.caffemodel", project / "table/source-only/seed_3/weights.caffemodel")
+        {(layer.name, number): blob for layer in weights.layers for number, blob in enumerate(layer.blobs)}
+        for weights in map(proto.read_weights, (file, project / "table" / name / "seed_3/weights.caffemodel"))
     )
-    assert again["fc"] == pytest.approx(cell["fc"], rel=1e-4, abs=1e-6)
+    assert again.keys() == cell.keys() and len(again)
+    for key, blob in cell.items():
+        assert again[key] == pytest.approx(blob, rel=1e-4, abs=1e-6), key
+    assert sorted((project / "table" / name).iterdir()) == [project / path for path in before]
 
 
 def test_what_is_finished_is_not_run_again(project: Path) -> None:
@@ -133,6 +153,22 @@ def test_labels_are_added_without_training(project: Path, tmp_path: Path) -> Non
     (run,) = results("table")["methods"]["source-only"]
     assert run["accuracy"] == pytest.approx(accuracy)
     assert "accuracy in %" in result.output and f"{100 * accuracy:.1f}" in result.output
+
+
+def test_a_run_that_has_collapsed_is_marked(project: Path, tmp_path: Path) -> None:
+    """All scores equal: neither the collapse alarm nor the mean prediction shows that a net like this knows nothing."""
+    place = copied(tmp_path)
+    Comparison(place).remember(Request(methods=list(METHOD_NAMES), seeds=[3], target_labels=False))
+    outputs = Outputs.read(place / "source-only/seed_3/outputs.npz")
+    outputs.target_logits[:] = 0
+    outputs.write(place / "source-only/seed_3/outputs.npz")
+    result = compare(str(place))
+    assert result.exit_code == 0, result.output
+    assert [row.split()[-1] for row in result.output.splitlines() if row.startswith("source only ")] == ["*"]
+    assert "* marks runs that collapsed" in result.output and "(source-only, seed 3)" in result.output
+    found = results(str(place))
+    assert [found["methods"][name][0]["collapsed"] for name in METHOD_NAMES] == [True, False, False]
+    assert found["chosen"]["method"] == "adabn"
 
 
 def test_a_run_that_fails_is_a_cell(project: Path, tmp_path: Path) -> None:
@@ -183,6 +219,63 @@ def test_wrong_words(project: Path, tmp_path: Path) -> None:
         assert "another `autodial compare` is at work in" in error("table")
 
 
+def test_options_are_checked_before_images_are_read(project: Path, tmp_path: Path) -> None:
+    """What is wrong with an option is said although the images can't be read; nothing is written."""
+    place = tmp_path / "new"
+    unread = (str(place), "--source", "none", "--target", "none", "--base", "net.prototxt")
+    message = error(*unread, "--methods", "adabnn")
+    assert message.startswith('--methods: there is no method "adabnn"; did you mean "adabn"')
+    assert all(name in error(*unread, "--methods", "x") for name in METHODS)
+    assert "--methods names none" in error(*unread, "--methods", "")
+    assert "--seeds 1,x" in error(*unread, "--seeds", "1,x")
+    assert "device" in str(CliRunner().invoke(app, ["compare", *unread, "--device", "gpu"]).exception)
+    assert "--source is given 2 times" in error(*unread, "--source", "more")
+    assert not place.exists()
+
+
+def test_a_comparison_that_is_refused_leaves_nothing(project: Path, tmp_path: Path) -> None:
+    """Labels that are not there, and a net that the solver can't train; an empty folder stays, and stays empty."""
+    unlabelled = tmp_path / "unlabelled"
+    unlabelled.mkdir()
+    for path in Path("target").glob("*/*.png"):
+        shutil.copy(path, unlabelled)
+    new, empty = tmp_path / "new", tmp_path / "empty"
+    empty.mkdir()
+    words = ("--source", "source", "--base", "net.prototxt", "--methods", "source-only", "--seeds", "1")
+    message = error(str(new), *words, "--target", str(unlabelled), "--target-labels")
+    assert "--target-labels: no labels of the target are known" in message and "--test" in message
+    (tmp_path / "net").mkdir()
+    shutil.copy("net.prototxt", tmp_path / "net")
+    solver = Path("solver.prototxt").read_text().replace('lr_policy: "fixed"', 'lr_policy: "unknown"')
+    (tmp_path / "net/solver.prototxt").write_text(solver)
+    for place in (new, empty):
+        result = compare(str(place), *words, "--target", "target", "--base", str(tmp_path / "net/net.prototxt"))
+        assert isinstance(result.exception, InputError) and "unknown" in str(result.exception), result.output
+    assert not new.exists() and not list(empty.iterdir())
+
+
+def test_a_folder_that_does_not_say_what_was_asked_for(project: Path, tmp_path: Path) -> None:
+    place = copied(tmp_path)
+    (place / "request.json").unlink()
+    assert "name --methods and --seeds" in error(str(place))
+
+
+def test_what_a_comparison_was_made_from_is_quoted(project: Path) -> None:
+    comparison = Comparison(Path("table"))
+    other = {**comparison.inputs, "source": "elsewhere"}
+    comparison.inputs["source"] = "/tmp/studio a"
+    with pytest.raises(InputError, match="`source` '/tmp/studio a': give the same"):
+        comparison.check_inputs(other)  # type: ignore[arg-type]
+
+
+def test_the_export_has_the_names_of_the_classes(project: Path, tmp_path: Path) -> None:
+    command = Comparison(Path("table")).commands("source-only", 3)["export"]
+    os.chdir(tmp_path)
+    result = CliRunner().invoke(app, shlex.split(command)[1:])
+    assert result.exit_code == 0, result.output
+    assert Predictor("target_predictor.onnx").info.classes == ("a", "b", "c")
+
+
 def test_a_file_that_was_changed_after_its_runs(project: Path) -> None:
     net = Path("table/source-only/train_val.prototxt")
     text = net.read_text()
@@ -196,11 +289,7 @@ def test_a_file_that_was_changed_after_its_runs(project: Path) -> None:
 
 def test_every_method_has_a_cell(project: Path, tmp_path: Path) -> None:
     """Each net is checked before any is trained."""
-    shutil.copytree("table", tmp_path / "table")
-    record = json.loads((tmp_path / "table/comparison.json").read_text())
-    record["folder"] = str(tmp_path / "table")
-    (tmp_path / "table/comparison.json").write_text(json.dumps(record))
-    comparison = Comparison(tmp_path / "table")
+    comparison = Comparison(copied(tmp_path))
     names = [name for name in METHODS if name != "sa"]
     cells = comparison.cells(names, [3, 4], device="cpu", target_labels=False)
     assert [(cell.method, cell.seed) for cell in cells if cell.seed == 3] == [

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from autodial import proto
-from autodial.comparison.methods import METHODS, Method, check_methods, solver_for, trained
+from autodial.comparison.methods import METHODS, Method, about_nets, check_methods, solver_for, trained
 from autodial.errors import InputError
 from autodial.proto import messages as pb
 from autodial.training.lr_policy import learning_rate, next_step
@@ -54,3 +54,12 @@ def test_names() -> None:
     assert trained(["coral", "gfk", "dan"]) == ["source-only", "adabn", "dan"]
     with pytest.raises(InputError, match='there is no method "dann"; did you mean "dan"'):
         check_methods(["dann"])
+
+
+def test_nets_that_have_no_row_are_told() -> None:
+    assert about_nets(["source-only", "adabn", "coral", "gfk"], 3) is None
+    assert about_nets(["dan", "coral"], 2) == (
+        "adabn is trained as well, 2 runs without a row, as features are aligned by coral"
+    )
+    told = about_nets(["coral", "tca", "gfk"], 1)
+    assert told is not None and told.startswith("source-only, adabn are trained") and told.endswith("coral, tca, gfk")

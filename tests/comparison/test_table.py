@@ -49,6 +49,17 @@ def test_csv() -> None:
     assert rows[2]["a_w mean"] == rows[2]["average"] == "" and rows[2]["a_w failed"] == "2"
 
 
+def test_collapsed_runs_mark_their_cell() -> None:
+    cells = {"source-only": Values((60.0,)), "dan": Values((33.3, 33.3), collapsed=2), "autodial": Values(collapsed=1)}
+    table = Table("ranks", TABLE.methods, [Column("rank", cells)], averaged=False)
+    rows = {line.split("  ")[0].strip(): line.split()[1:] for line in Text().encode(table).decode().splitlines()[4:]}
+    assert rows["DAN"] == ["33.3", "±", "0.0", "*"]
+    assert r"source only & 60.0 \\" in Latex().encode(table).decode()
+    assert r"AutoDIAL \& more & - * \\" in Latex().encode(table).decode()
+    counted = csv.DictReader(io.StringIO(Csv().encode(table).decode()))
+    assert [row["rank collapsed"] for row in counted] == ["0", "2", "1"]
+
+
 def test_latex() -> None:
     text = Latex().encode(TABLE).decode()
     assert r"method & a\_w & d\_w & average \\" in text

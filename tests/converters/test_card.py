@@ -98,7 +98,7 @@ def test_what_another_file_scored_is_told_as_that(
     assert rows(card, "Accuracy")[0][2:] == ["81.2%", "75.0%"]
     assert rows(card, "Classes") == [[r"a\|b", "100.0%"], [r"\*c\*", "no images"]]
     assert "| class | recall in the test above |" in card.text
-    assert ("Of the other nets, no record was found" in card.text) == (len(trainings) == 2)
+    assert ("For the other nets, no record was found" in card.text) == (len(trainings) == 2)
 
 
 def test_what_a_file_keeps_of_its_training_images_is_told(adapted: Any, tmp_path: Path) -> None:
@@ -128,7 +128,7 @@ def test_several_sources_and_labels_of_the_target_are_told(adapted: Any, tmp_pat
         "sources: `a_1.txt` and `` a`2.txt ``; target: `webcam.txt`; target images with labels: `few.txt` (12 images)."
         in words
     )
-    assert "Apart from the labelled training images, the labels of target images served to score alone." in words
+    assert "Apart from the labelled training images, the labels of target images were used for scoring only." in words
 
 
 def test_why_nothing_was_tested_is_told(report: Any, tmp_path: Path) -> None:

@@ -600,7 +600,7 @@ def test_weights_beyond_two_gigabytes_get_a_file_of_their_own(tmp_path: Path, mo
     assert report.metadata == whole.metadata
     assert any("model.onnx.data" in note and "keep both files" in note for note in report.notes)
     assert report.record()["files"] == report.files
-    assert "model.onnx, model.onnx.data: 0.0 MiB, opset 18" in describe(report)
+    assert "model.onnx, model.onnx.data: " in describe(report)
     write_card(report, tmp_path / "README.md", [None])
     assert "| Weights | model.onnx.data, " in (tmp_path / "README.md").read_text()
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from autodial.selection.candidates import Candidate
-from autodial.selection.choice import Trial, accuracy, average, choose, diversities, is_diverse
+from autodial.selection.choice import Trial, accuracy, average, choose, collapsed, diversities, is_diverse
 from autodial.selection.criteria import CRITERIA
 from autodial.selection.outputs import Outputs
 
@@ -65,6 +65,18 @@ def test_a_candidate_that_has_collapsed_is_passed_over() -> None:
     assert choices["agreement"].excluded == (0,)
     # 1 of 4 classes is none of the entropy; 4 of 4, all but for what the other classes get of each prediction
     assert diversities(trials) == pytest.approx([0.01 / np.log(4), 1, 1], abs=0.02)
+
+
+def test_one_class_for_all_images_is_a_collapse_however_unsure() -> None:
+    """Equal probabilities of all classes have the most diverse mean, and class 0 is the first of equals.
+
+    In `uneven`, 39 of 40 images get one of four classes: an entropy of 0.08 * log 4, although the mean is spread.
+    """
+    uneven = trial([0] * 39 + [1], sure=0.4)
+    trials = [trial(EVEN), trial(EVEN, sure=1 / CLASSES), trial(None), uneven, trial([0] * 40, sure=0.999)]
+    assert diversities(trials)[1] == pytest.approx(1, abs=0.01)
+    assert collapsed(trials) == [1, 3, 4]
+    assert collapsed([trial(EVEN), trial([0, 0, 0, 1] * 10, sure=0.7)]) == []
 
 
 def test_guard_is_relative_to_the_most_diverse() -> None:

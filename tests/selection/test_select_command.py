@@ -26,9 +26,9 @@ from autodial.cli import app
 from autodial.data.image_list import ImageList
 from autodial.errors import InputError
 from autodial.selection import criteria
-from autodial.selection.folder import locked
 from autodial.selection.job import Job
 from autodial.selection.outputs import Outputs
+from autodial.system.outputs import locked
 from autodial.training.solver import Solver
 
 TRY = "loss-target.loss_weight=0,0.5"
@@ -436,9 +436,14 @@ def test_interrupted_selection_leaves_snapshots(project: Path) -> None:
 
 @pytest.mark.skipif(sys.platform == "win32", reason="no such locks there")
 def test_one_selection_at_a_time_works_in_a_folder(tmp_path: Path) -> None:
-    with locked(tmp_path), pytest.raises(InputError, match="another `autodial select` is at work"), locked(tmp_path):
+    command = "autodial select"
+    with (
+        locked(tmp_path, command),
+        pytest.raises(InputError, match="another `autodial select` is at work"),
+        locked(tmp_path, command),
+    ):
         pass
-    with locked(tmp_path):
+    with locked(tmp_path, command):
         pass
 
 
