@@ -131,7 +131,7 @@ def test_a_card_finds_what_the_chosen_weights_scored(project: Path) -> None:
         predicted, labels = saved["test_probabilities"].argmax(1), saved["test_labels"]
     expected = recall_score(labels, predicted, average=None)
     assert [row[1] for row in rows(card, "Classes")] == [f"{recall:.1%}" for recall in expected]
-    assert "The stored statistics were computed once more then" in card.text
+    assert "The stored statistics were then computed once more" in card.text
 
 
 def test_outputs_are_those_of_a_training_with_whole_statistics(project: Path) -> None:
