@@ -25,7 +25,7 @@ REFUSED = {
     r"detout_eta": "eta lowers it",
     r"dropout.*": "drawn at random",
     r"hdf5.*": "writes a file",
-    r"mmbn_.*|net_latent.*": "the statistics of the batch|more weights than rows",
+    r"mmbn_.*|net_latent.*": "statistics were ever stored|other images of the batch|more weights than rows",
     r".*": "it is a loss",
 }
 """What is refused, by a pattern of the records' names, and why."""

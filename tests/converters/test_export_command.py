@@ -48,7 +48,11 @@ def test_writes_a_file_and_says_how_far_off_it_is(project: Path) -> None:
     size = ["--set", "images.image_data_param.new_height=4", "--set", "images.image_data_param.new_width=4"]
     result = CliRunner().invoke(app, arguments(project, *size), catch_exceptions=False)
     assert result.exit_code == 0, result.output
-    for part in ("images of 4 x 4, BGR to 2 classes", "Largest difference from the unfolded net", "labels.txt"):
+    for part in (
+        "takes BGR images of 4 x 4 pixels and scores 2 classes",
+        "Largest difference from the unfolded net",
+        "labels.txt",
+    ):
         assert part in result.output
     session = onnxruntime.InferenceSession(str(project / "out.onnx"), providers=["CPUExecutionProvider"])
     assert session.get_inputs()[0].shape == ["batch", 4, 4, 3]
@@ -58,7 +62,7 @@ def test_writes_a_file_and_says_how_far_off_it_is(project: Path) -> None:
 def test_a_raw_input_is_described_by_its_name(project: Path) -> None:
     size = ["--set", "images.image_data_param.new_height=4", "--set", "images.image_data_param.new_width=4"]
     result = CliRunner().invoke(app, arguments(project, *size, "--raw-input"), catch_exceptions=False)
-    assert result.exit_code == 0 and 'blob "data" to 2 classes' in result.output
+    assert result.exit_code == 0 and 'takes blob "data" and scores 2 classes' in result.output
 
 
 def test_a_deploy_stage_is_exported(project: Path) -> None:
@@ -69,7 +73,7 @@ def test_a_deploy_stage_is_exported(project: Path) -> None:
     text += 'layer { name: "prob" type: "Softmax" bottom: "fc2" top: "prob" include { stage: "deploy" } }'
     (project / "net.prototxt").write_text(text)
     result = CliRunner().invoke(app, arguments(project, "--stage", "deploy", "--raw-input"), catch_exceptions=False)
-    assert result.exit_code == 0 and 'blob "data" to 2 classes' in result.output
+    assert result.exit_code == 0 and 'takes blob "data" and scores 2 classes' in result.output
 
 
 def test_lower_precision_is_not_for_plain_caffe(project: Path) -> None:
@@ -124,7 +128,7 @@ def test_the_domain_names_the_file(project: Path, monkeypatch: pytest.MonkeyPatc
     logits = {}
     for domain, more in (("source", ["--domain", "source"]), ("target", [])):
         result = CliRunner().invoke(app, [*words, *more], catch_exceptions=False)
-        assert result.exit_code == 0 and f"{domain} statistics" in result.output
+        assert result.exit_code == 0 and f"with the {domain}'s statistics" in result.output
         session = onnxruntime.InferenceSession(f"{domain}_predictor.onnx", providers=["CPUExecutionProvider"])
         (logits[domain],) = session.run(["logits"], {"image": np.full((1, 4, 4, 3), 3, np.uint8)})
     # (x - 0) / 1 with the source's statistics, (x - 9) / 2 with the target's

@@ -13,6 +13,7 @@ from google.protobuf.descriptor import FieldDescriptor
 from autodial.errors import InputError, WorkError
 from autodial.proto import messages as pb
 from autodial.proto import parse_net, parse_solver, to_text
+from autodial.system.devices import warn_of_cpu
 from autodial.training.monitor import Monitor, TestRow, TrainRow
 from autodial.training.solver import Solver
 
@@ -80,12 +81,14 @@ def nets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def outcome(param: Any, caplog: pytest.LogCaptureFixture) -> str:
-    """All that can be seen of a run."""
+    """All that can be seen of a run that begins as `autodial train` begins one."""
     caplog.clear()
     with caplog.at_level(logging.WARNING):
         try:
             solver, run = Solver(param, device="auto"), Run()
             solver.monitors.append(run)
+            solver.load_weights(solver.own_weights)
+            warn_of_cpu("auto", solver.device, prefer_gpu=param.solver_mode == pb.SolverParameter.GPU)
             solver.solve()
         except (InputError, WorkError) as error:
             assert "\n" not in str(error)
