@@ -12,9 +12,10 @@ import onnxruntime
 import pytest
 from check_layers import FORWARD, records
 from judging import difference
+from packaging.version import Version
 
 from autodial.converters.net_convert import convert
-from autodial.errors import InputError
+from autodial.errors import InputError, WorkError
 from autodial.proto import LayerWeights, Weights, parse_net
 from autodial.proto import messages as pb
 
@@ -34,6 +35,8 @@ KEEPS_STATE = ("lstm_three_passes", "rnn_three_passes")
 RECORDS = [path for path in records() if path.stem not in KEEPS_STATE]
 SIZES_COUNT = ("priorbox_", "interp_", "pool_", "psroipool_", "upsample_", "shuffle_", "net_ssd", "proposal_", "crop")
 """How the names of records begin whose layers depend on the images' size, and so are written in another way for any."""
+AVERAGES_WRONGLY = Version(onnxruntime.__version__) < Version("1.29")
+"""Before 1.29, ONNX Runtime divides by too many values where a window of average pooling ends beyond the padding."""
 SIZED = [path for path in RECORDS if path.stem.startswith(SIZES_COUNT)]
 
 
@@ -44,7 +47,11 @@ def test_record(path: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("path", SIZED, ids=lambda path: path.stem)
 def test_record_at_any_height_and_width(path: Path, tmp_path: Path) -> None:
-    check(path, tmp_path, "spatial")
+    if path.stem == "pool_ave_pad_clip" and AVERAGES_WRONGLY:
+        with pytest.raises(WorkError, match='nothing was written: ONNX Runtime\'s "y" differs'):
+            check(path, tmp_path, "spatial")
+    else:
+        check(path, tmp_path, "spatial")
 
 
 def check(path: Path, folder: Path, dynamic: Any) -> None:
