@@ -361,9 +361,10 @@ def given(project: Path) -> list[str | Path]:
 def test_command(project: Path, tmp_path: Path, autodial: Autodial) -> None:
     status, out, err = autodial(*given(project), "--caffe", tmp_path / "out")
     assert (status, err) == (0, "")
+    size = (tmp_path / "out" / "target_predictor.caffemodel").stat().st_size
     for part in (
         'takes blob "data" and scores 4 classes, with the target\'s statistics',
-        "target_predictor.caffemodel (0.0 MiB)",
+        f"target_predictor.caffemodel ({size / 1024:.1f} KiB)",
     ):
         assert part in out
     status, out, _ = autodial(*given(project), "--caffe", tmp_path / "out", "--json")  # once more, over the first
