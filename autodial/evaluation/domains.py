@@ -46,7 +46,7 @@ def data_in_test(net: pb.NetParameter, *, aligned: bool = True) -> DataTop:
     if aligned and has_latent_domains(net):
         raise InputError(
             "the net has latent domains (MultiModalBatchNorm), and only Dial layers' statistics can be computed over "
-            "all images: keep those that training stored, as `autodial export` does without --recalibrate"
+            "all images: keep those that training stored, with which the net can be exported as it is"
         )
     graph = Graph(filter_net(net, pb.TEST).layer)
     dials = _dial_tops(graph) if aligned else _tops_of_dials(graph)
