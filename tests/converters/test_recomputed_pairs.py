@@ -296,6 +296,13 @@ class Small(nn.Module):
         return self.block(x) if self.run is None else self.run(self.block, x)
 
 
+@pytest.fixture
+def nothing_compiled() -> None:
+    """Forget what earlier tests compiled: above its recompile limit torch.compile runs code as it is."""
+    torch.compiler.reset()
+
+
+@pytest.mark.usefixtures("nothing_compiled")
 def test_compiled() -> None:
     plain, recomputed = nets(Small, partial(checkpoint, use_reentrant=False))
     recomputed.compile(backend="aot_eager")
@@ -303,6 +310,7 @@ def test_compiled() -> None:
     torch.testing.assert_close(recomputed.module.block[0].alpha, plain.module.block[0].alpha)  # type: ignore[union-attr, index]
 
 
+@pytest.mark.usefixtures("nothing_compiled")
 def test_a_compiled_block_of_a_net() -> None:
     plain, other = nets(Small)
     other.module.block.compile(backend="aot_eager")  # type: ignore[union-attr]

@@ -141,7 +141,7 @@ def test_latent_domains_up_to_a_file(capsys: pytest.CaptureFixture[str]) -> None
     check_domains(weights)
     with pytest.raises(InputError, match="the net has latent domains"):
         run("recalibrate", *net, "-o", "new.caffemodel")
-    with pytest.raises(InputError, match=r"the net has latent domains .* as `autodial export` does without --recal"):
+    with pytest.raises(InputError, match=r"the net has latent domains .* the net can be exported as it is"):
         run("export", "--recalibrate", *net, "-o", "again.onnx")
     selected = ("select", "--solver", "project/solver.prototxt", "--try", "solver.base_lr=0.1,0.01", "-o", "selected")
     for more in ((), ("--no-recalibrate",)):
