@@ -17,7 +17,7 @@ from autodial.data.image_list import paths_of, read_paths
 from autodial.deploy import addresses
 from autodial.deploy.address_inputs import LIST_SUFFIX, expand_address, has_suffix, names_tables
 from autodial.deploy.parquet_input import TABLE_SUFFIX, images_in_table
-from autodial.deploy.sources import ImageFile, named
+from autodial.deploy.sources import ImageFile, named, named_in_stream
 from autodial.errors import InputError
 from autodial.wording import counted
 
@@ -217,7 +217,7 @@ def _from_stream(argument: str) -> Iterator[ImageFile]:
     with nullcontext(sys.stdin.buffer) if argument in STANDARD_INPUT else Path(argument).open("rb") as file:
         for path in paths_of(file, name):
             nothing = False
-            yield named(path, None)
+            yield named_in_stream(path, None)
     if nothing:
         raise InputError(f"{name} names no images: write a path a line")
 

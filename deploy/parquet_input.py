@@ -9,7 +9,7 @@ from typing import Any
 
 from autodial.deploy import addresses
 from autodial.deploy.arrow import load_pyarrow
-from autodial.deploy.sources import ImageFile, TableImage, named
+from autodial.deploy.sources import ImageFile, TableImage, named_in_stream
 from autodial.errors import InputError
 
 TABLE_SUFFIX = ".parquet"
@@ -63,7 +63,7 @@ def _image(value: Any, path: str | None, place: str, base: Path | str) -> ImageF
         if value is None and path:
             value = path
     if isinstance(value, str):
-        return named(value, base)
+        return named_in_stream(value, base)
     return TableImage(addresses.shown(path) if path else place, data=value)
 
 

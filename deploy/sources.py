@@ -86,6 +86,8 @@ class RemoteImage(ImageFile):
             return Look(self.known, self._read)
         try:
             there = addresses.look_at(self.address)
+        except InputError as error:  # a name with ::
+            return _nothing(str(error))
         except OSError as error:
             return _nothing(f"{self.path} can't be read: {error.strerror}")
         if there is None:
@@ -142,6 +144,18 @@ def named(name: str, base: Path | str | None) -> ImageFile:
         return RemoteImage(name, address=addresses.join(base, name))
     addresses.check_protocol(name)
     return RemoteImage(addresses.shown(name), address=name)
+
+
+def named_in_stream(name: str, base: Path | str | None) -> ImageFile:
+    """As `named`, but an address that can't be used is an error of its image: others may be labelled already.
+
+    Raises:
+        WorkError: a package that its protocol needs is not installed.
+    """
+    try:
+        return named(name, base)
+    except InputError as error:
+        return ImageFile(addresses.shown(name), error=str(error))
 
 
 def _nothing(why: str) -> Look:

@@ -19,7 +19,11 @@ def weights_file(model: Path) -> Path | None:
             start = content.find(_LOCATION) + len(_LOCATION)
             if start < len(_LOCATION) or start == len(content):
                 return None
-            name = content[start + 1 : start + 1 + content[start]].decode(errors="replace")
+            length = content[start]
+            if length > 127:  # it takes two bytes
+                start += 1
+                length += 128 * (content[start : start + 1] or b"\0")[0] - 128
+            name = content[start + 1 : start + 1 + length].decode(errors="replace")
     except (OSError, ValueError):  # it can't be read, or is empty
         return None
     return model.parent / name

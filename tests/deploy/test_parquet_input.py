@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import sys
 from pathlib import Path
 from typing import Any
@@ -129,6 +130,22 @@ def test_a_table_at_an_address(model: Any, files: list[Path], tmp_path: Path) ->
     assert [(row["path"], row["label_1"]) for row in found] == list(
         zip(["x.png", "memory://tables/y.png"], model.labels(*files[:2]), strict=True)
     )
+
+
+def test_an_address_that_can_not_be_used_is_an_error_of_its_row(
+    model: Any, files: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("fsspec")
+    paths = [str(files[0]), "unknown-protocol://user:secret@host/a.png", str(files[0])]
+    pq.write_table(pa.table({"path": paths}), tmp_path / "t.parquet")
+    stream = io.TextIOWrapper(io.BytesIO("".join(f"{path}\n" for path in paths).encode()))
+    monkeypatch.setattr("sys.stdin", stream)
+    for given in (tmp_path / "t.parquet", "-"):
+        found = label(model, given, output=tmp_path / "labels.csv")
+        assert [row["status"] for row in found] == ["ok", "error", "ok"]
+        assert found[1]["path"] == "unknown-protocol://***@host/a.png"
+        assert "fsspec knows no protocol unknown-protocol" in found[1]["error"]
+    assert "secret" not in (tmp_path / "labels.csv").read_text(encoding="utf-8")
 
 
 def test_a_run_over_a_table_is_resumed(model: Any, files: list[Path], tmp_path: Path) -> None:

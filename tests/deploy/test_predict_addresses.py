@@ -91,6 +91,11 @@ def test_files_patterns_lists_and_standard_input(
     assert [row["path"] for row in found][:2] == ["sub/x.png", "memory://photos/a.png"]
     assert [row["status"] for row in found] == ["ok", "ok", "ok", "error"]
 
+    memory.pipe("/photos/list.txt", b"one::two.png\na.png\n")  # :: has a meaning of its own in addresses
+    predict_folder(model.path, ["memory://photos/list.txt"], "out.csv")
+    found = labels(Path("out.csv"))
+    assert [row["status"] for row in found] == ["error", "ok"] and "chained by ::" in found[0]["error"]
+
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"memory://photos/a.png\n")))
     predict_folder(model.path, ["-"], "out.csv")
     assert labels(Path("out.csv"))[0]["status"] == "ok"
