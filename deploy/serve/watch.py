@@ -5,23 +5,28 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+from functools import lru_cache
 from pathlib import Path
 from typing import TypeAlias
 
 from autodial.deploy.serve.models import Models
+from autodial.deploy.weights_file import weights_file
 from autodial.errors import AutodialError
 
 _log = logging.getLogger("autodial.serve")
 
-_State: TypeAlias = tuple[int, int, int] | None
+_FileState: TypeAlias = tuple[int, int, int] | None
 """A file's size, time of modification and inode; None where there is no file."""
+_State: TypeAlias = tuple[_FileState, _FileState] | None
+"""Those of a model's file and of its second file, which has its weights; None where the model's file is not there."""
 
 
 class Watch:
     """Looks at the models' files, and takes over those that have changed and can be served.
 
-    A file counts as changed once two looks in a row find it in the same state. It is loaded aside and tried before it
-    is taken over; one that can't be is reported once, and what was served goes on.
+    A file, or the second one with its weights, counts as changed once two looks in a row find both in the same state.
+    It is loaded aside and tried before it is taken over; one that can't be is reported once, and what was served goes
+    on.
 
     Args:
         models: the service's.
@@ -72,6 +77,20 @@ class Watch:
 
 
 def _state(path: Path) -> _State:
+    state = _file_state(path)
+    if state is None:
+        return None
+    second = _second(path, state)
+    return state, None if second is None else _file_state(second)
+
+
+@lru_cache(maxsize=256)
+def _second(path: Path, state: _FileState) -> Path | None:
+    """`weights_file`, for which the whole file is searched, of a model's file in a state."""
+    return weights_file(path)
+
+
+def _file_state(path: Path) -> _FileState:
     try:
         status = os.stat(path)  # noqa: PTH116 - of three numbers
     except (OSError, ValueError):

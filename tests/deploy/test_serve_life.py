@@ -16,6 +16,7 @@ import cv2
 import numpy as np
 import pytest
 from adapted_model import adapted, write_images
+from exported_model import save_apart
 from serving import Service, serving
 
 from autodial.deploy import Predictor
@@ -214,6 +215,25 @@ def test_a_replaced_model_is_taken_over(
     assert not clients.faults, clients.faults[:3]
     assert clients.seen == set(labels.values())
     assert 'autodial_model_loads_total{model="m",outcome="ok"} 3.0' in text
+
+
+def test_a_second_file_that_comes_later_is_noticed(
+    two: dict[str, Path], unlike: tuple[bytes, dict[str, str]], tmp_path: Path
+) -> None:
+    body, labels = unlike
+    served, second = tmp_path / "m.onnx", tmp_path / "m.onnx.data"
+    new = tmp_path / "new"
+    new.mkdir()
+    save_apart(two["color"], served)
+    save_apart(two["grey"], new / "m.onnx")
+    with serving(served, "--watch", "--quiet") as service:
+        second.unlink()
+        (new / "m.onnx").replace(served)
+        service.wait_for(r"m is served on as it was: .*m\.onnx\.data, which is not beside it")
+        (new / "m.onnx.data").replace(second)
+        service.wait_for("the model m is now the new file")
+        answer = service.ask("/v2/models/m/infer", body)[1]
+        assert answer["results"][0]["label"] == labels["grey"]
 
 
 @pytest.mark.slow
