@@ -145,11 +145,17 @@ def look_at(address: str) -> Entry | None:
             return None
 
 
-def read(address: str) -> bytes:
-    """The whole file; raises as `look_at`, and FileNotFoundError."""
+def read(address: str, most: int | None = None) -> bytes:
+    """The whole file, or its first `most` bytes if it has more; raises as `look_at`, and FileNotFoundError."""
     with _failing_as_oserror(address):
         system, path = _open_system(address)
-        return cast(bytes, system.cat_file(path))
+        if most is None:
+            return cast(bytes, system.cat_file(path))
+        data = bytearray()
+        with system.open(path, "rb") as file:
+            while len(data) < most and (part := file.read(min(2**20, most - len(data)))):
+                data += part
+        return bytes(data)
 
 
 @contextmanager

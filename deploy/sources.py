@@ -97,10 +97,12 @@ class RemoteImage(ImageFile):
         return Look(there.state, partial(self._read, size=there.state[0]))
 
     def _read(self, color: bool, size: int = 0) -> Decoded:
-        if max(size, self.known[0] if self.known else 0) > LARGEST:
+        size = max(size, self.known[0] if self.known else 0)
+        if size > LARGEST:
             raise DataError(f"{self.path} is larger than 2 GiB, OpenCV's limit")
         try:
-            data = addresses.read(self.address)
+            # of a file whose size is not stated, nobody knows where it ends
+            data = addresses.read(self.address, None if size else LARGEST + 1)
         except FileNotFoundError:
             raise DataError(f'"{self.path}" does not exist') from None
         except OSError as error:

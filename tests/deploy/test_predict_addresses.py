@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from autodial.deploy import Predictor, predict_folder
+from autodial.data import transforms
+from autodial.deploy import Predictor, predict_folder, sources
 from autodial.errors import InputError, WorkError
 
 fsspec = pytest.importorskip("fsspec")
@@ -196,6 +197,33 @@ def test_a_huge_file_is_not_fetched(model: Any, photos: Path, memory: Any, monke
         ("ok", ""),
     ]
     assert GuardedFiles.fetched == ["/large/small.png"]
+
+
+def test_a_file_of_unknown_size_is_not_fetched_without_end(
+    model: Any, photos: Path, memory: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of a web server that does not state the size: such a file may never end."""
+    good = (photos / "a.png").read_bytes()
+    read: list[int] = []
+
+    class Counted(io.BytesIO):
+        def read(self, size: int | None = -1, /) -> bytes:
+            part = super().read(min(7, size or 0))  # as a stream gives what has arrived
+            read.append(len(part))
+            return part
+
+    monkeypatch.setattr(GuardedFiles, "sizes", {"endless.png": 0, "small.png": 0})
+    monkeypatch.setattr(GuardedFiles, "fetched", [])
+    monkeypatch.setattr(GuardedFiles, "_open", lambda self, path, mode="rb", **_: Counted(self.store[path].getvalue()))
+    for module in (sources, transforms):
+        monkeypatch.setattr(module, "LARGEST", len(good))
+    memory.pipe({"/odd/endless.png": good + b"x" * 10_000, "/odd/small.png": good})
+    predict_folder(model.path, [f"{PREFIX}/odd"], "out.csv", workers=1)
+    assert [(row["status"], row["error"]) for row in labels(Path("out.csv"))] == [
+        ("error", "guarded://***@host/odd/endless.png is larger than 2 GiB, OpenCV's limit"),
+        ("ok", ""),
+    ]
+    assert GuardedFiles.fetched == [] and sum(read) == 2 * len(good) + 1
 
 
 def test_a_model_at_an_address(model: Any, photos: Path, memory: Any) -> None:
