@@ -15,6 +15,7 @@ from autodial.commands.options import (
     LogitsOption,
     SettingsOption,
     StageOption,
+    TestNetOption,
     VariantOption,
     WeightsOption,
     WorkersOption,
@@ -33,7 +34,7 @@ _OPTIONS = {"iterations": "--iterations", "output": "-o", "logits": "--logits", 
 
 
 def test(
-    net: Annotated[Path, typer.Option(metavar="NET.prototxt", help="The net. Its TEST phase is run.")],
+    net: TestNetOption,
     weights: WeightsOption,
     output: Annotated[
         Path | None,
