@@ -94,7 +94,7 @@ class Summary:
         """Rows per second that this run made."""
         return (self.images - self.resumed) / self.seconds
 
-    def record(self) -> dict[str, Any]:
+    def record(self) -> dict[str, object]:
         """All of it as values that JSON knows."""
         return {
             "table": str(self.table),
