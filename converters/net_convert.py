@@ -91,7 +91,7 @@ class ConvertReport:
     unverified: tuple[str, ...]
     notes: tuple[str, ...]
 
-    def record(self) -> dict[str, Any]:
+    def record(self) -> dict[str, object]:
         """The report as a JSON object."""
         return {**asdict(self), "output": str(self.output)}
 

@@ -191,7 +191,7 @@ def test_names_are_those_of_the_net_and_nothing_else_is_in_the_file(
 
 
 def test_outputs_that_are_named(deploy: tuple[Any, Weights], tmp_path: Path) -> None:
-    """One before a folded layer in place, one of a Dropout that is gone, and one that another output is made of."""
+    """One before a folded layer in place, one of a gone Dropout, and one that another output is made of."""
     net, weights = deploy
     report = convert(net, weights, tmp_path / "net.onnx", outputs=["dropped", "conv", "map", "prob"])
     x = np.random.default_rng(0).normal(0, 50, (2, 3, 12, 10)).astype(np.float32)
