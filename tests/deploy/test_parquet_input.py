@@ -16,6 +16,8 @@ from autodial.errors import InputError, WorkError
 pa = pytest.importorskip("pyarrow")
 import pyarrow.parquet as pq  # noqa: E402
 
+VIEWS = pytest.mark.skipif(int(pa.__version__.split(".")[0]) < 22, reason="older pyarrows write no views to Parquet")
+
 
 @pytest.fixture
 def files(photos: Path) -> list[Path]:
@@ -44,6 +46,7 @@ def without_names(table: list[dict[str, str]]) -> list[list[str]]:
         (pa.binary(), pa.string()),
         (pa.large_binary(), pa.large_string()),
         (pa.binary(), pa.dictionary(pa.int32(), pa.string())),
+        pytest.param(pa.binary_view(), pa.string_view(), marks=VIEWS),
     ],
 )
 def test_a_column_of_files(model: Any, files: list[Path], tmp_path: Path, of_bytes: Any, of_paths: Any) -> None:
@@ -86,6 +89,13 @@ def test_images_as_hugging_face_s_datasets_have_them(model: Any, files: list[Pat
     assert [row["path"] for row in found] == ["first.png", str(files[1]), f"{table}[2]", f"{table}[3]"]
     assert [row["status"] for row in found] == ["ok", "ok", "ok", "error"]
     assert [row["label_1"] for row in found[:3]] == model.labels(files[0], files[1], files[3])
+
+
+def test_a_path_that_is_no_text_is_passed_over(model: Any, files: list[Path], tmp_path: Path) -> None:
+    value, table = {"bytes": files[0].read_bytes(), "path": b"a.png"}, tmp_path / "t.parquet"
+    pq.write_table(pa.table({"image": [value, {**value, "bytes": None}]}), table)
+    found = label(model, table)
+    assert [(row["path"], row["status"]) for row in found] == [(f"{table}[0]", "ok"), (f"{table}[1]", "error")]
 
 
 def test_a_column_of_paths(model: Any, files: list[Path], photos: Path, tmp_path: Path) -> None:
