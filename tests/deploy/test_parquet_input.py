@@ -124,6 +124,20 @@ def test_many_tables(model: Any, files: list[Path], tmp_path: Path) -> None:
         label(model, tmp_path / "folder")
 
 
+def test_tables_with_an_underscore_are_passed_over_in_folders_alone(
+    model: Any, files: list[Path], tmp_path: Path
+) -> None:
+    pytest.importorskip("fsspec")
+    parts = tmp_path / "all.parquet"
+    parts.mkdir()
+    for name in ("_common", "a"):
+        pq.write_table(pa.table({"bytes": [files[0].read_bytes()], "path": [name]}), parts / f"{name}.parquet")
+    for place in (parts, f"local://{parts}"):
+        for given, names in ((place, ["a"]), (f"{place}/*.parquet", ["_common", "a"])):
+            found = label(model, given, output=tmp_path / "labels.csv")
+            assert [row["path"] for row in found] == names
+
+
 def test_a_table_at_an_address(model: Any, files: list[Path], tmp_path: Path) -> None:
     fsspec = pytest.importorskip("fsspec")
     pq.write_table(pa.table({"bytes": [path.read_bytes() for path in files]}), tmp_path / "t.parquet")
