@@ -220,7 +220,7 @@ def test_names_are_those_of_the_net_and_nothing_else_is_in_the_file(
 
 
 def test_outputs_that_are_named(deploy: tuple[Any, Weights], tmp_path: Path) -> None:
-    """One before a folded layer in place, one of a Dropout that is gone, and one that another output is made of."""
+    """One before a folded layer in place, one of a gone Dropout, and one that another output is made of."""
     net, weights = deploy
     report = convert(net, weights, tmp_path / "net.onnx", outputs=["dropped", "conv", "map", "prob"])
     x = np.random.default_rng(0).normal(0, 50, (2, 3, 12, 10)).astype(np.float32)
@@ -354,9 +354,10 @@ def test_weights_beyond_two_gigabytes_get_a_file_of_their_own(
     deploy: tuple[Any, Weights], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     net, weights = deploy
-    monkeypatch.setattr(onnx_model, "LARGEST", 100)
-    monkeypatch.setattr(onnx_model, "SMALL", 64)
-    report = convert(net, weights, tmp_path / "net.onnx")
+    with monkeypatch.context() as patch:
+        patch.setattr(onnx_model, "LARGEST", 100)
+        patch.setattr(onnx_model, "SMALL", 64)
+        report = convert(net, weights, tmp_path / "net.onnx")
     assert set(report.files) == {"net.onnx", "net.onnx.data"} == {path.name for path in tmp_path.iterdir()}
     moved = tmp_path / "elsewhere"
     moved.mkdir()
@@ -365,6 +366,9 @@ def test_weights_beyond_two_gigabytes_get_a_file_of_their_own(
     x = np.random.default_rng(0).normal(0, 50, (1, 3, 12, 10)).astype(np.float32)
     (got,) = session(moved / "net.onnx").run(["prob"], {"data": x})
     np.testing.assert_allclose(got, expected(net, weights, "prob", x), atol=1e-5)
+
+    convert(net, weights, moved / "net.onnx")  # as one file
+    assert [path.name for path in moved.iterdir()] == ["net.onnx"]
 
 
 def test_the_command(deploy: tuple[Any, Weights], tmp_path: Path, autodial: Any) -> None:

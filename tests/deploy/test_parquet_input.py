@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from autodial.deploy import predict_folder
+from autodial.deploy import PredictOptions, predict_folder
 from autodial.errors import InputError, WorkError
 
 pa = pytest.importorskip("pyarrow")
@@ -32,7 +32,7 @@ def labels(path: Path) -> list[dict[str, str]]:
 
 def label(model: Any, *inputs: Path | str, **options: Any) -> list[dict[str, str]]:
     table = Path(inputs[0]).parent / "labels.csv" if options.get("output") is None else options.pop("output")
-    predict_folder(model.path, list(inputs), table, logits=True, **options)
+    predict_folder(model.path, list(inputs), table, PredictOptions(logits=True, **options))
     return labels(table)
 
 
@@ -181,17 +181,17 @@ def test_a_run_over_a_table_is_resumed(model: Any, files: list[Path], tmp_path: 
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        predict_folder(model.path, [table], out, batch_size=2, progress=stop)
-    summary = predict_folder(model.path, [table], out, batch_size=2, resume=True)
+        predict_folder(model.path, [table], out, PredictOptions(batch_size=2), progress=stop)
+    summary = predict_folder(model.path, [table], out, PredictOptions(batch_size=2, resume=True))
     assert 0 < summary.resumed < summary.images == len(files)
     whole = out.read_bytes()
-    predict_folder(model.path, [table], out, batch_size=2)
+    predict_folder(model.path, [table], out, PredictOptions(batch_size=2))
     assert out.read_bytes() == whole
     with pytest.raises(KeyboardInterrupt):
-        predict_folder(model.path, [table], out, batch_size=2, progress=stop)
+        predict_folder(model.path, [table], out, PredictOptions(batch_size=2), progress=stop)
     pq.write_table(pa.table({"bytes": [values[0][:-1] + b"x", *values[1:]]}), table)
     with pytest.raises(InputError, match=r"t.parquet\[0\] has changed"):
-        predict_folder(model.path, [table], out, batch_size=2, resume=True)
+        predict_folder(model.path, [table], out, PredictOptions(batch_size=2, resume=True))
 
 
 def test_what_can_not_be_used_is_said(model: Any, files: list[Path], tmp_path: Path) -> None:
@@ -219,9 +219,9 @@ def test_what_can_not_be_used_is_said(model: Any, files: list[Path], tmp_path: P
         ("good", {"sort_into": tmp_path / "sorted"}, "`sort_into` takes files of this machine, and .*good.parquet"),
     ]:
         with pytest.raises(InputError, match=words):
-            predict_folder(model.path, [tmp_path / f"{name}.parquet"], tmp_path / "out.csv", **options)
+            predict_folder(model.path, [tmp_path / f"{name}.parquet"], tmp_path / "out.csv", PredictOptions(**options))
     with pytest.raises(InputError, match="`column` bytes is one of a Parquet table, and no input is such a table"):
-        predict_folder(model.path, files, tmp_path / "out.csv", column="bytes")
+        predict_folder(model.path, files, tmp_path / "out.csv", PredictOptions(column="bytes"))
     assert not list(tmp_path.glob("out*"))
 
 
@@ -234,7 +234,7 @@ def test_a_table_damaged_further_behind_ends_the_run(model: Any, files: list[Pat
     data[middle : middle + 200] = b"\xff" * 200
     table.write_bytes(data)
     with pytest.raises(InputError, match=r"t.parquet can't be read as a Parquet table: .*the first \d+ images are in"):
-        predict_folder(model.path, [table], out, batch_size=8)
+        predict_folder(model.path, [table], out, PredictOptions(batch_size=8))
 
 
 def test_without_pyarrow_a_sentence_says_so(

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from autodial.data import transforms
-from autodial.deploy import Predictor, predict_folder, sources
+from autodial.deploy import PredictOptions, Predictor, predict_folder, sources
 from autodial.errors import InputError, WorkError
 
 fsspec = pytest.importorskip("fsspec")
@@ -59,9 +59,9 @@ def at(table: list[dict[str, str]], place: str, instead: str) -> list[dict[str, 
 
 
 def test_a_folder_is_labelled_as_on_disk(model: Any, photos: Path, memory: Any) -> None:
-    predict_folder(model.path, [photos], "disk.csv", top_k=2, logits=True)
+    predict_folder(model.path, [photos], "disk.csv", PredictOptions(top_k=2, logits=True))
     for place in ("memory://photos", "memory://photos/", f"local://{photos}", f"file://{photos}"):
-        summary = predict_folder(model.path, [place], "out.csv", top_k=2, logits=True)
+        summary = predict_folder(model.path, [place], "out.csv", PredictOptions(top_k=2, logits=True))
         shown = str(photos) if place.startswith("file") else place.rstrip("/")
         assert labels(Path("out.csv")) == at(labels(Path("disk.csv")), str(photos), shown)
         if place.startswith("memory"):
@@ -107,16 +107,16 @@ def test_a_table_at_an_address(model: Any, photos: Path, memory: Any, work: Path
     if suffix == "parquet":
         pytest.importorskip("pyarrow")
     (work / f"out.{suffix}").write_text("mine")
-    predict_folder(model.path, [photos], f"disk.{suffix}", shard=(1, 2))
+    predict_folder(model.path, [photos], f"disk.{suffix}", PredictOptions(shard=(1, 2)))
     memory.pipe(f"/tables/out-1-of-2.{suffix}", b"old")
-    summary = predict_folder(model.path, [photos], f"memory://tables/out.{suffix}", shard=(1, 2))
+    summary = predict_folder(model.path, [photos], f"memory://tables/out.{suffix}", PredictOptions(shard=(1, 2)))
     assert summary.table == f"memory://tables/out-1-of-2.{suffix}"
     assert summary.record()["table"] == summary.table
     expected = Path(f"disk-1-of-2.{suffix}").read_bytes()
     assert memory.cat_file(f"/tables/out-1-of-2.{suffix}") == expected
     assert (work / f"out.{suffix}").read_text() == "mine"
     assert sorted(path.name for path in work.iterdir()) == [f"disk-1-of-2.{suffix}", f"out.{suffix}"]
-    predict_folder(model.path, [photos], f"file://{work}/out.{suffix}", shard=(1, 2))
+    predict_folder(model.path, [photos], f"file://{work}/out.{suffix}", PredictOptions(shard=(1, 2)))
     assert Path(f"out-1-of-2.{suffix}").read_bytes() == expected
 
 
@@ -128,20 +128,20 @@ def test_a_run_with_addresses_is_resumed(model: Any, photos: Path, memory: Any, 
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt, match=r"the rows of the first \d+ images are in .*out.csv.partial"):
-        predict_folder(*arguments, batch_size=4, progress=stop)
+        predict_folder(*arguments, PredictOptions(batch_size=4), progress=stop)
     assert not memory.exists("/tables/out.csv")
     with pytest.raises(InputError, match=r"`output` was memory://tables/out.csv and is memory://other/out.csv"):
-        predict_folder(*arguments[:2], "memory://other/out.csv", batch_size=4, resume=True)
-    assert predict_folder(*arguments, batch_size=4, resume=True).resumed >= 8
+        predict_folder(*arguments[:2], "memory://other/out.csv", PredictOptions(batch_size=4, resume=True))
+    assert predict_folder(*arguments, PredictOptions(batch_size=4, resume=True)).resumed >= 8
     whole = memory.cat_file("/tables/out.csv")
-    predict_folder(*arguments, batch_size=4)
+    predict_folder(*arguments, PredictOptions(batch_size=4))
     assert memory.cat_file("/tables/out.csv") == whole and not list(work.iterdir())
 
     with pytest.raises(KeyboardInterrupt):
-        predict_folder(*arguments, batch_size=4, progress=stop)
+        predict_folder(*arguments, PredictOptions(batch_size=4), progress=stop)
     memory.pipe("/photos/a.png", b"another one")
     with pytest.raises(InputError, match=r"memory://photos/a.png has changed.* since its row was written"):
-        predict_folder(*arguments, batch_size=4, resume=True)
+        predict_folder(*arguments, PredictOptions(batch_size=4, resume=True))
 
 
 def test_rows_outlive_an_upload_that_fails(model: Any, photos: Path, memory: Any, work: Path) -> None:
@@ -152,7 +152,7 @@ def test_rows_outlive_an_upload_that_fails(model: Any, photos: Path, memory: Any
     assert "secret" not in "".join(path.read_text() for path in work.glob("*.json"))
     assert (work / "out.csv.partial").is_file()
     with pytest.raises(WorkError, match="can't write"):
-        predict_folder(model.path, [photos], f"{PREFIX}/closed/out.csv", resume=True)
+        predict_folder(model.path, [photos], f"{PREFIX}/closed/out.csv", PredictOptions(resume=True))
     shutil.copytree(work, work.with_name("kept"))
     assert sorted(path.name for path in work.iterdir()) == [
         "out.csv.partial",
@@ -173,8 +173,8 @@ def test_credentials_appear_nowhere(model: Any, photos: Path, work: Path, memory
 
     inputs = [f"{PREFIX}/guarded", "list.txt"]
     with pytest.raises(KeyboardInterrupt):
-        predict_folder(model.path, inputs, "out.csv", progress=stop, batch_size=1)
-    predict_folder(model.path, inputs, "out.csv", resume=True, batch_size=1)
+        predict_folder(model.path, inputs, "out.csv", PredictOptions(batch_size=1), progress=stop)
+    predict_folder(model.path, inputs, "out.csv", PredictOptions(resume=True, batch_size=1))
     text = Path("out.csv").read_text(encoding="utf-8")
     assert "secret" not in text and "user" not in text
     found = {row["path"]: row for row in rows(text)}
@@ -267,7 +267,7 @@ def test_what_can_not_be_used_is_refused_at_once(model: Any, photos: Path, memor
         (["list.txt"], "out.csv", {"sort_into": "sorted"}, "memory://photos/a.png in list.txt is none"),
     ]:
         with pytest.raises(InputError, match=words):
-            predict_folder(model.path, inputs, output, **options)
+            predict_folder(model.path, inputs, output, PredictOptions(**options))
     assert sorted(path.name for path in work.iterdir()) == ["list.txt", "unknown.txt"]
 
 

@@ -234,6 +234,9 @@ def test_a_model_whose_weights_lie_in_a_second_file(model: Any, photos: Path, tm
             InputError, match=r"large\.onnx\.data is cut short, or is not the file with the weights of renamed\.onnx: "
         ):
             Predictor(path)
+    second.write_bytes(whole[::-1])  # other weights
+    with pytest.raises(InputError, match="is not the file with the weights of"):
+        Predictor(path)
     second.unlink()
     with pytest.raises(
         InputError,
