@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from exported_model import save_apart
 
-from autodial.deploy import Predictor
+from autodial.deploy import Predictions, Predictor
 from autodial.deploy.weights_file import weights_file
 from autodial.errors import InputError, WorkError
 
@@ -162,6 +162,10 @@ def test_the_best_labels_in_order(model: Any, photos: Path) -> None:
     )
     assert got.top(3)[1] == []
     assert Predictor(model.path).predict([]).top(2) == []
+    equal = np.array([[0.2, 0.3, 0.2, 0.3]], np.float32)
+    best = [label.name for label in Predictions(equal, equal, model.classes, [None], [""]).top(4)[0]]
+    assert best == [model.classes[i] for i in (1, 3, 0, 2)]
+    assert Predictions(equal, equal, model.classes, [None], [""]).labels == best[:1]
 
 
 def test_a_predictor_and_its_predictions_pickle(model: Any, photos: Path, tmp_path: Path) -> None:
