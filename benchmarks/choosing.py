@@ -420,7 +420,7 @@ class Group:
 
     @property
     def oracle(self) -> float:
-        """That of the best candidate."""
+        """The best candidate's accuracy."""
         return max(self.runs)
 
     @classmethod

@@ -1,4 +1,4 @@
-"""What the record of a training says of a file of weights, for the card of the file that it is exported to."""
+"""What a training's record says about a file of weights, for the card of the exported file."""
 
 from __future__ import annotations
 

@@ -240,7 +240,7 @@ def _of_the_best(values: NDArray[np.float64], errors: Sequence[float]) -> Rankin
 
 @lru_cache(maxsize=256)
 def _weights_of(outputs: Outputs) -> ImportanceWeights:
-    """Those that two criteria share."""
+    """The weights of the held-out images, which two criteria share."""
     return importance_weights(outputs.source_logits, outputs.target_logits, outputs.held_out_logits)
 
 

@@ -77,7 +77,7 @@ def adaptation(net: pb.NetParameter) -> Counter[tuple[Any, ...]]:
 
 
 def rates(net: pb.NetParameter, name: str, body: str) -> list[float]:
-    """lr_mult of a layer's blobs, as multiples of those of a layer of the network's body."""
+    """lr_mult of a layer's blobs, as multiples of what a layer in the network's body has."""
     own, others = (
         next(layer for layer in net.layer if layer.name == wanted and layer.param).param for wanted in (name, body)
     )

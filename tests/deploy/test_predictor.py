@@ -12,6 +12,7 @@ import pytest
 from exported_model import save_apart
 
 from autodial.deploy import Predictor
+from autodial.deploy.weights_file import weights_file
 from autodial.errors import InputError, WorkError
 
 
@@ -233,9 +234,22 @@ def test_a_model_whose_weights_lie_in_a_second_file(model: Any, photos: Path, tm
             InputError, match=r"large\.onnx\.data is cut short, or is not the file with the weights of renamed\.onnx: "
         ):
             Predictor(path)
+    second.write_bytes(whole[::-1])  # other weights
+    with pytest.raises(InputError, match="is not the file with the weights of"):
+        Predictor(path)
     second.unlink()
     with pytest.raises(
         InputError,
         match=r"renamed\.onnx: its weights lie in a second file, large\.onnx\.data, which is not beside it",
     ):
+        Predictor(path)
+
+
+@pytest.mark.parametrize("letters", [117, 118, 200])
+def test_the_second_file_of_a_model_with_a_long_name(model: Any, letters: int, tmp_path: Path) -> None:
+    path = save_apart(model.path, tmp_path / f"{'m' * letters}.onnx")
+    second = Path(f"{path}.data")
+    assert len(second.name) == letters + 10 and weights_file(path) == second
+    second.unlink()
+    with pytest.raises(InputError, match=f"lie in a second file, {second.name}, which is not beside it"):
         Predictor(path)
