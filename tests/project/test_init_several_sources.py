@@ -173,6 +173,10 @@ def test_latent_domains_up_to_a_file(capsys: pytest.CaptureFixture[str]) -> None
         (("--source", "one/a"), "one/a contains 12 images outside of class folders"),
         (("--source", "other"), r"other \(x, y\) and one \(a, b, c\) have no class in common"),
         (("--batch-size", "5"), r"a batch of 5 is too small for 2 sources and a target, .* raise --batch-size to 6"),
+        (
+            ("--latent", "9", "--batch-size", "19"),
+            r"a batch of 19 is too small for 9 latent domains and a target, .* raise --batch-size to 20",
+        ),
         (("--latent", "1"), "--latent 1: choose a number of domains from 2"),
     ],
 )
