@@ -138,7 +138,8 @@ def plan(
 
     filled = pb.SolverParameter()
     filled.CopyFrom(solver)
-    for field in ("train_net", "test_net", "net_param", "train_net_param", "test_net_param", "snapshot_prefix"):
+    nets = ("train_net", "test_net", "net_param", "train_net_param", "test_net_param")
+    for field in (*nets, "snapshot_prefix", "weights"):
         filled.ClearField(field)
     filled.net = NET
     per_iteration = split.source * filled.iter_size
