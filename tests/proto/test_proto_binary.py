@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from memory import RSS_UNIT
 from originals import RECORDS
 
 from autodial.errors import InputError, WorkError
@@ -240,11 +241,11 @@ import resource, sys
 from autodial.proto import read_weights
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 read_weights(sys.argv[1])
-print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 """
     pytest.importorskip("resource", reason="needs a Unix system")
     result = subprocess.run([sys.executable, "-c", code, str(path)], check=True, capture_output=True, text=True)
-    assert int(result.stdout) < 3 * 4 * count * 1.1
+    assert int(result.stdout) * RSS_UNIT < 3 * 4 * count * 1.1
 
 
 def test_more_than_2_gib_is_refused_with_hdf5_named(tmp_path: Path) -> None:
