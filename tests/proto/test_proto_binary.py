@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 from memory import RSS_UNIT
 from originals import RECORDS
+from refusals import is_refused_in_one_sentence
 
 from autodial.errors import InputError, WorkError
 from autodial.proto import (
@@ -295,18 +296,6 @@ def test_cut_or_damaged_files_give_one_sentence(tmp_path: Path) -> None:
             damaged = bytearray(original)
             damaged[rng.randrange(len(damaged))] ^= 1 << rng.randrange(8)
             is_refused_in_one_sentence(read, path, bytes(damaged))
-
-
-def is_refused_in_one_sentence(read: Callable[[Path], object], path: Path, data: bytes) -> bool:
-    """Any exception but an InputError of one line that names the file fails the test."""
-    path.write_bytes(data)
-    try:
-        read(path)
-    except InputError as error:
-        assert str(error).startswith(f"{path}")
-        assert "\n" not in str(error)
-        return True
-    return False
 
 
 @pytest.mark.parametrize("zipped", [True, False])

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from originals import UPGRADE
+from refusals import is_refused_in_one_sentence
 
 from autodial.errors import InputError, WorkError
 from autodial.proto import (
@@ -417,18 +418,6 @@ def test_ring_in_a_heap_is_refused_at_once(tmp_path: Path) -> None:
     path.write_bytes(data)
     with pytest.raises(InputError, match="is cut short or damaged"):
         read_weights(path)
-
-
-def is_refused_in_one_sentence(read: Callable[[Path], object], path: Path, data: bytes) -> bool:
-    """Any exception but an InputError of one line that names the file fails the test."""
-    path.write_bytes(data)
-    try:
-        read(path)
-    except InputError as error:
-        assert str(error).startswith(f"{path}")
-        assert "\n" not in str(error)
-        return True
-    return False
 
 
 def test_failed_writing_leaves_the_old_file(tmp_path: Path) -> None:
