@@ -343,8 +343,8 @@ def test_every_method_has_a_cell(project: Path, tmp_path: Path) -> None:
 def test_a_missing_image_of_the_target_is_found_at_once(name: str, seed: int, project: Path, tmp_path: Path) -> None:
     """Also where no net of the method reads the target, and where only an alignment is left to do."""
     place = copied(tmp_path)
-    net = place / "base.prototxt"
-    net.write_text(net.read_text().replace(str(project / "table/target.txt"), str(place / "target.txt")))
+    for base in (place / "base.prototxt", place / "base_solver.prototxt"):
+        base.write_text(base.read_text().replace(str(project / "table"), str(place)))
     with (place / "target.txt").open("a") as file:
         file.write(f"{tmp_path / 'gone.png'} -1\n")
     shutil.rmtree(place / "gfk/seed_3")
