@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from autodial.commands.dialize import OPTIONS as DIALIZE_OPTIONS
-from autodial.commands.inputs import split_names
+from autodial.commands.inputs import different, split_names
 from autodial.commands.jobs import JobsOption, JobWorkersOption, run_and_show
 from autodial.commands.options import (
     TARGET,
@@ -71,7 +71,9 @@ def compare(
     weights: Annotated[
         str | None,
         typer.Option(
-            metavar="W", help="What every training starts from, as in `autodial init`.", show_default="random weights"
+            metavar="W",
+            help="What every training starts from, as in `autodial init`.",
+            show_default="those that the net's solver names, else random weights",
         ),
     ] = None,
     methods: Annotated[
@@ -329,16 +331,21 @@ def _run(
 
 def _join(folders: Sequence[Path], output: Path | None, *, as_json: bool) -> None:
     """Show the results of several comparisons in one table."""
+    from autodial.comparison.folder import holds_comparison
     from autodial.comparison.results import joined_table, read_results, save
     from autodial.system.outputs import check_folder
 
+    folders = different(folders, "folder")
+    if output is not None:
+        check_folder(output)
+        if holds_comparison(output):
+            raise InputError(f"-o {output} holds a comparison, and its table lies there: name another folder")
     names = [folder.absolute().name for folder in folders]
     if len(set(names)) < len(names):
         names = list(map(str, folders))
     found = {name: read_results(folder) for name, folder in zip(names, folders, strict=True)}
     table = joined_table(found)
     if output is not None:
-        check_folder(output)
         save(output, table)
     if as_json:
         _print_json(found)

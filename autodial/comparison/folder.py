@@ -275,7 +275,7 @@ class Comparison:
         nets = [method for name in trained(methods) if isinstance(method := METHODS[name], Method)]
         source, target, tested = self._record["images"]
         batch = self._record["batch"]
-        start = self.inputs["weights"] or "random weights"
+        start = self.inputs["weights"] or ", ".join(self.weights) or "random weights"
         course = "the base net's" if self.inputs["same_schedule"] else "each method's own, as its authors released it"
         return [
             f"All methods have the same lists of {source} source and {target} target images and the same crops, "
@@ -324,15 +324,16 @@ class Comparison:
             InputError: a net can't be built, or an image is missing.
         """
         largest = CONTEXT_BYTES
+        if not all(cell.finished for cell in cells):
+            # the base net reads all lists: a method's net may lack the target's, and alignments read it, too
+            Solver.from_file(self.folder / _BASE_SOLVER, device="cpu").check()
         firsts = {cell.method: cell.job for cell in cells if isinstance(cell.job, TrainingJob) and not cell.finished}
-        for number, (method, job) in enumerate(firsts.items()):
+        for method, job in firsts.items():
             assert isinstance(job, TrainingJob)
             try:
                 solver = Solver.from_file(job.solver, device="cpu", overrides=job.overrides, variants=job.variants)
                 if job.weights:
                     solver.load_weights(job.weights)
-                if not number:
-                    solver.check()
             except InputError as error:
                 raise InputError(f"method {method}: {error}") from error
             largest = max(largest, training_memory(solver))
@@ -454,6 +455,7 @@ class Comparison:
                 draw=seed,
             )
             job.folder.mkdir(parents=True, exist_ok=True)
+            _forget_stale(job)
             cells.append(Cell(name, seed, job))
         return cells
 
@@ -479,6 +481,13 @@ class Comparison:
                 (aside / NET).write_bytes(net_to_text(net, header=header).encode(errors="replace"))
                 (aside / SOLVER).write_bytes(f"# {method.title}'s solver.\n{to_text(solver)}".encode())
         return proto.read_net(folder / NET), proto.read_solver(folder / SOLVER)
+
+
+def _forget_stale(job: ShallowJob) -> None:
+    """Delete an alignment's result if its net was trained after it, or is still to be trained."""
+    result, weights = job.folder / "result.json", job.net / "weights.caffemodel"
+    if result.exists() and not (weights.exists() and weights.stat().st_mtime_ns <= result.stat().st_mtime_ns):
+        result.unlink()
 
 
 def has_dial(net: pb.NetParameter) -> bool:
