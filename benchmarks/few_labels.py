@@ -20,7 +20,6 @@ from __future__ import annotations
 import argparse
 import csv
 import json
-import statistics
 import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache, partial
@@ -31,10 +30,11 @@ from typing import Any, NamedTuple
 import adaptation_images as images
 import numpy as np
 from demo_seeds import machine
+from seed_tables import seed_table
 
 from autodial import proto
 from autodial.cli import app
-from autodial.deploy import choose_to_label
+from autodial.deploy import PredictOptions, choose_to_label
 from autodial.project.project import prepare
 from autodial.system.files import replacing
 from autodial.training.run import Training
@@ -136,7 +136,7 @@ def some_labels(target: Path, seed: int, count: int, path: Path, *, balanced: bo
 def chosen_labels(model: Path, target: Path, count: int, path: Path, device: str) -> Path:
     """Let `--to-label` choose images, and fill in their labels."""
     path.unlink(missing_ok=True)
-    choose_to_label(model, [target], path, count, device=device)
+    choose_to_label(model, [target], path, count, PredictOptions(device=device))
     with path.open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
     with path.open("w", encoding="utf-8", newline="") as file:
@@ -215,21 +215,19 @@ class Seed:
 
 
 def markdown(task: str, results: dict[Row, list[dict[str, Any]]], seeds: Sequence[int]) -> str:
-    lines = [
-        f"{task}: accuracy on the target's test images in %",
-        "",
-        f"| | mean ± std | {' | '.join(f'seed {seed}' for seed in seeds)} |",
-        f"|---|---|{'---|' * len(seeds)}",
-    ]
-    for row, records in results.items():
-        values = [100 * record["accuracy"] for record in records]
-        spread = f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else ""
-        each = " | ".join(f"{value:.1f}" for value in values)
-        lines.append(f"| {row.title} | {statistics.mean(values):.1f}{spread} | {each} |")
+    rows = {row.title: [100 * record["accuracy"] for record in records] for row, records in results.items()}
     records = [record for row in results.values() for record in row]
     seconds = [record["seconds"] for record in records]
     machines = "; ".join(sorted({record["machine"] for record in records}))
-    return "\n".join([*lines, "", f"{min(seconds):.0f} to {max(seconds):.0f} s a training; {machines}."])
+    return "\n".join(
+        [
+            f"{task}: accuracy on the target's test images in %",
+            "",
+            *seed_table("", rows, seeds),
+            "",
+            f"{min(seconds):.0f} to {max(seconds):.0f} s a training; {machines}.",
+        ]
+    )
 
 
 def main() -> None:

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
 import time
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -25,6 +24,7 @@ from typing import Any, NamedTuple
 import adaptation_images as images
 from demo_seeds import machine
 from few_labels import digits, drawn
+from seed_tables import mean_and_spread
 
 from autodial.project.project import prepare
 from autodial.system.files import replacing
@@ -134,8 +134,7 @@ def table(folder: Path, of: dict[str, Path], seeds: Sequence[int], iterations: i
                 continue
             found = [score(row, variant, folder / f"seed_{seed}", of, seed, iterations, device) for seed in seeds]
             values = [100 * record["accuracy"] for record in found]
-            spread = f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else ""
-            cells.append(f"{statistics.mean(values):.1f}{spread} ({', '.join(f'{value:.1f}' for value in values)})")
+            cells.append(f"{mean_and_spread(values)} ({', '.join(f'{value:.1f}' for value in values)})")
             records += found
         yield f"| {row.title} | {' | '.join(cells)} |"
     seconds = [record["seconds"] for record in records]

@@ -78,7 +78,8 @@ class TrainedNet:
         labelled_target: name of the list of target images whose labels were trained on; None if there were none.
         labelled_images: how many these are; None if that is not known.
         statistics: domain of the statistics that its test normalized with, as the metadata of a file has it.
-        alphas: of the domain alignment layers by name, from the net's input to its output, in [0.5, 1].
+        alphas: of the domain alignment layers by name, from the net's input to its output, in [0.5, 1], with several
+            sources [1 / D, 1] for D domains.
         recalibrated: whether the stored statistics were computed once more after training, over all training images.
         scores: of the test of these weights, after the last update; None if there was none.
         untested: why there was none, as a clause that follows "as"; None if that is not known.

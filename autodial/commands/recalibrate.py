@@ -14,6 +14,7 @@ from autodial.commands.options import (
     LevelOption,
     SettingsOption,
     StageOption,
+    TestNetOption,
     VariantOption,
     WeightsOption,
     WorkersOption,
@@ -23,7 +24,7 @@ from autodial.commands.statistics import describe, image_size, shown_progress
 
 
 def recalibrate(
-    net: Annotated[Path, typer.Option(metavar="NET.prototxt", help="The net. Its TEST phase is run.")],
+    net: TestNetOption,
     weights: WeightsOption,
     output: Annotated[
         Path,

@@ -65,7 +65,7 @@ def select(
             help="The criterion that decides: agreement, entropy, information, consensus, nuclear-norm, density or "
             "clusters; or source, weighted or alignment, which look at held-out source images.",
         ),
-    ] = "consensus",
+    ] = "nuclear-norm",
     hold_out: Annotated[
         bool | None,
         typer.Option(
@@ -124,10 +124,10 @@ def select(
 
     Every combination of the values to try is trained with every seed. A candidate is one of these trainings, as seeds
     often differ more than settings do. Each criterion judges all candidates by their predictions for the unlabelled
-    target. `consensus` decides unless --criterion names another: it ranks candidates by how far they agree with the
-    average of all, and by how decided and how spread over the classes their predictions are. A candidate that gives
-    the target far fewer classes than others do is passed over; the column `diversity` shows it: near 1, the target is
-    spread over as many classes as the source, near 0 over one.
+    target. `nuclear-norm` decides unless --criterion names another: it is the larger, the more decided the predictions
+    are and the more evenly they are spread over the classes. A candidate that gives the target far fewer classes than
+    others do is passed over; the column `diversity` shows it: near 1, the target is spread over as many classes as the
+    source, near 0 over one.
 
     DIR gets the chosen weights, chosen.caffemodel; select.json, which holds the tables; and for each candidate its
     weights, its scores and its logs. What is finished is not run again: the same command goes on after an interruption,

@@ -1,4 +1,4 @@
-"""What the record of a training says of a file of weights, for the card of the file that it is exported to."""
+"""What a training's record says about a file of weights, for the card of the exported file."""
 
 from __future__ import annotations
 
@@ -186,8 +186,9 @@ def _accuracy(net: pb.NetParameter, row: Mapping[str, Any], logits: str) -> floa
 
 
 def _images(run: Run, data: pb.LayerParameter | None) -> int | None:
-    """The number of images of a test."""
+    """The number of different images of a test, whose last batch may have begun the list again."""
     if data is None or not run.solver.test_iter:
         return None
     batch = data.image_data_param.batch_size if data.HasField("image_data_param") else data.data_param.batch_size
-    return int(run.solver.test_iter[0] * batch) or None
+    tested = int(run.solver.test_iter[0] * batch)
+    return min(tested, _rows(data, run.test_folder) or tested) or None

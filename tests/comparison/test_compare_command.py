@@ -72,7 +72,7 @@ def compared(stripes: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[P
 
 @pytest.fixture
 def project(compared: tuple[Path, Result], monkeypatch: pytest.MonkeyPatch) -> Path:
-    """That folder, made the working directory; tests leave the comparison as it is."""
+    """The comparison's folder, made the working directory; tests leave the comparison as it is."""
     monkeypatch.chdir(compared[0])
     return compared[0]
 

@@ -79,6 +79,13 @@ def test_absurd_numbers_of_priors_are_refused() -> None:
     assert "a blob has 2^31 - 1 values at most" in refused(IMAGES + image + layer)
 
 
+def test_absurd_numbers_of_sources_are_refused() -> None:
+    points = " ".join(f"source_slice_point: {row}" for row in range(1, 3000))
+    image = 'layer { name: "wide" type: "Input" top: "wide" input_param { shape { dim: 1 dim: 1000000 } } }'
+    layer = f'layer {{ name: "y" type: "Dial" bottom: "wide" top: "y" dial_param {{ {points} }} }}'
+    assert refused(image + layer).startswith('layer "y" (Dial): the statistics would have the shape (3001, 1000000)')
+
+
 @pytest.mark.parametrize("margins", [f"stride: {BIG} pad: {2**30}", f"stride: {BIG} dilation: {2**30}"])
 def test_absurd_margins_of_a_convolution_are_refused(margins: str) -> None:
     options = f"convolution_param {{ num_output: 1 kernel_size: 2 {margins} }}"
