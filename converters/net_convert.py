@@ -34,6 +34,7 @@ from autodial.converters.verification import TOLERANCE
 from autodial.errors import InputError, WorkError
 from autodial.layers import DomainAlignment, Shape, layer_class, registry
 from autodial.layers.batch_norm import StoredStatistics
+from autodial.layers.bn import BN
 from autodial.net.net import OTHERS, Net
 from autodial.netparam.graph import Graph, Node
 from autodial.netparam.net_state import filter_net
@@ -247,6 +248,8 @@ def _load(net: Net, weights: Weights | None) -> list[str]:
             if isinstance(layer, StoredStatistics | DomainAlignment):
                 layer.variance.fill_(1)
                 layer.normalizer.fill_(1)
+            elif isinstance(layer, BN) and layer.variance is not None:
+                layer.variance.fill_(1)
     return missing
 
 

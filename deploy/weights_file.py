@@ -17,6 +17,8 @@ _LENGTHS = {1: 8, 5: 4}
 """Bytes of protobuf's fields of fixed length, by their wire type."""
 _LONGEST = 4096
 """Bytes that are read of a text."""
+_MOST = 10**5
+"""Fields that are looked at until a second file is named: no model that `autodial export` writes has as many."""
 
 
 def weights_file(model: Path) -> Path | None:
@@ -44,11 +46,12 @@ def _said_of_weights(model: Path) -> dict[bytes, bytes]:
     """ONNX's entries about the first initializer that lies in another file; none if all lie in the model."""
     try:
         with model.open("rb") as file:  # not mapped into memory: to read from a map that is cut short ends the process
-            for graph in _fields(file, _GRAPH, range(model.stat().st_size)):
-                for tensor in _fields(file, _INITIALIZER, graph):
+            left = iter(range(_MOST))
+            for graph in _fields(file, _GRAPH, range(model.stat().st_size), left):
+                for tensor in _fields(file, _INITIALIZER, graph, left):
                     entries = {
-                        _text(file, _KEY, entry): _text(file, _VALUE, entry)
-                        for entry in _fields(file, _EXTERNAL_DATA, tensor)
+                        _text(file, _KEY, entry, left): _text(file, _VALUE, entry, left)
+                        for entry in _fields(file, _EXTERNAL_DATA, tensor, left)
                     }
                     if entries:
                         return entries
@@ -57,21 +60,33 @@ def _said_of_weights(model: Path) -> dict[bytes, bytes]:
     return {}
 
 
-def _text(file: BinaryIO, number: int, message: range) -> bytes:
-    for field in _fields(file, number, message):
+def _text(file: BinaryIO, number: int, message: range, left: Iterator[int]) -> bytes:
+    for field in _fields(file, number, message, left):
         file.seek(field.start)
         return file.read(min(len(field), _LONGEST))
     return b""
 
 
-def _fields(file: BinaryIO, number: int, message: range) -> Iterator[range]:
-    """Where a message's fields with a number lie, of those that hold messages, texts or bytes."""
+def _fields(file: BinaryIO, number: int, message: range, left: Iterator[int]) -> Iterator[range]:
+    """Where a message's fields with a number lie, of those that hold messages, texts or bytes.
+
+    Args:
+        left: gives a number for each field that may still be looked at.
+
+    Raises:
+        ValueError: there are no more.
+        IndexError: the file ends within a field.
+    """
     place = message.start
     while place < message.stop:
+        if next(left, None) is None:
+            raise ValueError("the file has too many fields")
         file.seek(place)
         head = file.read(20)
         key, size = _varint(head, 0)
         wire_type = key & 7
+        if not key >> 3:  # zeros, as no field has this number
+            return
         if wire_type == 2:
             length, size = _varint(head, size)
             if key >> 3 == number:

@@ -82,7 +82,7 @@ def init(
             metavar="W",
             help="Start from these .caffemodel files, separated by commas. For torchvision and timm: a .pth or "
             ".safetensors file, or the name of weights that these libraries fetch, such as IMAGENET1K_V2.",
-            show_default="random weights",
+            show_default="those that the net's solver names, else random weights",
         ),
     ] = None,
     epochs: EpochsOption = None,

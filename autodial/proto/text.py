@@ -9,11 +9,10 @@ from google.protobuf import text_format
 from google.protobuf.message import Message
 
 from autodial.errors import InputError
-
-from ..system.files import is_binary, read_bytes, replacing
-from . import messages as pb
-from .parser import Parser, top_level_names
-from .upgrade import upgrade_net, upgrade_solver
+from autodial.proto import messages as pb
+from autodial.proto.parser import Parser, top_level_names
+from autodial.proto.upgrade import upgrade_net, upgrade_solver
+from autodial.system.files import is_binary, read_bytes, replacing
 
 
 def read_net(path: str | os.PathLike[str]) -> pb.NetParameter:

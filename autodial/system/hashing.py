@@ -7,6 +7,11 @@ import os
 from pathlib import Path
 
 
+def text_hash(text: str) -> str:
+    """SHA-256 of a text in UTF-8, in hexadecimal digits."""
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
 def file_hash(path: str | os.PathLike[str]) -> str:
     """SHA-256 of a file, in hexadecimal digits; OSError if it can't be read."""
     with Path(path).open("rb") as file:

@@ -16,6 +16,8 @@ from autodial.errors import InputError, WorkError
 pa = pytest.importorskip("pyarrow")
 import pyarrow.parquet as pq  # noqa: E402
 
+VIEWS = pytest.mark.skipif(int(pa.__version__.split(".")[0]) < 22, reason="older pyarrows write no views to Parquet")
+
 
 @pytest.fixture
 def files(photos: Path) -> list[Path]:
@@ -44,6 +46,7 @@ def without_names(table: list[dict[str, str]]) -> list[list[str]]:
         (pa.binary(), pa.string()),
         (pa.large_binary(), pa.large_string()),
         (pa.binary(), pa.dictionary(pa.int32(), pa.string())),
+        pytest.param(pa.binary_view(), pa.string_view(), marks=VIEWS),
     ],
 )
 def test_a_column_of_files(model: Any, files: list[Path], tmp_path: Path, of_bytes: Any, of_paths: Any) -> None:
@@ -88,6 +91,13 @@ def test_images_as_hugging_face_s_datasets_have_them(model: Any, files: list[Pat
     assert [row["label_1"] for row in found[:3]] == model.labels(files[0], files[1], files[3])
 
 
+def test_a_path_that_is_no_text_is_passed_over(model: Any, files: list[Path], tmp_path: Path) -> None:
+    value, table = {"bytes": files[0].read_bytes(), "path": b"a.png"}, tmp_path / "t.parquet"
+    pq.write_table(pa.table({"image": [value, {**value, "bytes": None}]}), table)
+    found = label(model, table)
+    assert [(row["path"], row["status"]) for row in found] == [(f"{table}[0]", "ok"), (f"{table}[1]", "error")]
+
+
 def test_a_column_of_paths(model: Any, files: list[Path], photos: Path, tmp_path: Path) -> None:
     names = [path.relative_to(photos).as_posix() for path in files]
     pq.write_table(pa.table({"path": [*names, None, f"file://{files[0]}"]}), photos / "t.parquet")
@@ -112,6 +122,20 @@ def test_many_tables(model: Any, files: list[Path], tmp_path: Path) -> None:
         (tmp_path / "folder").mkdir()
         parts.rename(tmp_path / "folder" / "all.parquet")
         label(model, tmp_path / "folder")
+
+
+def test_tables_with_an_underscore_are_passed_over_in_folders_alone(
+    model: Any, files: list[Path], tmp_path: Path
+) -> None:
+    pytest.importorskip("fsspec")
+    parts = tmp_path / "all.parquet"
+    parts.mkdir()
+    for name in ("_common", "a"):
+        pq.write_table(pa.table({"bytes": [files[0].read_bytes()], "path": [name]}), parts / f"{name}.parquet")
+    for place in (parts, f"local://{parts}"):
+        for given, names in ((place, ["a"]), (f"{place}/*.parquet", ["_common", "a"])):
+            found = label(model, given, output=tmp_path / "labels.csv")
+            assert [row["path"] for row in found] == names
 
 
 def test_a_table_at_an_address(model: Any, files: list[Path], tmp_path: Path) -> None:

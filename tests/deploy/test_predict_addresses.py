@@ -218,7 +218,7 @@ def test_a_file_of_unknown_size_is_not_fetched_without_end(
     for module in (sources, transforms):
         monkeypatch.setattr(module, "LARGEST", len(good))
     memory.pipe({"/odd/endless.png": good + b"x" * 10_000, "/odd/small.png": good})
-    predict_folder(model.path, [f"{PREFIX}/odd"], "out.csv", workers=1)
+    predict_folder(model.path, [f"{PREFIX}/odd"], "out.csv", PredictOptions(workers=1))
     assert [(row["status"], row["error"]) for row in labels(Path("out.csv"))] == [
         ("error", "guarded://***@host/odd/endless.png is larger than 2 GiB, OpenCV's limit"),
         ("ok", ""),
