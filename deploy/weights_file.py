@@ -90,7 +90,7 @@ def _fields(file: BinaryIO, number: int, message: range, left: Iterator[int]) ->
         if wire_type == 2:
             length, size = _varint(head, size)
             if key >> 3 == number:
-                yield range(place + size, place + size + length)
+                yield range(place + size, min(place + size + length, message.stop))
             size += length
         elif wire_type == 0:
             _, size = _varint(head, size)

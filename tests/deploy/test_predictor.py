@@ -261,6 +261,13 @@ def test_a_large_file_that_is_no_model_is_soon_told(start: bytes, rest: bytes, t
     assert time.process_time() - began < 5  # field by field it takes a minute
 
 
+def test_a_file_whose_lengths_reach_beyond_its_end_names_no_second_file(tmp_path: Path) -> None:
+    path = tmp_path / "model.onnx"
+    length = b"\xff" * 9 + b"\x01"
+    path.write_bytes(b"\x3a" + length + b"\x2a" + length + b"\x6a" + length + b"\x0a" + length + bytes(80))
+    assert weights_file(path) is None
+
+
 @pytest.mark.parametrize("letters", [117, 118, 200])
 def test_the_second_file_of_a_model_with_a_long_name(model: Any, letters: int, tmp_path: Path) -> None:
     path = save_apart(model.path, tmp_path / f"{'m' * letters}.onnx")
