@@ -36,6 +36,7 @@ from typing import Any
 
 import adaptation_images as images
 from demo_seeds import machine
+from seed_tables import seed_table
 
 from autodial import proto
 from autodial.system.cpus import available_cpus
@@ -334,24 +335,17 @@ TASKS: dict[str, dict[str, Task]] = {
 def markdown(task: Task, results: dict[str, list[dict[str, Any]]], seeds: Sequence[int]) -> str:
     """A row per variant: mean and sample standard deviation over the seeds, then each; below, AutoDIAL's alphas."""
     kind = "mean of the classes' recalls" if task.balanced else "accuracy"
-    lines = [
-        f"{task.title}: {kind} on the target in %",
-        "",
-        f"| variant | mean ± std | {' | '.join(f'seed {seed}' for seed in seeds)} |",
-        f"|---|---|{'---|' * len(seeds)}",
-    ]
-    for variant, title in VARIANTS.items():
-        values = [100 * record["score"] for record in results[variant]]
-        spread = f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else ""
-        lines.append(f"| {title} | {statistics.mean(values):.1f}{spread} | {' | '.join(f'{v:.1f}' for v in values)} |")
+    rows = {title: [100 * record["score"] for record in results[variant]] for variant, title in VARIANTS.items()}
     alphas = [record["alphas"] for record in results[""]]
     depth = ", ".join(f"{name} {statistics.mean(row[name] for row in alphas):.2f}" for name in alphas[0])
-    records = [record for rows in results.values() for record in rows]
+    records = [record for each in results.values() for record in each]
     seconds = [record["seconds"] for record in records]
     machines = sorted({record["machine"] for record in records})
     return "\n".join(
         [
-            *lines,
+            f"{task.title}: {kind} on the target in %",
+            "",
+            *seed_table("variant", rows, seeds),
             "",
             f"lambda {results[''][0]['lambda']}. Mean alphas, from the lowest layer: {depth}.",
             *([f"Published: {task.published}."] if task.published else []),

@@ -6,8 +6,10 @@ Every function writes FOLDER/CLASS/NAME.png once; a folder that is there is take
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from itertools import product
 from pathlib import Path
+from string import ascii_uppercase
 from typing import Any
 
 import cv2
@@ -23,6 +25,22 @@ Image = npt.NDArray[np.uint8]
 
 CELL_SIZE = 160
 """Height and width to which photographs of solar cells are brought, in pixels, from 300."""
+UPRIGHT = (
+    *("DejaVuSans", "DejaVuSans-Bold", "DejaVuSansMono", "DejaVuSerif"),
+    "STIXGeneral",
+    "cmr10",
+    "cmss10",
+    "cmtt10",
+)
+SLANTED = (
+    "DejaVuSans-Oblique",
+    "DejaVuSansMono-Oblique",
+    "DejaVuSerif-Italic",
+    "STIXGeneralItalic",
+    "cmmi10",
+    "cmti10",
+)
+"""Fonts that matplotlib ships."""
 
 
 def write(folder: Path, images: Callable[[], Iterable[tuple[Image, str]]]) -> Path:
@@ -83,3 +101,28 @@ def solar_cells(kind: str) -> Iterable[tuple[Image, str]]:
     for image, probability in zip(images[kinds == kind], probabilities[kinds == kind], strict=True):
         small = cv2.resize(image, (CELL_SIZE, CELL_SIZE), interpolation=cv2.INTER_AREA)
         yield np.asarray(small, np.uint8), "defective" if probability >= 0.5 else "sound"
+
+
+def letters(fonts: Sequence[str], copies: int, seed: int) -> Iterable[tuple[Image, str]]:
+    """Capitals, white on black, `copies` of each in each font, varied in size, place and rotation."""
+    import matplotlib
+    from PIL import Image as Picture
+    from PIL import ImageDraw, ImageFont
+
+    rng = np.random.default_rng(seed)
+    folder = Path(matplotlib.get_data_path()) / "fonts" / "ttf"
+    for name, letter, _ in product(fonts, ascii_uppercase, range(copies)):
+        font = ImageFont.truetype(str(folder / f"{name}.ttf"), int(rng.integers(52, 76)))
+        picture = Picture.new("L", (80, 80))
+        centre = tuple(40 + rng.uniform(-4, 4, size=2))
+        ImageDraw.Draw(picture).text(centre, letter, 255, font, anchor="mm")
+        turned = np.asarray(picture.rotate(rng.uniform(-10, 10), Picture.Resampling.BILINEAR))
+        yield np.asarray(cv2.resize(turned, (20, 20), interpolation=cv2.INTER_AREA), np.uint8), letter
+
+
+def uneven(pictures: Iterable[tuple[Image, str]]) -> Iterable[tuple[Image, str]]:
+    """All images of the first class, and of each next one a tenth less: a tenth of the digit 9."""
+    found = list(pictures)
+    for i, name in enumerate(sorted({name for _, name in found})):
+        members = [image for image, label in found if label == name]
+        yield from ((image, name) for image in members[: round(len(members) * (1 - i / 10))])

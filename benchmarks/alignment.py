@@ -133,7 +133,7 @@ class Scaled(nn.Module):
 
 
 def layouts(shape: tuple[int, ...]) -> list[torch.memory_format]:
-    """Those that a blob of this shape can have."""
+    """The memory formats that a blob of this shape can have."""
     return [torch.contiguous_format, torch.channels_last][: 2 if len(shape) == 4 else 1]
 
 

@@ -31,7 +31,7 @@ from itertools import product
 from multiprocessing import get_context
 from pathlib import Path
 from statistics import mean, median, stdev
-from typing import Any
+from typing import Any, TypeAlias
 
 import adaptation
 import adaptation_images as images
@@ -142,10 +142,14 @@ def _demo(data: Path, folder: Path, seed: int) -> Project:
 
 
 def _pair(
-    name: str, held_out: Callable[[Path], Any], settings: tuple[str, ...], data: Path, folder: Path, seed: int
+    task: adaptation.Task,
+    held_out: Callable[[Path], Any],
+    settings: tuple[str, ...],
+    data: Path,
+    folder: Path,
+    seed: int,
 ) -> Project:
-    """A task of benchmarks/adaptation.py: one project for all its groups."""
-    (task,) = adaptation.TASKS[name].values()
+    """A pair of domains as benchmarks/adaptation.py has them: one project for all its groups."""
     runner = adaptation.Runner(task, data, folder, "cpu", 1)
     if not (runner.project / "held_out.txt").exists():
         _write_lists(runner.project, partial(held_out, data))
@@ -174,15 +178,14 @@ def _cells(data: Path, folder: Path, seed: int) -> Project:
 
 
 def _write_lists(project: Path, held_out: Callable[[], Any]) -> None:
-    """Write held_out.txt, with its images, and sample.txt; classes are numbered as the digits are."""
+    """Write held_out.txt, with its images, and sample.txt; classes are numbered in the order of their names."""
     entries = list(ImageList.read(project / "source.txt"))
     drawn = np.sort(np.random.default_rng(0).permutation(len(entries))[:SAMPLE])
     _write(project / "sample.txt", [f"{find(entries[i].path, project).absolute()} {entries[i].label}" for i in drawn])
     folder = images.write(project / "held_out", held_out)
-    _write(
-        project / "held_out.txt",
-        [f"{path.absolute()} {path.parent.name}" for path in sorted(folder.rglob("*.png"))],
-    )
+    classes = sorted(path.name for path in folder.iterdir())
+    rows = [f"{path.absolute()} {classes.index(path.parent.name)}" for path in sorted(folder.rglob("*.png"))]
+    _write(project / "held_out.txt", rows)
 
 
 def _write(path: Path, rows: Sequence[str]) -> None:
@@ -196,14 +199,69 @@ def _digits(name: str, part: str) -> Callable[[Path], Any]:
 
 _FOUR_EPOCHS = ("solver.max_iter=970", "solver.gamma=0.010309278")
 """Half of benchmarks/adaptation.py's iterations, with its learning rate's decay over the whole training."""
-_MNIST_USPS = partial(_pair, "mnist-usps", _digits("mnist", "test"), _FOUR_EPOCHS)
-_USPS_MNIST = partial(_pair, "usps-mnist", _digits("usps", "test"), _FOUR_EPOCHS)
-_RENDERED = partial(_pair, "rendered-handwritten", lambda data: images.rendered(1001), ())
+
+
+def _known(name: str) -> adaptation.Task:
+    (task,) = adaptation.TASKS[name].values()
+    return task
+
+
+_MNIST_USPS = partial(_pair, _known("mnist-usps"), _digits("mnist", "test"), _FOUR_EPOCHS)
+_USPS_MNIST = partial(_pair, _known("usps-mnist"), _digits("usps", "test"), _FOUR_EPOCHS)
+_RENDERED = partial(_pair, _known("rendered-handwritten"), lambda data: images.rendered(1001), ())
 _FIRST = (1, 5, 9, 13, 17)
+
+Pictures: TypeAlias = Callable[[Path], Iterable[tuple[images.Image, str]]]
+"""Images and the names of their classes, given FOLDER."""
+_MNIST, _USPS = _digits("mnist", "train"), _digits("usps", "train")
+
+
+def _handwritten(data: Path) -> Iterable[tuple[images.Image, str]]:
+    return images.handwritten()
+
+
+def _renderings(data: Path) -> Iterable[tuple[images.Image, str]]:
+    return images.rendered(1)
+
+
+def _small(title: str, source: Pictures, target: Pictures) -> Task:
+    """A development task with few images: four fifths of at most 2,500 source images, and at most 2,000 target images.
+
+    The source's last fifth is held out. A training has about 300 iterations.
+    """
+
+    def drawn(pictures: Pictures, data: Path, most: int) -> list[tuple[images.Image, str]]:
+        found = list(pictures(data))
+        return [found[row] for row in np.random.default_rng(0).permutation(len(found))[:most]]
+
+    def trained(data: Path) -> Iterable[tuple[images.Image, str]]:
+        found = drawn(source, data, SAMPLE * 5 // 4)
+        return found[len(found) // 5 :]
+
+    def held_out(data: Path) -> Iterable[tuple[images.Image, str]]:
+        found = drawn(source, data, SAMPLE * 5 // 4)
+        return found[: len(found) // 5]
+
+    def domains(data: Path, out: Path) -> adaptation.Domains:
+        folder = images.write(out / "target", partial(drawn, target, data, SAMPLE))
+        return adaptation.Domains(images.write(out / "source", partial(trained, data)), folder, folder)
+
+    pair = adaptation.Task(title, domains, lambda data, out: adaptation.Start("digits"), 5)
+    return Task(title, partial(_pair, pair, held_out, ()), (101, 105, 109, 113, 117), True)
+
 
 TASKS = {
     "demo-dev": Task("the demo, data seeds 101 to 105", _demo, (101, 102, 103, 104, 105), True),
     "mnist-usps-dev": Task("MNIST to USPS, seeds 101 to 120", _MNIST_USPS, (101, 105, 109, 113, 117), True),
+    "usps-handwritten": _small("USPS to handwritten", _USPS, _handwritten),
+    "rendered-mnist": _small("rendered to MNIST", _renderings, _MNIST),
+    "mnist-rendered": _small("MNIST to rendered", _MNIST, _renderings),
+    "letters": _small(
+        "capitals, upright to slanted",
+        lambda data: images.letters(images.UPRIGHT, 12, 1),
+        lambda data: images.letters(images.SLANTED, 12, 2),
+    ),
+    "uneven": _small("MNIST to handwritten, uneven classes", _MNIST, lambda data: images.uneven(_handwritten(data))),
     "usps-mnist": Task("USPS to MNIST", _USPS_MNIST, _FIRST, False),
     "rendered-handwritten": Task("rendered to handwritten", _RENDERED, _FIRST, False),
     "solar-cells": Task("solar cells, mono to poly", _cells, (1, 5), False, balanced=True),
@@ -420,7 +478,7 @@ class Group:
 
     @property
     def oracle(self) -> float:
-        """That of the best candidate."""
+        """The best candidate's accuracy."""
         return max(self.runs)
 
     @classmethod
@@ -440,21 +498,39 @@ class Group:
 
 
 def regrets(summary: Mapping[str, Any], statistics: str) -> str:
-    """A row per criterion, a column per task: mean and worst regret over the groups, in points."""
+    """A row per criterion: its mean regret over the tasks, and a column per task: mean and worst regret, in points."""
     names = [name for name in TASKS if name in summary]
     groups = {name: [Group.of(record, statistics) for record in summary[name].values()] for name in names}
-    development = [name for name in names if TASKS[name].development]
-    lines = _header("criterion", ["development tasks", *(TASKS[name].title for name in names)])
+    lines = _header("criterion", ["mean", *(TASKS[name].title for name in names)])
     for criterion in CRITERIA:
         lost = {n: [g.oracle - g.chosen[criterion] for g in groups[n] if criterion in g.chosen] for n in names}
         cells = [_mean_and_worst(lost[name], len(groups[name])) for name in names]
-        over = [mean(lost[name]) for name in development if lost[name]]
+        over = [mean(values) for values in lost.values() if values]
         lines.append(_row(criterion, [f"{mean(over):.1f}" if over else "-", *cells]))
-    chance = [[g.oracle - mean(g.runs) for g in groups[name]] for name in names]
-    over = [mean(values) for name, values in zip(names, chance, strict=True) if name in development]
-    lines.append(_row("a run by chance", [f"{mean(over):.1f}" if over else "-", *(f"{mean(v):.1f}" for v in chance)]))
+    chance = [mean(g.oracle - mean(g.runs) for g in groups[name]) for name in names]
+    lines.append(_row("a run by chance", [f"{mean(chance):.1f}", *(f"{value:.1f}" for value in chance)]))
     lines.append(_row("groups", ["", *(str(len(groups[name])) for name in names)]))
     return "\n".join(lines)
+
+
+def left_out(summary: Mapping[str, Any]) -> str:
+    """A row per task: the criterion with the least mean regret over the other tasks, and its mean regret over this one.
+
+    Whole statistics; of criteria that need no held-out source images. The last row has the mean over the tasks.
+    """
+    names = [name for name in TASKS if name in summary]
+    groups = {name: [Group.of(record, "whole") for record in summary[name].values()] for name in names}
+    costs = {
+        criterion: {name: mean(g.oracle - g.chosen[criterion] for g in groups[name]) for name in names}
+        for criterion in CRITERIA
+        if not CRITERIA[criterion].needs_held_out
+    }
+    lines, found = _header("left out", ["the least regret on the others", "its regret here"]), []
+    for name in names:
+        best = min(costs, key=lambda criterion: mean(costs[criterion][other] for other in names if other != name))
+        found.append(costs[best][name])
+        lines.append(_row(TASKS[name].title, [best, f"{costs[best][name]:.1f}"]))
+    return "\n".join([*lines, _row("mean", ["", f"{mean(found):.1f}"])])
 
 
 def _mean_and_worst(values: Sequence[float], groups: int) -> str:
@@ -489,11 +565,11 @@ def accuracies(summary: Mapping[str, Any], criterion: str) -> str:
 
 
 def overview(summary: Mapping[str, Any], criterion: str) -> str:
-    """What the README's table is taken from: mean and standard deviation in %, whole statistics, of reported tasks.
+    """What the README's table is taken from: mean and standard deviation in %, whole statistics.
 
     A setting's are over all its runs, the other rows' over the groups.
     """
-    names = [name for name in TASKS if name in summary and not TASKS[name].development]
+    names = [name for name in TASKS if name in summary]
     groups = {name: [Group.of(record, "whole") for record in summary[name].values()] for name in names}
     lines = _header("target accuracy in %", [TASKS[name].title for name in names])
     for title, variant in (("source only", "source-only"), ("AdaBN", "adabn")):
@@ -608,11 +684,13 @@ def main() -> None:
         )
         return
     summary = read_summary() if arguments.results is None else summarize(arguments.results.resolve())
-    for statistics in STATISTICS:
-        print(f"Regret in points, mean (worst) over the groups, {statistics} statistics:\n")
-        print(regrets(summary, statistics), end="\n\n")
-    tables = (accuracies(summary, DEFAULT), checks(summary, DEFAULT), settings(summary), overview(summary, DEFAULT))
-    print(*tables, cost(summary), sep="\n\n")
+    for title, development in (("Development", True), ("Reported", False)):
+        part = {name: groups for name, groups in summary.items() if TASKS[name].development == development}
+        print(f"{title} tasks. Regret in points, mean (worst) over the groups, whole statistics, then moving ones:\n")
+        print(regrets(part, "whole"), regrets(part, "moving"), sep="\n\n", end="\n\n")
+        tables = (accuracies(part, DEFAULT), checks(part, DEFAULT), settings(part))
+        print(left_out(part) if development else overview(part, DEFAULT), *tables, sep="\n\n", end="\n\n")
+    print(cost(summary))
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from seed_tables import mean_and_spread
 
 from autodial import __version__
 from autodial.demo.story import run_demo
@@ -108,8 +109,7 @@ def _row(title: str, summary: str, cells: Sequence[str]) -> str:
 
 
 def _mean_and_spread(values: Sequence[float]) -> str:
-    spread = f" ± {100 * statistics.stdev(values):.1f}" if len(values) > 1 else ""
-    return f"{100 * statistics.mean(values):.1f}{spread}"
+    return mean_and_spread([100 * value for value in values])
 
 
 def _mean_and_range(values: Sequence[float]) -> str:

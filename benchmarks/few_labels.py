@@ -1,10 +1,12 @@
-"""A few target labels: AutoDIAL with and without them, beside the network that learns from labels alone, as a table.
+"""A few target labels: AutoDIAL with and without them, beside the network without alignment and without source.
 
     python benchmarks/few_labels.py TASK RESULTS_DIR [--data FOLDER] [--seeds 1 2 3] [--epochs 14] [--device cpu]
 
-Labels are drawn at random, equally many for each class; a seed's larger sets hold its smaller ones. A last row has as
-many labels as five a class make, for the images that `predict --to-label` chooses with the seed's net without labels.
-Test images take no part in training. FOLDER holds what the task starts from:
+Labels are drawn at random, equally many for each class; a seed's larger sets hold its smaller ones. The last rows have
+as many labels as five a class make: for images drawn at random whatever their classes, and for those that `predict
+--to-label` chooses with the seed's net without labels. "Labels alone" trains the network on the labelled images alone,
+for as many iterations, with at most 32 images in a batch. Test images take no part in training. FOLDER holds what the
+task starts from:
 
     rendered-handwritten     nothing: matplotlib's fonts, and scikit-learn's digits, of which every second one is tested
     mnist-usps               LMDBs mnist_train_lmdb, usps_train_lmdb, usps_test_lmdb, or torchvision's, as for
@@ -18,7 +20,6 @@ from __future__ import annotations
 import argparse
 import csv
 import json
-import statistics
 import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache, partial
@@ -29,10 +30,11 @@ from typing import Any, NamedTuple
 import adaptation_images as images
 import numpy as np
 from demo_seeds import machine
+from seed_tables import seed_table
 
 from autodial import proto
 from autodial.cli import app
-from autodial.deploy import choose_to_label
+from autodial.deploy import PredictOptions, choose_to_label
 from autodial.project.project import prepare
 from autodial.system.files import replacing
 from autodial.training.run import Training
@@ -40,35 +42,47 @@ from autodial.training.run_record import read_log
 
 COUNTS = (1, 5, 10)
 """Labels a class."""
-CHOSEN = 5
-"""Labels a class in the row of chosen images."""
+SAMPLE = 5
+"""Labels a class, on average, in the rows that are not balanced."""
 
 Digits = Callable[[], Iterable[tuple[images.Image, str]]]
 
 
+METHODS = {"labels-only": "labels alone", "source-only": "source only", "autodial": "AutoDIAL"}
+"""What a row trains, and what the table calls it."""
+BALANCED, ANY, CHOSEN = "balanced", "any", "chosen"
+"""Which images have labels: equally many of each class, or any, both at random; or those that `--to-label` chose."""
+
+
 class Row(NamedTuple):
-    """A row of the table: the labels a class, and whether the domains are aligned and the images were chosen."""
+    """A row of the table: the labels a class, what is trained, and which images have labels."""
 
     labels: int
-    aligned: bool
-    chosen: bool = False
+    method: str
+    which: str = BALANCED
 
     @property
     def title(self) -> str:
-        method = "AutoDIAL" if self.aligned else "source only"
-        if self.chosen:
-            return f"{method} and {10 * self.labels} labels, of images that `--to-label` chose"
-        labels = f"{self.labels} label{'s' if self.labels > 1 else ''} a class" if self.labels else "no target labels"
-        return f"{method}, {labels}" if not self.labels else f"{method} and {labels}"
+        title = METHODS[self.method]
+        if not self.labels:
+            return f"{title}, no target labels"
+        if self.which != BALANCED:
+            images = {ANY: "images drawn from all", CHOSEN: "images that `--to-label` chose"}[self.which]
+            return f"{title}, {10 * self.labels} labels, of {images}"
+        return f"{title}, {self.labels} label{'s' if self.labels > 1 else ''} a class"
 
     @property
     def name(self) -> str:
-        return f"{'autodial' if self.aligned else 'source-only'}_{self.labels}{'_chosen' if self.chosen else ''}"
+        return f"{self.method}_{self.labels}{'' if self.which == BALANCED else f'_{self.which}'}"
 
 
+FIRST = Row(0, "autodial")
+"""Its net chooses images to label, and its number of iterations is that of all."""
 ROWS = (
-    *(Row(labels, aligned) for labels in (0, *COUNTS) for aligned in (False, True)),
-    Row(CHOSEN, aligned=True, chosen=True),
+    Row(0, "source-only"),
+    FIRST,
+    *(Row(labels, method) for labels in COUNTS for method in METHODS),
+    *(Row(SAMPLE, "autodial", which) for which in (ANY, CHOSEN)),
 )
 
 
@@ -107,21 +121,22 @@ def digits(name: str, part: str, data: Path) -> Digits:
     return partial(images.torchvision_digits, name, part == "train", data)
 
 
-def some_labels(target: Path, seed: int, count: int, path: Path) -> Path:
-    """Write a list of `count` images of each class."""
+def some_labels(target: Path, seed: int, count: int, path: Path, *, balanced: bool) -> Path:
+    """Write a list of `count` images of each class or, if not `balanced`, of as many whatever their classes."""
     random = np.random.default_rng(seed)
-    lines = []
-    for folder in sorted(target.iterdir()):
-        files = sorted(folder.iterdir())
-        lines += [f"{files[i].resolve()} {folder.name}\n" for i in random.permutation(len(files))[:count]]
-    path.write_text("".join(lines), encoding="utf-8")
+    classes = [sorted(folder.iterdir()) for folder in sorted(target.iterdir())]
+    if not balanced:
+        count *= len(classes)
+        classes = [[file for files in classes for file in files]]
+    drawn = [files[i] for files in classes for i in random.permutation(len(files))[:count]]
+    path.write_text("".join(f"{file.resolve()} {file.parent.name}\n" for file in drawn), encoding="utf-8")
     return path
 
 
 def chosen_labels(model: Path, target: Path, count: int, path: Path, device: str) -> Path:
     """Let `--to-label` choose images, and fill in their labels."""
     path.unlink(missing_ok=True)
-    choose_to_label(model, [target], path, count, device=device)
+    choose_to_label(model, [target], path, count, PredictOptions(device=device))
     with path.open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
     with path.open("w", encoding="utf-8", newline="") as file:
@@ -152,56 +167,67 @@ class Seed:
         return dict(json.loads(result.read_text("utf-8")))
 
     def _train(self, row: Row) -> float:
-        source, target, test = self._domains
         folder = self._folder / row.name
+        solver = folder / "solver.prototxt"
         few = self._few(row)
-        if not (folder / "solver.prototxt").exists():
-            prepare(folder, "digits", source, target, test=test, labelled_target=few, epochs=self._epochs).write()
+        if not solver.exists():
+            self._prepare(row, few, folder)
         for old in folder.glob("solver_iter_*"):  # of a training that was interrupted
             old.unlink()
-        solver = folder / "solver.prototxt"
         run = Training(
             solver,
             device=self._device,
             seed=self._seed,
             workers=0,
-            variants=[] if row.aligned else ["source-only"],
+            variants=[] if row.method == "autodial" else ["source-only"],
             overrides=["solver.snapshot=0", f"solver.test_interval={proto.read_solver(solver).max_iter}"],
         ).run()
         (tested,) = [event for event in read_log(run.folder) if event["event"] == "test"]
         return float(tested["outputs"]["accuracy"])
 
+    def _prepare(self, row: Row, few: Path | None, folder: Path) -> None:
+        source, target, test = self._domains
+        if row.method != "labels-only":
+            prepare(folder, "digits", source, target, test=test, labelled_target=few, epochs=self._epochs).write()
+            return
+        assert few is not None
+        # the labelled images are the source; source-only takes nothing from the target but the images to score
+        images = len(few.read_text("utf-8").splitlines())
+        iterations = proto.read_solver(self._folder / FIRST.name / "solver.prototxt").max_iter
+        epochs = iterations * min(images, 32) / images
+        prepare(folder, "digits", few, test, epochs=epochs, batch_size=64, halves=True).write()
+
     def _few(self, row: Row) -> Path | None:
+        target = self._domains[1]
         if not row.labels:
             return None
-        if not row.chosen:
-            return some_labels(self._domains[1], self._seed, row.labels, self._folder / f"{row.name}.txt")
-        first = self._folder / Row(0, aligned=True).name
+        if row.which != CHOSEN:
+            path = self._folder / f"{row.name}.txt"
+            return some_labels(target, self._seed, row.labels, path, balanced=row.which == BALANCED)
+        first = self._folder / FIRST.name
         (weights,) = first.glob("*.caffemodel")
         model = self._folder / "first.onnx"
         app(
             ["export", "--net", str(first / "train_val.prototxt"), "--weights", str(weights), "-o", str(model)],
             standalone_mode=False,
         )
-        return chosen_labels(model, self._domains[1], 10 * row.labels, self._folder / f"{row.name}.csv", self._device)
+        return chosen_labels(model, target, 10 * row.labels, self._folder / f"{row.name}.csv", self._device)
 
 
 def markdown(task: str, results: dict[Row, list[dict[str, Any]]], seeds: Sequence[int]) -> str:
-    lines = [
-        f"{task}: accuracy on the target's test images in %",
-        "",
-        f"| | mean ± std | {' | '.join(f'seed {seed}' for seed in seeds)} |",
-        f"|---|---|{'---|' * len(seeds)}",
-    ]
-    for row, records in results.items():
-        values = [100 * record["accuracy"] for record in records]
-        spread = f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else ""
-        each = " | ".join(f"{value:.1f}" for value in values)
-        lines.append(f"| {row.title} | {statistics.mean(values):.1f}{spread} | {each} |")
+    rows = {row.title: [100 * record["accuracy"] for record in records] for row, records in results.items()}
     records = [record for row in results.values() for record in row]
     seconds = [record["seconds"] for record in records]
     machines = "; ".join(sorted({record["machine"] for record in records}))
-    return "\n".join([*lines, "", f"{min(seconds):.0f} to {max(seconds):.0f} s a training; {machines}."])
+    return "\n".join(
+        [
+            f"{task}: accuracy on the target's test images in %",
+            "",
+            *seed_table("", rows, seeds),
+            "",
+            f"{min(seconds):.0f} to {max(seconds):.0f} s a training; {machines}.",
+        ]
+    )
 
 
 def main() -> None:

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
 import tempfile
 from pathlib import Path
+
+from seed_tables import mean_and_spread
 
 from autodial.system.files import replacing
 from autodial.training.solver import Solver
@@ -61,10 +62,9 @@ def main() -> None:
             accuracy(arguments.folder, arguments.results, variant, seed, arguments.device)
             for seed in range(1, arguments.seeds + 1)
         ]
-        spread = f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else ""
         theirs = ", ".join(f"{value:.1f}" for value in original)
         print(
-            f"| {title} | {statistics.mean(values):.1f}{spread} | {min(values):.1f} to {max(values):.1f} | {theirs} |",
+            f"| {title} | {mean_and_spread(values)} | {min(values):.1f} to {max(values):.1f} | {theirs} |",
             flush=True,
         )
 

@@ -33,7 +33,7 @@ import cv2
 import numpy as np
 import onnxruntime
 
-from autodial.deploy import Predictor, predict_folder
+from autodial.deploy import PredictOptions, Predictor, predict_folder
 from autodial.deploy.inputs import expand
 from autodial.deploy.reader import read_batches
 from autodial.system.cpus import available_cpus
@@ -149,9 +149,7 @@ class Measurement:
             self.model,
             [self.list],
             self.table,
-            batch_size=self.batch_size,
-            device=self.device,
-            workers=self.workers,
+            PredictOptions(batch_size=self.batch_size, device=self.device, workers=self.workers),
         )
         return summary.images_per_second
 

@@ -1,11 +1,12 @@
-"""Two sources of digits, MNIST and digits rendered from fonts, for USPS as the target: each alone, pooled, and apart.
+"""Two sources of digits, MNIST and digits rendered from fonts, for USPS: each alone, pooled, apart, and as a mixture.
 
     python benchmarks/several_sources.py RESULTS_DIR [--data FOLDER] [--seeds 1 2 3] [--iterations 300] [--device cpu]
 
 Each row is a way to train the digits net with the same number of iterations and images a batch. "Pooled" joins both
-sources to one, "apart" gives each statistics of its own (`autodial init --source A --source B`). FOLDER holds the LMDBs
-mnist_train_lmdb, usps_train_lmdb and usps_test_lmdb; without them they are torchvision's, which it downloads there.
-2,000 MNIST, 2,000 rendered and 1,800 USPS images are drawn to train on, and all USPS test images are scored.
+sources to one, "apart" gives each statistics of its own (`autodial init --source A --source B`). In the last row the
+net is to find two domains among the pooled images (`--latent 2`); such a net has no alpha and no variants. FOLDER holds
+the LMDBs mnist_train_lmdb, usps_train_lmdb and usps_test_lmdb; without them they are torchvision's, which it downloads
+there. 2,000 MNIST, 2,000 rendered and 1,800 USPS images are drawn to train on, and all USPS test images are scored.
 
 What is finished is kept in RESULTS_DIR and not run again.
 """
@@ -14,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
 import time
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 import adaptation_images as images
 from demo_seeds import machine
 from few_labels import digits, drawn
+from seed_tables import mean_and_spread
 
 from autodial.project.project import prepare
 from autodial.system.files import replacing
@@ -41,11 +42,18 @@ class Row(NamedTuple):
         name: of its folder.
         title: in the table.
         sources: the folders to train on; those of one tuple are pooled.
+        latent: how many domains are to be found among the images of all; None for none.
     """
 
     name: str
     title: str
     sources: tuple[tuple[str, ...], ...]
+    latent: int | None = None
+
+    @property
+    def variants(self) -> list[str]:
+        """The variants of METHODS that the row's net has."""
+        return [""] if self.latent else list(METHODS)
 
 
 ROWS = (
@@ -53,6 +61,7 @@ ROWS = (
     Row("rendered", "rendered alone", (("rendered",),)),
     Row("pooled", "both, pooled", (("mnist", "rendered"),)),
     Row("apart", "both, apart", (("mnist",), ("rendered",))),
+    Row("latent", "both, as a mixture of two domains to find", (("mnist",), ("rendered",)), latent=2),
 )
 
 
@@ -87,7 +96,7 @@ def score(row: Row, variant: str, folder: Path, of: dict[str, Path], seed: int, 
             given = []
             for number, names in enumerate(row.sources):
                 given.append(listed([of[name] for name in names], lists / f"{number}.txt"))
-            prepare(project, "digits", given, of["target"], test=of["test"], epochs=1).write()
+            prepare(project, "digits", given, of["target"], test=of["test"], latent=row.latent, epochs=1).write()
         for old in project.glob("solver_iter_*"):  # of a training that was interrupted
             old.unlink()
         started = time.process_time()
@@ -120,10 +129,12 @@ def table(folder: Path, of: dict[str, Path], seeds: Sequence[int], iterations: i
     for row in ROWS:
         cells = []
         for variant in METHODS:
+            if variant not in row.variants:
+                cells.append("")
+                continue
             found = [score(row, variant, folder / f"seed_{seed}", of, seed, iterations, device) for seed in seeds]
             values = [100 * record["accuracy"] for record in found]
-            spread = f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else ""
-            cells.append(f"{statistics.mean(values):.1f}{spread} ({', '.join(f'{value:.1f}' for value in values)})")
+            cells.append(f"{mean_and_spread(values)} ({', '.join(f'{value:.1f}' for value in values)})")
             records += found
         yield f"| {row.title} | {' | '.join(cells)} |"
     seconds = [record["seconds"] for record in records]

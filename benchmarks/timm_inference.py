@@ -26,7 +26,7 @@ from predict_folder import write_images
 from timm.data import create_dataset, create_loader, resolve_data_config
 
 from autodial.converters import export_module
-from autodial.deploy import predict_folder
+from autodial.deploy import PredictOptions, predict_folder
 from autodial.system.cpus import available_cpus
 
 CLASSES = 1000
@@ -73,7 +73,9 @@ def measure(name: str, folder: Path, options: argparse.Namespace) -> None:
         count = by_timm(model, {key: config[key] for key in keys}, folder, table, options.batch_size)
         rates["timm"].append(count / (time.perf_counter() - started))
         started = time.perf_counter()
-        predict_folder(exported, [folder], table, batch_size=options.batch_size, top_k=TOP_K, device="cpu")
+        predict_folder(
+            exported, [folder], table, PredictOptions(batch_size=options.batch_size, top_k=TOP_K, device="cpu")
+        )
         rates["ours"].append(count / (time.perf_counter() - started))
     for way, values in rates.items():
         print(f"  {name:20} {way} {statistics.median(values):8.1f} images/s ({min(values):.1f} to {max(values):.1f})")

@@ -78,8 +78,11 @@ class TrainedNet:
         labelled_target: name of the list of target images whose labels were trained on; None if there were none.
         labelled_images: how many these are; None if that is not known.
         statistics: domain of the statistics that its test normalized with, as the metadata of a file has it.
-        alphas: of the domain alignment layers by name, from the net's input to its output, in [0.5, 1].
+        alphas: of the domain alignment layers by name, from the net's input to its output, in [0.5, 1], with several
+            sources [1 / D, 1] for D domains.
         recalibrated: whether the stored statistics were computed once more after training, over all training images.
+        recalibrated_on: names of the lists, databases or folders over whose images `autodial recalibrate` computed the
+            stored statistics after the test; empty if the net was tested as it is.
         scores: of the test of these weights, after the last update; None if there was none.
         untested: why there was none, as a clause that follows "as"; None if that is not known.
     """
@@ -94,6 +97,7 @@ class TrainedNet:
     statistics: str | None = None
     alphas: Mapping[str, float] = field(default_factory=dict)
     recalibrated: bool = False
+    recalibrated_on: Sequence[str] = ()
     scores: TestScores | None = None
     untested: str | None = None
 
@@ -200,9 +204,13 @@ def _changes(report: ExportReport, trainings: Sequence[TrainedNet | None], recal
     changes = []
     if len(trainings) > 1:
         changes.append(f"averages {len(trainings)} nets")
+    known = [training for training in trainings if training is not None]
+    images = list(dict.fromkeys(_code(name) for training in known for name in training.recalibrated_on))
     if recalibrated:
         changes.append("has statistics that were computed once more, over all training images")
-    tested = {training.statistics for training in trainings if training is not None}
+    elif images:
+        changes.append(f"has statistics that were computed once more, over all images of {_listed(images)}")
+    tested = {training.statistics for training in known}
     if tested and tested != {report.metadata["statistics"]}:
         changes.append(f"has {report.metadata['statistics'] or 'no'} statistics")
     if report.precision != "float32":
@@ -281,6 +289,10 @@ def _code(name: str) -> str:
     return f"{fence} {name} {fence}"
 
 
+def _listed(phrases: Sequence[str]) -> str:
+    return " and ".join([*([", ".join(phrases[:-1])] if phrases[1:] else []), phrases[-1]])
+
+
 def _percent(share: float | None) -> str:
     return "" if share is None else f"{share:.1%}"
 
@@ -302,7 +314,7 @@ def _environment() -> jinja2.Environment:
         "shell": lambda text: shlex.quote(text),
         "python": lambda text: json.dumps(text, ensure_ascii=False),
         "counted": counted,
-        "listed": lambda phrases: " and ".join([*([", ".join(phrases[:-1])] if phrases[1:] else []), phrases[-1]]),
+        "listed": _listed,
         "size": described_size,
     }
     return environment

@@ -51,7 +51,7 @@ class OutputComparison:
 
 
 class NetRunner:
-    """Runs a net as an ONNX file runs: each pass begins anew.
+    """Runs a net as an ONNX file runs: each pass begins without the states of the one before.
 
     Args:
         net: in evaluation.

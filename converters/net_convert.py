@@ -28,11 +28,13 @@ from autodial.converters.net_inputs import Arrays, NetInputs, Samples, feed_inpu
 from autodial.converters.net_shapes import known_shapes, takes
 from autodial.converters.onnx_file import IR_VERSION, OPSET
 from autodial.converters.onnx_model import write_model
+from autodial.converters.onnx_weights import remove_unused, written_weights
 from autodial.converters.runtime import cpu_session
 from autodial.converters.verification import TOLERANCE
 from autodial.errors import InputError, WorkError
 from autodial.layers import DomainAlignment, Shape, layer_class, registry
 from autodial.layers.batch_norm import StoredStatistics
+from autodial.layers.bn import BN
 from autodial.layers.proposal import PYTHON_LAYER
 from autodial.net.net import OTHERS, Net
 from autodial.netparam.graph import Graph, Node
@@ -92,7 +94,7 @@ class ConvertReport:
     unverified: tuple[str, ...]
     notes: tuple[str, ...]
 
-    def record(self) -> dict[str, Any]:
+    def record(self) -> dict[str, object]:
         """The report as a JSON object."""
         return {**asdict(self), "output": str(self.output)}
 
@@ -118,7 +120,7 @@ def convert(
         net_param: a deploy or train_val net.
         weights: the net's weights; layers that they lack keep what their fillers give, and the report says so.
         output: the file; an existing one is replaced. Weights above 2 GiB go to a second file, of the same name and
-            `.data`.
+            `.data`; where a smaller model replaces one with such a file, that file is removed.
         outputs: names of blobs; None: those that no layer reads.
         phase: whose layers are converted.
         dynamic: which lengths of the inputs are left open, if the net allows it: "batch" where the net takes any
@@ -164,6 +166,7 @@ def convert(
     given = fed.read(samples or {})
     passes = _passes(fed, tried, _open_shapes(cases), given)
     names = dict(zip([value.name for value in written.outputs], ends, strict=True))
+    second = written_weights(path)
     with replacing_files(path.parent, last=path.name) as aside:
         files = write_model(written, aside / path.name, f"autodial {__version__}")
         compared = compare(
@@ -174,6 +177,7 @@ def convert(
             exact=fed.indices,
             unordered={name for name, value in ends.items() if graph.producer(value).param.type in _FINDS_BOXES},
         )
+    remove_unused(second, files)
     unverified = [*([_note_missing(missing, weights)] if missing else []), *_warnings(compared)]
     return ConvertReport(
         output=path,
@@ -278,6 +282,8 @@ def _load(net: Net, weights: Weights | None) -> list[str]:
             if isinstance(layer, StoredStatistics | DomainAlignment):
                 layer.variance.fill_(1)
                 layer.normalizer.fill_(1)
+            elif isinstance(layer, BN) and layer.variance is not None:
+                layer.variance.fill_(1)
     return missing
 
 

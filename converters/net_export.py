@@ -361,7 +361,7 @@ def _behind_crop(graph: Graph, value: int) -> int:
 def _corner(images: ImageInput, front: Net, blob: str) -> tuple[int, int]:
     """Row and column, in the resized image, of the first pixel that the front keeps."""
     _, channels, height, width = images.shape
-    # The front tells when it is given numbers of rows and of columns in place of pixels.
+    # The front tells when it is given the numbers of rows and columns in place of pixels.
     numbers = torch.from_numpy(np.indices((height, width), np.float32))[:, None].expand(2, channels, height, width)
     with torch.no_grad():
         (left,) = front({blob: numbers}).values()

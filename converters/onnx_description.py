@@ -42,9 +42,11 @@ def _paragraph(taken: str, metadata: Mapping[str, Any]) -> str:
     classes = counted(len(metadata["classes"]), "class", "classes")
     statistics = metadata["statistics"]
     folded = f" The {statistics} domain's statistics are folded into its weights." if statistics in _DOMAINS else ""
+    # of a net without alignment layers, nothing says who trained it
+    made = "exported with AutoDIAL" if statistics is None else "trained and exported with AutoDIAL"
     return (
-        f"A classifier of {'input blobs' if metadata['raw_input'] else 'images'} into {classes}, trained and exported "
-        f"with AutoDIAL (automatic domain alignment layers).{folded} {_input(taken, metadata)} Outputs: logits and "
+        f"A classifier of {'input blobs' if metadata['raw_input'] else 'images'} into {classes}, {made} (automatic "
+        f"domain alignment layers).{folded} {_input(taken, metadata)} Outputs: logits and "
         f'probabilities, float32 (batch, classes). The metadata property "{KEY}" has the names of the classes and how '
         "images are prepared, as JSON."
     )

@@ -82,7 +82,7 @@ class TrainingImages:
 
     @classmethod
     def of_files(cls, files: Iterable[str | Path]) -> TrainingImages:
-        """These files, as target images; InputError for a single path, or for anything but paths."""
+        """Files as target images; InputError for a single path, or for anything but paths."""
         if isinstance(files, str | os.PathLike):
             raise InputError(f'`target_images` is a list of image files, not one path, "{files}": list what it holds')
         named = [] if is_one_name(files) else list(files)

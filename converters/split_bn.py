@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from autodial.errors import InputError
 from autodial.netparam.bn import read_bn
+from autodial.netparam.names import free_name
 from autodial.proto import LayerWeights, Weights
 from autodial.proto import messages as pb
 
@@ -18,6 +19,8 @@ Arrays = Sequence[NDArray[np.floating[Any]]]
 
 def split_bn(net: pb.NetParameter, blobs: Mapping[str, Arrays]) -> tuple[pb.NetParameter, dict[str, Arrays]]:
     """Replace each BN layer NAME by a BatchNorm layer NAME and a Scale layer NAME-scale that compute the same.
+
+    Where the net has a layer NAME-scale already, the Scale layer gets another name.
 
     Args:
         net: not changed.
@@ -32,28 +35,15 @@ def split_bn(net: pb.NetParameter, blobs: Mapping[str, Arrays]) -> tuple[pb.NetP
     split = pb.NetParameter()
     split.CopyFrom(net)
     del split.layer[:]
-    held: dict[str, Arrays] = dict(blobs)
+    held = dict(blobs)
     for layer in net.layer:
         if layer.type != "BN":
             split.layer.add().CopyFrom(layer)
             continue
-        stored = held.pop(layer.name, ())
-        norm, scale = _norm(layer), _scale(layer)
-        count = 4 if read_bn(layer.bn_param).stores else 2
-        if stored and len(stored) != count:
-            raise InputError(
-                f'layer "{layer.name}" (BN) needs {count} blobs by its bn_param, and the weights hold {len(stored)}'
-            )
-        if norm is None:
-            scale.name = layer.name
-            scale.bottom[:] = layer.bottom
-        else:
-            split.layer.append(norm)
-        split.layer.append(scale)
-        if stored:
-            held[scale.name] = [blob.ravel() for blob in stored[:2]]
-        if norm is not None and len(stored) == 4:
-            held[norm.name] = [*(blob.ravel() for blob in stored[2:]), np.ones(1, np.float32)]
+        held.pop(layer.name, None)
+        parts, arrays = _parts(layer, blobs.get(layer.name, ()), net)
+        split.layer.extend(parts)
+        held |= arrays
     return split, held
 
 
@@ -66,9 +56,33 @@ def split_weights(net: pb.NetParameter, weights: Weights) -> Weights:
             split.layers.append(layer)
             continue
         blobs = [blob for blob in layer.blobs if blob is not None]
-        parts, held = split_bn(pb.NetParameter(layer=[bns[layer.name]]), {layer.name: blobs})
-        split.layers.extend(LayerWeights(part, list(held[part.name])) for part in parts.layer if part.name in held)
+        parts, arrays = _parts(bns[layer.name], blobs, net)
+        split.layers.extend(LayerWeights(part, list(arrays[part.name])) for part in parts if part.name in arrays)
     return split
+
+
+def _parts(
+    layer: pb.LayerParameter, stored: Arrays, net: pb.NetParameter
+) -> tuple[list[pb.LayerParameter], dict[str, Arrays]]:
+    """The layers in the place of a BN layer of a net, and their blobs by name; raises as `split_bn`."""
+    options = read_bn(layer.bn_param)
+    count = 4 if options.stores else 2
+    if stored and len(stored) != count:
+        raise InputError(
+            f'layer "{layer.name}" (BN) needs {count} blobs by its bn_param, and the weights hold {len(stored)}'
+        )
+    norm, scale = _norm(layer), _scale(layer)
+    if norm is None:
+        scale.name = layer.name
+        scale.bottom[:] = layer.bottom
+    else:
+        scale.name = free_name(scale.name, {other.name for other in net.layer})
+    arrays: dict[str, Arrays] = {}
+    if norm is not None and len(stored) == 4:
+        arrays[norm.name] = [*(blob.ravel() for blob in stored[2:]), np.ones(1, np.float32)]
+    if stored:
+        arrays[scale.name] = [blob.ravel() for blob in stored[:2]]
+    return [scale] if norm is None else [norm, scale], arrays
 
 
 def _norm(layer: pb.LayerParameter) -> pb.LayerParameter | None:
@@ -99,6 +113,11 @@ def _scale(layer: pb.LayerParameter) -> pb.LayerParameter:
     if layer.bn_param.HasField(options.fillers[1]):
         scale.scale_param.bias_filler.CopyFrom(bias_filler)
     scale.param.extend(layer.param[:2])
+    if not options.learned:  # as the forks do, whatever the prototxt states
+        while len(scale.param) < 2:
+            scale.param.add()
+        for spec in scale.param:
+            spec.lr_mult = spec.decay_mult = 0
     return scale
 
 

@@ -83,7 +83,7 @@ class ExportReport:
         """`max_difference` as a fraction of `logits_range`."""
         return self.max_difference / self.logits_range if self.max_difference else 0.0
 
-    def record(self) -> dict[str, Any]:
+    def record(self) -> dict[str, object]:
         """The report as a JSON object."""
         return {
             **asdict(self),

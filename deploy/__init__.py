@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from autodial.deploy.batch_labeller import BatchLabeller
     from autodial.deploy.metadata import ModelInfo
+    from autodial.deploy.options import PredictOptions
     from autodial.deploy.predictions import Predictions
     from autodial.deploy.predictor import Predictor
     from autodial.deploy.runner import Summary, predict_folder
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 __all__ = [
     "BatchLabeller",
     "ModelInfo",
+    "PredictOptions",
     "Predictions",
     "Predictor",
     "Summary",
@@ -39,6 +41,7 @@ __all__ = [
 _HOME = {
     "BatchLabeller": "batch_labeller",
     "ModelInfo": "metadata",
+    "PredictOptions": "options",
     "Predictions": "predictions",
     "Predictor": "predictor",
     "Summary": "runner",

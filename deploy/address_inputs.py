@@ -80,7 +80,8 @@ def _in_remote_folder(
     for entry in entries:
         name = addresses.name_of(entry.address)
         if not entry.is_folder:
-            yield from _at(entry, passed_over, column, tables=tables)
+            if not (tables and name.startswith((".", "_"))):
+                yield from _at(entry, passed_over, column, tables=tables)
         elif not is_hidden(name):
             yield from _in_remote_folder(entry.address, passed_over, column, tables=tables)
 
@@ -97,7 +98,7 @@ def _at(
     """The image that a file is, or the images in it: with `every` of any file, else of those with the right suffix."""
     name = addresses.name_of(entry.address)
     is_table = has_suffix(name, TABLE_SUFFIX)
-    if (tables and is_table and not name.startswith((".", "_"))) or (every and is_table):
+    if is_table and (tables or every):
         yield from images_in_table(entry.address, column)
     elif every or (not tables and is_image(name) and (hidden or not is_hidden(name))):
         yield RemoteImage(addresses.shown(entry.address), address=entry.address, known=entry.state)

@@ -58,8 +58,7 @@ def shown(text: str) -> str:
     may have a question mark, such as S3's, the whole path is shown.
     """
     text = _USER.sub("***@", text)
-    match = _PROTOCOL.match(text)
-    return text if match and match[1].lower() in _NAMES_ONLY else _QUERY.sub("?***", text)
+    return _without_query(text, instead="?***")
 
 
 def join(folder: str, name: str) -> str:
@@ -69,22 +68,28 @@ def join(folder: str, name: str) -> str:
 
 def parent(address: str) -> str:
     """The address of the folder that holds a file."""
-    return address.rpartition("/")[0]
+    return _without_query(address).rpartition("/")[0]
 
 
 def beside(address: str, name: str) -> str:
     """The address of another file in the folder of the file at `address`."""
-    return f"{parent(_QUERY.sub('', address))}/{name}"
+    return f"{parent(address)}/{name}"
 
 
 def name_of(address: str) -> str:
     """The last part of an address: a file's name."""
-    return posixpath.basename(_QUERY.sub("", address).rstrip("/"))
+    return posixpath.basename(_without_query(address).rstrip("/"))
 
 
 def has_pattern(address: str) -> bool:
     """Whether an address has `*`, `?` or `[...]` in it, elsewhere than in a query."""
-    return glob.has_magic(_QUERY.sub("", address))
+    return glob.has_magic(_without_query(address))
+
+
+def _without_query(text: str, instead: str = "") -> str:
+    """An address, or a sentence with addresses, with `instead` for each query."""
+    match = _PROTOCOL.match(text)
+    return text if match and match[1].lower() in _NAMES_ONLY else _QUERY.sub(instead, text)
 
 
 # --- reading
@@ -140,11 +145,17 @@ def look_at(address: str) -> Entry | None:
             return None
 
 
-def read(address: str) -> bytes:
-    """The whole file; raises as `look_at`, and FileNotFoundError."""
+def read(address: str, most: int | None = None) -> bytes:
+    """The whole file, or its first `most` bytes if it has more; raises as `look_at`, and FileNotFoundError."""
     with _failing_as_oserror(address):
         system, path = _open_system(address)
-        return cast(bytes, system.cat_file(path))
+        if most is None:
+            return cast(bytes, system.cat_file(path))
+        data = bytearray()
+        with system.open(path, "rb") as file:
+            while len(data) < most and (part := file.read(min(2**20, most - len(data)))):
+                data += part
+        return bytes(data)
 
 
 @contextmanager

@@ -119,7 +119,7 @@ class Drift:
     classes: ClassDrift | None
     """None without images."""
 
-    def record(self) -> dict[str, Any]:
+    def record(self) -> dict[str, object]:
         """All of it as values that JSON knows."""
         classes = self.classes
         return {

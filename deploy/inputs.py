@@ -14,10 +14,11 @@ from pathlib import Path
 
 from autodial.data.folders import IMAGE_SUFFIXES, folders, in_order, is_hidden, is_image, walk
 from autodial.data.image_list import paths_of, read_paths
+from autodial.data.sequences import is_one_name
 from autodial.deploy import addresses
 from autodial.deploy.address_inputs import LIST_SUFFIX, expand_address, has_suffix, names_tables
 from autodial.deploy.parquet_input import TABLE_SUFFIX, images_in_table
-from autodial.deploy.sources import ImageFile, named
+from autodial.deploy.sources import ImageFile, named, named_in_stream
 from autodial.errors import InputError
 from autodial.wording import counted
 
@@ -68,6 +69,12 @@ def describe_kinds(kinds: Mapping[str, int]) -> str:
 
 def _ignore(path: str) -> None:
     pass
+
+
+def check_sequence(inputs: Sequence[str | Path]) -> None:
+    """Raise InputError for one input instead of a sequence of inputs."""
+    if is_one_name(inputs):
+        raise InputError(f"inputs is a sequence of files, folders, lists and patterns, not one of them: [{inputs!r}]")
 
 
 def expand(
@@ -217,7 +224,7 @@ def _from_stream(argument: str) -> Iterator[ImageFile]:
     with nullcontext(sys.stdin.buffer) if argument in STANDARD_INPUT else Path(argument).open("rb") as file:
         for path in paths_of(file, name):
             nothing = False
-            yield named(path, None)
+            yield named_in_stream(path, None)
     if nothing:
         raise InputError(f"{name} names no images: write a path a line")
 

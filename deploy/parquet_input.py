@@ -9,7 +9,7 @@ from typing import Any
 
 from autodial.deploy import addresses
 from autodial.deploy.arrow import load_pyarrow
-from autodial.deploy.sources import ImageFile, TableImage, named
+from autodial.deploy.sources import ImageFile, TableImage, named_in_stream
 from autodial.errors import InputError
 
 TABLE_SUFFIX = ".parquet"
@@ -60,10 +60,11 @@ def images_in_table(table: str, column: str | None = None) -> Iterator[ImageFile
 def _image(value: Any, path: str | None, place: str, base: Path | str) -> ImageFile:
     if isinstance(value, dict):
         path, value = value.get("path"), value["bytes"]
+        path = path if isinstance(path, str) else None
         if value is None and path:
             value = path
     if isinstance(value, str):
-        return named(value, base)
+        return named_in_stream(value, base)
     return TableImage(addresses.shown(path) if path else place, data=value)
 
 
@@ -98,12 +99,14 @@ def _type_of(schema: Any, column: str, pa: Any) -> Any:
 
 
 def _is_binary(kind: Any, pa: Any) -> bool:
-    tests = (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_fixed_size_binary)
+    types = pa.types
+    tests = (types.is_binary, types.is_large_binary, types.is_binary_view, types.is_fixed_size_binary)
     return any(test(kind) for test in tests)
 
 
 def _is_text(kind: Any, pa: Any) -> bool:
-    return kind is not None and (pa.types.is_string(kind) or pa.types.is_large_string(kind))
+    tests = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
+    return kind is not None and any(test(kind) for test in tests)
 
 
 def _opened(table: str) -> AbstractContextManager[Any]:

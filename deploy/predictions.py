@@ -77,7 +77,10 @@ class Predictions(tuple[Scores, Scores]):
         """Per image: its k most probable classes, the best first, equal ones in their order; none after an error."""
         if not len(self.errors):
             return []
-        best = np.argsort(-self.probabilities, axis=1, kind="stable")[:, :k]
+        if k == 1:
+            best = np.argmax(self.probabilities, axis=1, keepdims=True)
+        else:
+            best = np.argsort(-self.probabilities, axis=1, kind="stable")[:, :k]
         values = np.take_along_axis(self.probabilities, best, axis=1).tolist()
         return [
             [Label(self.classes[i], p) for i, p in zip(row, of_row, strict=True)] if error is None else []

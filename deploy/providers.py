@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from autodial.deploy.metadata import ModelInfo
-from autodial.deploy.weights_file import weights_file
+from autodial.deploy.weights_file import belong_together, weights_file
 from autodial.errors import InputError, WorkError
 from autodial.model_file import INPUT
 from autodial.wording import shortened
@@ -143,6 +143,7 @@ def _open(path: Path, providers: list[Any], threads: int) -> tuple[Any, ModelInf
     try:
         # Without enable_fallback=0 a provider that fails is replaced with the CPU behind a printed banner.
         session = ort.InferenceSession(str(path), options, providers=providers, enable_fallback=0)
+        _check_weights(path)
         return session, ModelInfo.of_session(session, path)
     except UnicodeDecodeError as error:  # of names, metadata, and ONNX Runtime's words about them
         raise InputError(
@@ -163,8 +164,13 @@ def _open(path: Path, providers: list[Any], threads: int) -> tuple[Any, ModelInf
         raise InputError(f"{path}: ONNX Runtime {ort.__version__} can't load it: {reason(error)}") from error
 
 
-def _check_weights(path: Path, error: Exception) -> None:
-    """Raise InputError if a model can't be loaded because of the second file, which has its weights."""
+def _check_weights(path: Path, error: Exception | None = None) -> None:
+    """Raise InputError if the second file, which has a model's weights, is missing or is not the model's own.
+
+    Args:
+        path: the model.
+        error: why ONNX Runtime could not load it; None once it has, so that what is checked is what was loaded.
+    """
     second = weights_file(path)
     if second is None:
         return
@@ -172,7 +178,8 @@ def _check_weights(path: Path, error: Exception) -> None:
         raise InputError(
             f"{path}: its weights lie in a second file, {second.name}, which is not beside it: copy both files"
         ) from error
-    if "external" in str(error).lower():  # ONNX Runtime's word for such files
+    external = error is not None and "external" in str(error).lower()  # ONNX Runtime's word for such files
+    if external or not belong_together(path, second):
         raise InputError(
             f"{second} is cut short, or is not the file with the weights of {path.name}: export or copy both again"
         ) from error

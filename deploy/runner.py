@@ -15,17 +15,17 @@ from pathlib import Path
 from typing import Any
 
 from autodial.data.paths import find
-from autodial.data.sequences import is_one_name
 from autodial.deploy.addresses import check_writable, is_address, local_path, name_of, shown
 from autodial.deploy.drift import Counts, Drift, read_reference
 from autodial.deploy.engine import Engine, Labelled, LocalEngine, Work, versions
-from autodial.deploy.inputs import STANDARD_INPUT, PassedOver, elsewhere, expand
+from autodial.deploy.inputs import STANDARD_INPUT, PassedOver, check_sequence, elsewhere, expand
 from autodial.deploy.marks import Done
 from autodial.deploy.metadata import ModelInfo
 from autodial.deploy.model_source import local_model
+from autodial.deploy.options import DEFAULTS, WHOLE, PredictOptions
 from autodial.deploy.predictions import STATUSES
-from autodial.deploy.predictor import BATCH_SIZE, Predictor
-from autodial.deploy.rows import Columns, Csv, TableRow, format_of
+from autodial.deploy.predictor import Predictor
+from autodial.deploy.rows import Csv, TableRow, format_of
 from autodial.deploy.sorting import Sorter
 from autodial.deploy.sources import ImageFile
 from autodial.deploy.writer import STANDARD_OUTPUT, Table, open_table, unfinished, write_whole
@@ -35,7 +35,6 @@ from autodial.system.hashing import file_hash
 from autodial.system.outputs import check_output
 from autodial.wording import counted
 
-WHOLE = (1, 1)
 _FETCHING = 16
 """Threads that decode images from addresses, at least: they mostly wait."""
 
@@ -95,7 +94,7 @@ class Summary:
         """Rows per second that this run made."""
         return (self.images - self.resumed) / self.seconds
 
-    def record(self) -> dict[str, Any]:
+    def record(self) -> dict[str, object]:
         """All of it as values that JSON knows."""
         return {
             "table": str(self.table),
@@ -122,24 +121,8 @@ def predict_folder(
     model: str | Path,
     inputs: Sequence[str | Path],
     output: str | Path,
+    options: PredictOptions = DEFAULTS,
     *,
-    top_k: int = 1,
-    logits: bool = False,
-    entropy: bool = False,
-    spreadsheet_safe: bool = False,
-    batch_size: int = BATCH_SIZE,
-    device: str = "auto",
-    workers: int | None = None,
-    threads: int | None = None,
-    max_failures: int | None = None,
-    label_damaged: bool = True,
-    sort_into: str | Path | None = None,
-    copy: bool = False,
-    shard: tuple[int, int] = WHOLE,
-    resume: bool = False,
-    drift: str | Path | None = None,
-    column: str | None = None,
-    ray: str | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> Summary:
     """Label the images that `inputs` name with `model` and write the table `output`.
@@ -160,29 +143,7 @@ def predict_folder(
             addresses of them.
         output: a file or an address whose suffix says what it is, .csv, .jsonl or .parquet, replaced only when the
             whole table is written (see `open_table`); "-" is CSV on standard output.
-        top_k: labels per image, from 1 to the model's number of classes.
-        logits: a column, or in CSV a column per class, of logits.
-        entropy: a column of the probabilities' entropy, in nats.
-        spreadsheet_safe: put ' in front of CSV's texts that a spreadsheet would run as formulas.
-        batch_size: images that the model sees at once.
-        device: "auto", "cpu", "cuda" or "cuda:N".
-        workers: threads that decode images; None for one per CPU that this process may use, and for at least 16 if an
-            input is an address, which threads mostly wait for. With `ray`, processes that decode images and run the
-            model; None for as many as the cluster has room for. The table is the same for any number.
-        threads: CPUs that a run of the model on the CPU keeps busy; None for all that this process may use. With `ray`,
-            CPUs of each of the workers; None for 1.
-        max_failures: the number of images without labels up to which the run goes on; None for any number.
-        label_damaged: label damaged images; if false, they are rows without labels.
-        sort_into: a folder that gets a folder per label, with links to the images that got it (see `Sorter`).
-        copy: copies in there, not links.
-        shard: (i, n), 1 <= i <= n: only every n-th image, starting with the i-th; the table's name gets "-i-of-n" in
-            front of its suffix.
-        resume: go on with what an interrupted run left, if it left something.
-        drift: a .json file for a comparison of the images, and the model's answers, with those of the list that it was
-            trained on (see `autodial.deploy.drift`); with `shard` its name changes as the table's.
-        column: the column of Parquet tables that has the images, or their paths; None for "bytes", "image" or "path".
-        ray: the address of a Ray cluster whose workers label the images (see `autodial.deploy.ray_cluster`); None for
-            this process. The table is the same.
+        options: how images get labels, and what the table says of them.
         progress: called with the number of rows after every batch.
 
     Raises:
@@ -191,9 +152,8 @@ def predict_folder(
         WorkError: a GPU that was asked for, the model's run, or writing fails, or more images than `max_failures`.
         KeyboardInterrupt: with a message that says where the rows done so far are.
     """
-    if is_one_name(inputs):
-        raise InputError(f"inputs is a sequence of files, folders, lists and patterns, not one of them: [{inputs!r}]")
-    index, count = shard
+    check_sequence(inputs)
+    index, count = options.shard
     if not 1 <= index <= count:
         raise InputError(
             f"shard {index}/{count}: shards count from 1, so of {count} there are 1/{count} to {count}/{count}"
@@ -201,57 +161,63 @@ def predict_folder(
     standard_output = sys.stdout  # Ray's messages are kept off it
     output = local_path(os.fspath(output))
     streamed = output == STANDARD_OUTPUT
-    if streamed and resume:
+    if streamed and options.resume:
         raise InputError("standard output can't be resumed: write to a file")
     model, given = local_path(os.fspath(model)), [local_path(os.fspath(used)) for used in inputs]
     own: list[Path] = []
     if not streamed:
-        output = _of_shard(output, shard)
+        output = _of_shard(output, options.shard)
         final = _check_table(output, (model, *given))
         own += [final, *unfinished(final)]
-    if drift is not None:
-        drift = check_output(_of_shard(os.fspath(drift), shard), (model, *given), suffixes=[".json"])
+    drift: Path | None = None
+    if options.drift is not None:
+        name = _of_shard(os.fspath(options.drift), options.shard)
+        drift = check_output(name, (model, *given), suffixes=[".json"])
         if drift in own:
             raise InputError(f"{drift}: what an interrupted run leaves has this name; choose another one for `drift`")
         own.append(drift)
     form = format_of(name_of(output) if is_address(output) else output)
-    if spreadsheet_safe and form is not Csv:
+    if options.spreadsheet_safe and form is not Csv:
         raise InputError(
             f"{shown(output)}: `spreadsheet_safe` is for CSV, whose formulas spreadsheets run: leave it out"
         )
-    if sort_into is not None and (other := elsewhere(given)) is not None:
+    if options.sort_into is not None and (other := elsewhere(given)) is not None:
         raise InputError(f"`sort_into` takes files of this machine, and {other} is none: leave it out")
     passed_over = PassedOver(own)
-    images: Iterator[ImageFile] = islice(expand(given, passed_over, column=column), index - 1, None, count)
+    images: Iterator[ImageFile] = islice(expand(given, passed_over, column=options.column), index - 1, None, count)
 
     with contextlib.ExitStack() as stack:
         file = stack.enter_context(local_model(model))
         hashing = stack.enter_context(ThreadPoolExecutor(1, "hash"))
         digest = None if streamed else hashing.submit(_model_hash, file)
         # where a cluster runs the model, a look at it here finds what is wrong with it
-        predictor = Predictor(file, device if ray is None else "cpu", threads or available_cpus())
+        device = options.device if options.ray is None else "cpu"
+        predictor = Predictor(file, device, options.threads or available_cpus())
         info = predictor.info
         classes = info.classes
-        if not 1 <= top_k <= len(classes):
-            held = counted(len(classes), "class", "classes")
-            raise InputError(f"`top_k` is {top_k}, and {shown(model)} has {held}: choose from 1 to {len(classes)}")
+        columns = options.columns(classes, model)
         statistics = None if drift is None else Counts(read_reference(info, model), classes)
-        columns = Columns(classes, top_k, entropy, logits, spreadsheet_safe)
         sorter = None
-        if sort_into is not None:
-            taken = resume or shard != WHOLE
-            sorter = Sorter(Path(sort_into), classes, copy=copy, inputs=given, resume=taken)
-        work = Work(columns, batch_size, statistics is not None, label_damaged)
+        if options.sort_into is not None:
+            taken = options.resume or options.shard != WHOLE
+            sorter = Sorter(Path(options.sort_into), classes, copy=options.copy, inputs=given, resume=taken)
+        work = Work(columns, options.batch_size, statistics is not None, options.label_damaged)
         fetching = _FETCHING if any(map(is_address, given)) else 1
         engine: Engine
-        if ray is None:
-            engine = LocalEngine(predictor, work, workers or max(available_cpus(), fetching))
+        if options.ray is None:
+            engine = LocalEngine(predictor, work, options.workers or max(available_cpus(), fetching))
         else:
             from autodial.deploy.ray_cluster import Cluster
 
             del predictor
             cluster = stack.enter_context(
-                Cluster(ray, file, work, device=device, workers=workers, threads=threads or 1, fetching=fetching)
+                Cluster(
+                    *(options.ray, file, work),
+                    device=options.device,
+                    workers=options.workers,
+                    threads=options.threads or 1,
+                    fetching=fetching,
+                )
             )
             engine, images = cluster, cluster.start(images)
         settings: dict[str, Any] = {}
@@ -259,16 +225,16 @@ def predict_folder(
             settings = {
                 "model_sha256": digest.result(),
                 "inputs": [_absolute(used) for used in given],
-                "column": column,
-                "top_k": top_k,
-                "logits": logits,
-                "entropy": entropy,
-                "spreadsheet_safe": spreadsheet_safe,
-                "batch_size": batch_size,
-                "label_damaged": label_damaged,
-                "shard": list(shard),
-                "sort_into": None if sort_into is None else os.path.abspath(sort_into),  # noqa: PTH100
-                "copy": copy,
+                "column": options.column,
+                "top_k": options.top_k,
+                "logits": options.logits,
+                "entropy": options.entropy,
+                "spreadsheet_safe": options.spreadsheet_safe,
+                "batch_size": options.batch_size,
+                "label_damaged": options.label_damaged,
+                "shard": list(options.shard),
+                "sort_into": None if options.sort_into is None else os.path.abspath(options.sort_into),  # noqa: PTH100
+                "copy": options.copy,
                 "drift": drift is not None,
                 "provider": engine.provider,
                 "versions": versions(),
@@ -277,11 +243,14 @@ def predict_folder(
                 settings["output"] = shown(output)
 
         opening = open_table(
-            output, form(columns), settings, resume=resume, statistics=statistics, standard_output=standard_output
+            *(output, form(columns), settings),
+            resume=options.resume,
+            statistics=statistics,
+            standard_output=standard_output,
         )
         with opening as table:
             done = table.tally.rows
-            run = _Run(table, sorter, shard, max_failures, progress)
+            run = _Run(table, sorter, options.shard, options.max_failures, progress)
             run.skip(table.skip_done(images))
             started = time.perf_counter()
             run.do(engine.label(images))

@@ -86,6 +86,8 @@ class RemoteImage(ImageFile):
             return Look(self.known, self._read)
         try:
             there = addresses.look_at(self.address)
+        except InputError as error:  # a name with ::
+            return _nothing(str(error))
         except OSError as error:
             return _nothing(f"{self.path} can't be read: {error.strerror}")
         if there is None:
@@ -95,10 +97,12 @@ class RemoteImage(ImageFile):
         return Look(there.state, partial(self._read, size=there.state[0]))
 
     def _read(self, color: bool, size: int = 0) -> Decoded:
-        if max(size, self.known[0] if self.known else 0) > LARGEST:
+        size = max(size, self.known[0] if self.known else 0)
+        if size > LARGEST:
             raise DataError(f"{self.path} is larger than 2 GiB, OpenCV's limit")
         try:
-            data = addresses.read(self.address)
+            # of a file whose size is not stated, nobody knows where it ends
+            data = addresses.read(self.address, None if size else LARGEST + 1)
         except FileNotFoundError:
             raise DataError(f'"{self.path}" does not exist') from None
         except OSError as error:
@@ -142,6 +146,18 @@ def named(name: str, base: Path | str | None) -> ImageFile:
         return RemoteImage(name, address=addresses.join(base, name))
     addresses.check_protocol(name)
     return RemoteImage(addresses.shown(name), address=name)
+
+
+def named_in_stream(name: str, base: Path | str | None) -> ImageFile:
+    """As `named`, but an address that can't be used is an error of its image: others may be labelled already.
+
+    Raises:
+        WorkError: a package that its protocol needs is not installed.
+    """
+    try:
+        return named(name, base)
+    except InputError as error:
+        return ImageFile(addresses.shown(name), error=str(error))
 
 
 def _nothing(why: str) -> Look:

@@ -19,13 +19,13 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from autodial.data.sequences import is_one_name
 from autodial.deploy.binding import Scores
-from autodial.deploy.inputs import PassedOver, elsewhere, expand
+from autodial.deploy.inputs import PassedOver, check_sequence, elsewhere, expand
 from autodial.deploy.model_source import local_model
-from autodial.deploy.predictor import BATCH_SIZE, Predictor
+from autodial.deploy.options import DEFAULTS, PredictOptions
+from autodial.deploy.predictor import Predictor
 from autodial.deploy.reader import read_batches
-from autodial.deploy.rows import Columns, Csv, TableRow, score
+from autodial.deploy.rows import Csv, TableRow, score
 from autodial.deploy.sorting import Sorter
 from autodial.deploy.sources import ImageFile
 from autodial.errors import InputError, WorkError
@@ -39,6 +39,8 @@ POOL = 10_000
 2019, arXiv:1901.05954)."""
 MOST = 1_000
 """The most images that are chosen: a tenth of the pool, so that there is a choice."""
+_OF_ALL = ("logits", "shard", "resume", "drift", "column", "ray")
+"""The options for a table of all images."""
 
 
 def worth_labelling(
@@ -164,18 +166,8 @@ def choose_to_label(
     inputs: Sequence[str | Path],
     output: str | Path,
     count: int,
+    options: PredictOptions = DEFAULTS,
     *,
-    top_k: int = 1,
-    entropy: bool = False,
-    spreadsheet_safe: bool = False,
-    batch_size: int = BATCH_SIZE,
-    device: str = "auto",
-    workers: int | None = None,
-    threads: int | None = None,
-    max_failures: int | None = None,
-    label_damaged: bool = True,
-    sort_into: str | Path | None = None,
-    copy: bool = False,
     progress: Callable[[int], None] | None = None,
 ) -> ToLabel:
     """Write the list of the images that a person should label (see `worth_labelling`).
@@ -187,22 +179,21 @@ def choose_to_label(
     Memory doesn't grow with the number of images: at most 20,000 images' paths and probabilities are held.
 
     Args:
-        model, inputs, top_k, batch_size, device, workers, threads, label_damaged, progress: as in `predict_folder`.
+        model, inputs, progress: as in `predict_folder`.
         output: a .csv file that doesn't exist, as it might hold labels that somebody has filled in.
         count: how many images, from 1 to 1,000.
-        entropy: a column of the probabilities' entropy, in nats.
-        spreadsheet_safe: put ' in front of texts that a spreadsheet would run as formulas.
-        max_failures: the number of images without labels up to which the run goes on; None for any number.
-        sort_into: a folder that gets a folder per predicted label, with links to the chosen images.
-        copy: copies in there, not links.
+        options: how images get labels, and what the list says of them. Those for a table of all images are refused:
+            `logits`, `shard`, `resume`, `drift`, `column` and `ray`. With `sort_into`, the chosen images are sorted.
 
     Raises:
         InputError: something that was given can't be used.
         WorkError: the model's run or writing fails, more images than `max_failures`, or no image has a label.
     """
-    if is_one_name(inputs):
-        raise InputError(f"inputs is a sequence of files, folders, lists and patterns, not one of them: [{inputs!r}]")
+    check_sequence(inputs)
     _check_count(count)
+    for name in _OF_ALL:
+        if getattr(options, name) != getattr(DEFAULTS, name):
+            raise InputError(f"`{name}` is for a table of all images, and `count` writes a few: leave out one")
     final = check_output(output, (model, *inputs))
     if not str(output).lower().endswith(".csv"):
         raise InputError(f"{output}: images to label are listed in CSV, to be filled in: name a file that ends in .csv")
@@ -211,20 +202,18 @@ def choose_to_label(
     if (other := elsewhere(inputs)) is not None:
         raise _not_here(other)
     images = expand(inputs, PassedOver([final]))
-    workers, threads = workers or available_cpus(), threads or available_cpus()
     with local_model(os.fspath(model)) as file:
-        predictor = Predictor(file, device, threads)
+        predictor = Predictor(file, options.device, options.threads or available_cpus())
     classes = predictor.info.classes
-    if not 1 <= top_k <= len(classes):
-        held = counted(len(classes), "class", "classes")
-        raise InputError(f"`top_k` is {top_k}, and {model} has {held}: choose from 1 to {len(classes)}")
+    columns = options.columns(classes, os.fspath(model))
     sorter = None
-    if sort_into is not None:
-        sorter = Sorter(Path(sort_into), classes, copy=copy, inputs=inputs, resume=False)
+    if options.sort_into is not None:
+        sorter = Sorter(Path(options.sort_into), classes, copy=options.copy, inputs=inputs, resume=False)
 
     started = time.perf_counter()
     pool, failed, done, first_error = _Pool(len(classes)), 0, 0, ""
-    reader = read_batches(predictor, images, batch_size, workers, label_damaged=label_damaged)
+    workers = options.workers or available_cpus()
+    reader = read_batches(predictor, images, options.batch_size, workers, label_damaged=options.label_damaged)
     with contextlib.closing(reader) as batches:
         for batch in batches:
             done += len(batch.images)
@@ -242,10 +231,10 @@ def choose_to_label(
                     "the model gives probabilities that are not finite",
                 )
             failed += lost
-            if max_failures is not None and failed > max_failures:
+            if options.max_failures is not None and failed > options.max_failures:
                 raise WorkError(
                     f"{first_error}; {counted(failed, 'image has', 'images have')} no label, which is more than "
-                    f"{counted(max_failures, 'failure')}, so the run stops"
+                    f"{counted(options.max_failures, 'failure')}, so the run stops"
                 )
             if progress is not None:
                 progress(done)
@@ -253,7 +242,6 @@ def choose_to_label(
         raise WorkError(f"no image can be labelled, the first one because of this: {first_error}")
 
     chosen, probabilities = pool.draw(count)
-    columns = Columns(classes, top_k, entropy, spreadsheet_safe=spreadsheet_safe)
     rows = score([_lasting(image) for image in chosen], probabilities, probabilities, columns)
     if sorter is not None:
         for number, row in enumerate(rows):

@@ -7,38 +7,28 @@ from pathlib import Path
 FLOORS = [
     [("cli", "the command line's table", 1)],
     [("commands", "one module per command", 1)],
-    [("comparison", "methods side by side", 1)],
-    [
-        ("demo", "what demo does", 1),
-        ("report", "a run as a page", 1),
-        ("selection", "settings, chosen", 1),
-        ("converters", "dialize, fold, destinations", 2),
-        ("caffe", "pycaffe", 1),
-    ],
-    [
-        ("evaluation", "scores, statistics, times", 1),
-        ("training", "solvers, ranks, logs", 1),
-        ("project", "what init does", 1),
-    ],
+    [("comparison", "methods side by side", 1), ("demo", "the whole story on digits", 1)],
+    [("report", "a run as a page", 1), ("project", "what init does", 1)],
+    [("selection", "settings, chosen", 1), ("converters", "dialize, fold, destinations", 1)],
+    [("caffe", "pycaffe", 1), ("evaluation", "scores, statistics, times", 1)],
+    [("training", "solvers, ranks, logs", 1)],
     [("net", "a NetParameter as a torch module", 1)],
-    [
-        ("layers", "one module per family, a registry", 2),
-        ("netparam", "a net as a message", 1),
-        ("deploy", "predictor, tables; no torch", 2),
-    ],
-    [("model_file", "the exported file's contract", 1), ("data", "lists, decoding, transforms; no torch", 2)],
-    [("proto", "messages, text, binary, HDF5; no torch", 1)],
-    [("system", "files, devices, processes", 1), ("errors, wording", "the ground", 1)],
+    [("layers", "one module per family, a registry", 1)],
+    [("netparam", "a net as a message; no torch", 1), ("deploy", "predictor, tables; no torch", 1)],
+    [("data", "lists, decoding, transforms; no torch", 1)],
+    [("proto", "messages, text, binary, HDF5; no torch", 2), ("model_file", "the exported file's contract", 1)],
+    [("system", "files, devices, processes", 1)],
+    [("errors, wording", "the ground", 1)],
 ]
-WIDTH, HEIGHT, GAP = 900, 46, 10
+WIDTH, HEIGHT, GAP = 640, 42, 8
 
 
 def box(x: float, y: float, width: float, name: str, what: str) -> str:
     middle = x + width / 2
     return (
         f'<rect x="{x:g}" y="{y:g}" width="{width:g}" height="{HEIGHT}" rx="5" fill="#eef3fa" stroke="#4a6fa5"/>'
-        f'<text x="{middle:g}" y="{y + 19:g}" font-weight="bold">{name}</text>'
-        f'<text x="{middle:g}" y="{y + 36:g}" font-size="11">{what}</text>'
+        f'<text x="{middle:g}" y="{y + 17:g}" font-weight="bold">{name}</text>'
+        f'<text x="{middle:g}" y="{y + 33:g}" font-size="11">{what}</text>'
     )
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from killing import Killing
 from originals import RECORDS
 
 from autodial.cli import main
@@ -67,36 +67,19 @@ def digits(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return shutil.copytree(RECORDS / "digits", root / "golden" / "digits")
 
 
-KILLED = """
-import os, sys
-from pathlib import Path
-left = int(sys.argv[1])
-for name in ("replace", "rename"):
-    def moving(path, target, move=getattr(Path, name)):
-        global left
-        left -= 1
-        if left < 0:
-            os._exit(9)
-        return move(path, target)
-    setattr(Path, name, moving)
-sys.argv[1:] = sys.argv[2:]
-from autodial.cli import main
-main()
-"""
+@pytest.fixture(scope="session")
+def killing() -> Iterator[Killing]:
+    if not hasattr(os, "fork"):
+        pytest.skip("needs os.fork")
+    process = Killing()
+    yield process
+    process.close()
 
 
 @pytest.fixture
-def killed() -> Callable[..., bool]:
+def killed(killing: Killing) -> Callable[..., bool]:
     """`killed(moves, arguments...)` runs `autodial`, which ends as if killed when it is to rename one file more.
 
     Gives whether it came to that.
     """
-
-    def run(moves: int, *arguments: str | Path) -> bool:
-        command = [sys.executable, "-c", KILLED, str(moves), *map(str, arguments)]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
-        assert done.returncode in (0, 9), done.stderr
-        return done.returncode == 9
-
-    return run
+    return lambda moves, *arguments: killing.run(moves, list(map(str, arguments)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import runpy
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -70,3 +71,13 @@ def test_commands_are_imported_by_the_command_line_alone() -> None:
 
 def test_converters_and_deploy_know_nothing_of_each_other() -> None:
     assert not {(module, other) for module, room, other in arrows() if {room, other} == STRANGERS}
+
+
+def test_the_picture_of_the_rooms_is_as_they_are() -> None:
+    picture = runpy.run_path(str(ROOT / "docs" / "architecture.py"))
+    names = [", ".join(name for name, *_ in floor).split(", ") for floor in picture["FLOORS"]]
+    floor = {room: number for number, rooms in enumerate(names) for room in rooms}
+    assert floor.keys() == set(ROOMS) - {"__main__"}
+    drawn = {(module, other) for module, room, other in arrows() if room != "__main__" and other in floor}
+    assert not {(module, other) for module, other in drawn if floor[other] <= floor[module.split(".")[1]]}
+    assert (ROOT / "docs" / "architecture.svg").read_text("utf-8") == picture["draw"]()

@@ -10,14 +10,21 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from autodial.commands.dialize import OPTIONS as DIALIZE_OPTIONS
-from autodial.commands.inputs import split_names
-from autodial.commands.options import JsonOption, SolverDeviceOption, naming_options, with_options
-from autodial.commands.progress import job_progress, progress_bar
+from autodial.commands.inputs import different, split_names
+from autodial.commands.jobs import JobsOption, JobWorkersOption, run_and_show
+from autodial.commands.options import (
+    TARGET,
+    EpochsOption,
+    JsonOption,
+    SkipBadOption,
+    SolverDeviceOption,
+    naming_options,
+    with_options,
+)
+from autodial.commands.progress import progress_bar
 from autodial.errors import InputError
 
 if TYPE_CHECKING:
-    import torch
-
     from autodial.comparison.folder import Comparison, Inputs, Request
     from autodial.comparison.table import Table
 
@@ -45,10 +52,7 @@ def compare(
         list[Path] | None,
         typer.Option(metavar="S", help="The labelled images: a folder with a folder per class, or a list."),
     ] = None,
-    target: Annotated[
-        Path | None,
-        typer.Option(metavar="T", help="The unlabelled images of the target domain: any folder, or a list."),
-    ] = None,
+    target: Annotated[Path | None, TARGET] = None,
     test: Annotated[
         Path | None,
         typer.Option(
@@ -67,7 +71,9 @@ def compare(
     weights: Annotated[
         str | None,
         typer.Option(
-            metavar="W", help="What every training starts from, as in `autodial init`.", show_default="random weights"
+            metavar="W",
+            help="What every training starts from, as in `autodial init`.",
+            show_default="those that the net's solver names, else random weights",
         ),
     ] = None,
     methods: Annotated[
@@ -83,16 +89,12 @@ def compare(
     seeds: Annotated[
         str | None, typer.Option(metavar="N1,N2", help="A run of each method for each seed.", show_default="1,2,3")
     ] = None,
-    epochs: Annotated[
-        float | None, typer.Option(help="Passes over the source.", show_default="the net's own schedule")
-    ] = None,
+    epochs: EpochsOption = None,
     batch_size: Annotated[
         int | None,
         typer.Option(min=4, help="Images in a batch, half of them from the source.", show_default="the net's"),
     ] = None,
-    skip_bad: Annotated[
-        bool, typer.Option("--skip-bad", help="Leave out images that can't be decoded. Otherwise they are an error.")
-    ] = False,
+    skip_bad: SkipBadOption = False,
     same_schedule: Annotated[
         bool,
         typer.Option(
@@ -110,20 +112,8 @@ def compare(
         typer.Option("--output", "-o", metavar="DIR", help="With several DIRs: a folder for their table."),
     ] = None,
     device: SolverDeviceOption = "auto",
-    jobs: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            help="Trainings that run at the same time.",
-            show_default="one per CPU, or one per two CPUs with a GPU, as memory allows",
-        ),
-    ] = None,
-    workers: Annotated[
-        int | None,
-        typer.Option(
-            min=0, help="Processes that read images ahead, per training.", show_default="the CPUs that are left"
-        ),
-    ] = None,
+    jobs: JobsOption = None,
+    workers: JobWorkersOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Compare methods of domain adaptation on one pair of domains: the paper's table, for your images.
@@ -299,48 +289,30 @@ def _run(
     as_json: bool,
 ) -> None:
     """Run the cells that are not finished, then show the table; what `undo` has to do is done if they are refused."""
-    from autodial.comparison.folder import device_for
     from autodial.comparison.methods import about_nets
     from autodial.comparison.results import about_choice, judge, save, table_of
-    from autodial.errors import INTERRUPTED, WorkError
-    from autodial.selection.processes import default_parallel, free_memory, run_jobs
-    from autodial.system.cpus import available_cpus
+    from autodial.errors import WorkError
+    from autodial.selection.processes import share_machine
     from autodial.system.outputs import locked
 
-    failures: dict[Path, str] = {}
     with locked(comparison.folder, "autodial compare"):
         with undo:
-            chosen_device = device_for(comparison, device)
+            chosen_device = comparison.device(device)
             cells = comparison.cells(
                 request["methods"], request["seeds"], device=device, target_labels=request["target_labels"]
             )
             needed = comparison.check(cells)
             undo.pop_all()
         comparison.remember(request)
-        results = {cell.job.folder: cell for cell in cells}
-        left = [cell.job for cell in cells if not cell.finished]
-        gpu = chosen_device.type == "cuda"
-        cpus = available_cpus()
-        memory = _gpu_memory(chosen_device) if gpu else free_memory()
+        left = sum(not cell.finished for cell in cells)
         if left and (note := about_nets(request["methods"], len(request["seeds"]))) is not None:
             typer.echo(f"Note: {note}", err=True)
-        parallel = jobs or default_parallel(len(left), cpus, gpu=gpu, memory=memory, job_memory=needed)
-        share = max(1, cpus // parallel)
-        with job_progress(
-            len(cells), left, parallel, chosen_device, lambda job: results[job.folder].result, failures, "run"
-        ) as report:
-            for wave in comparison.waves(cells):
-                waiting = [cell.job for cell in wave if cell.ready]
-                finished = run_jobs(
-                    waiting, parallel, threads=share, workers=share - 1 if workers is None else workers, report=report
-                )
-                if not finished:
-                    typer.echo(
-                        f"Interrupted. What is finished stays in {comparison.folder}; the same command goes on from "
-                        "there.",
-                        err=True,
-                    )
-                    raise typer.Exit(INTERRUPTED)
+        shares = share_machine(left, chosen_device, needed, parallel=jobs, workers=workers)
+        # a cell that waits for a net is ready only when the wave before has ended
+        waves = ([cell.job for cell in wave if cell.ready] for wave in comparison.waves(cells))
+        failures = run_and_show(
+            waves, shares, chosen_device, comparison.folder, total=len(cells), left=left, noun="run"
+        )
         trials = comparison.trials(request["methods"], cells, failures)
         found = judge(comparison, request["methods"], trials)
         table = table_of(found)
@@ -359,16 +331,21 @@ def _run(
 
 def _join(folders: Sequence[Path], output: Path | None, *, as_json: bool) -> None:
     """Show the results of several comparisons in one table."""
+    from autodial.comparison.folder import holds_comparison
     from autodial.comparison.results import joined_table, read_results, save
     from autodial.system.outputs import check_folder
 
+    folders = different(folders, "folder")
+    if output is not None:
+        check_folder(output)
+        if holds_comparison(output):
+            raise InputError(f"-o {output} holds a comparison, and its table lies there: name another folder")
     names = [folder.absolute().name for folder in folders]
     if len(set(names)) < len(names):
         names = list(map(str, folders))
     found = {name: read_results(folder) for name, folder in zip(names, folders, strict=True)}
     table = joined_table(found)
     if output is not None:
-        check_folder(output)
         save(output, table)
     if as_json:
         _print_json(found)
@@ -387,9 +364,3 @@ def _print_json(value: object) -> None:
     import json
 
     typer.echo(json.dumps(value, indent=2))
-
-
-def _gpu_memory(device: torch.device) -> int:
-    import torch
-
-    return int(torch.cuda.mem_get_info(device)[0])

@@ -13,6 +13,7 @@ from autodial.commands.inputs import read_net, read_weights, split_names
 from autodial.commands.options import (
     JsonOption,
     LevelOption,
+    PhaseChoice,
     SettingsOption,
     StageOption,
     naming_options,
@@ -25,13 +26,6 @@ if TYPE_CHECKING:
 
 OPTIONS = {"outputs": "--outputs", "dynamic": "--dynamic", "samples": "--sample"}
 """Options of the command by the parameters of `autodial.converters.net_convert.convert`."""
-
-
-class PhaseChoice(StrEnum):
-    """The phase whose layers are converted."""
-
-    TRAIN = "TRAIN"
-    TEST = "TEST"
 
 
 class DynamicChoice(StrEnum):

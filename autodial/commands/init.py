@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from autodial.commands.dialize import OPTIONS as DIALIZE_OPTIONS
-from autodial.commands.options import naming_options, with_options
+from autodial.commands.options import TARGET, EpochsOption, SkipBadOption, naming_options, with_options
 from autodial.commands.progress import progress_bar
 from autodial.wording import counted, every
 
@@ -50,9 +50,7 @@ def init(
             help="The labelled images: a folder with a folder per class, or a list. Repeat it for several sources.",
         ),
     ],
-    target: Annotated[
-        Path, typer.Option(metavar="T", help="The unlabelled images of the target domain: any folder, or a list.")
-    ],
+    target: Annotated[Path, TARGET],
     test: Annotated[
         Path | None,
         typer.Option(
@@ -84,20 +82,15 @@ def init(
             metavar="W",
             help="Start from these .caffemodel files, separated by commas. For torchvision and timm: a .pth or "
             ".safetensors file, or the name of weights that these libraries fetch, such as IMAGENET1K_V2.",
-            show_default="random weights",
+            show_default="those that the net's solver names, else random weights",
         ),
     ] = None,
-    epochs: Annotated[
-        float | None,
-        typer.Option(help="Passes over the source.", show_default="the net's own schedule"),
-    ] = None,
+    epochs: EpochsOption = None,
     batch_size: Annotated[
         int | None,
         typer.Option(min=4, help="Images in a batch, source and target together.", show_default="the net's"),
     ] = None,
-    skip_bad: Annotated[
-        bool, typer.Option("--skip-bad", help="Leave out images that can't be decoded. Otherwise they are an error.")
-    ] = False,
+    skip_bad: SkipBadOption = False,
 ) -> None:
     """Make a project that trains on folders of your own images.
 

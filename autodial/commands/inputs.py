@@ -35,6 +35,24 @@ def read_net(
     return param
 
 
+def different(folders: Sequence[Path], noun: str) -> list[Path]:
+    """The folders, refused if one is given twice, under any name.
+
+    Args:
+        noun: what a folder is.
+
+    Raises:
+        InputError: two are the same.
+    """
+    seen: dict[Path, Path] = {}
+    for folder in folders:
+        if (real := folder.resolve()) in seen:
+            same = "is given twice" if str(folder) == str(seen[real]) else f"and {seen[real]} are the same folder"
+            raise InputError(f"{folder} {same}: name each {noun} once")
+        seen[real] = folder
+    return list(folders)
+
+
 def split_names(names: str | None) -> list[str]:
     """The names in a comma-separated list, as in Caffe's -weights; none for None."""
     return [] if names is None else names.split(",")

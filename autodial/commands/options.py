@@ -5,12 +5,25 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from enum import StrEnum
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from autodial.errors import AutodialError
 
+TestNetOption = Annotated[Path, typer.Option(metavar="NET.prototxt", help="The net. Its TEST phase is run.")]
+SolverOption = Annotated[Path, typer.Option(metavar="SOLVER.prototxt", help="The solver; it names the net.")]
+StartOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="W1,W2",
+        help="Start from these .caffemodel files; layers are matched by name.",
+        show_default="those that the solver names",
+    ),
+]
+"""Files that a training starts from, separated by commas."""
 VariantOption = Annotated[
     list[str] | None,
     typer.Option(
@@ -73,12 +86,23 @@ TransformOption = Annotated[
     ),
 ]
 """Fields for `autodial.commands.inputs.read_transform`."""
+TARGET = typer.Option(metavar="T", help="The unlabelled images of the target domain: any folder, or a list.")
+EpochsOption = Annotated[
+    float | None, typer.Option(help="Passes over the source.", show_default="the net's own schedule")
+]
+SkipBadOption = Annotated[
+    bool, typer.Option("--skip-bad", help="Leave out images that can't be decoded. Otherwise they are an error.")
+]
 DeviceOption = Annotated[str, typer.Option(help="auto (a GPU if there is one), cpu, cuda or cuda:N.")]
 """A name for `autodial.system.devices.choose_device`."""
 SolverDeviceOption = Annotated[
     str, typer.Option(help="auto (as solver_mode says, but the CPU if there is no GPU), cpu, cuda or cuda:N.")
 ]
 """The same for commands that have a solver, whose solver_mode counts."""
+ModelDeviceOption = Annotated[
+    str, typer.Option(help="auto (a GPU where one works, else the CPU), cpu, cuda, or cuda:N.")
+]
+"""The same for an exported model: a device for `autodial.deploy.Predictor`."""
 WorkersOption = Annotated[
     int | None,
     typer.Option(min=0, help="Processes that read images ahead.", show_default="one less than the CPUs, 1 to 8"),
@@ -91,6 +115,13 @@ SeedOption = Annotated[
 """A seed for `autodial.training.solver.Solver`."""
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 """Whether to print JSON instead of text."""
+
+
+class PhaseChoice(StrEnum):
+    """The phase of a net."""
+
+    TRAIN = "TRAIN"
+    TEST = "TEST"
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from autodial.commands.options import JsonOption, naming_options
+from autodial.commands.options import JsonOption, ModelDeviceOption, naming_options
 from autodial.errors import INTERRUPTED, InputError, WorkError
 from autodial.wording import counted
 
@@ -34,7 +34,7 @@ OPTIONS = {
     "count": "--to-label",
     "label_damaged": "--on-damage label",
 }
-"""The options by which parameters of `predict_folder` are set, and `raw_input` of `autodial export`."""
+"""The options by which parameters of `predict_folder` and `choose_to_label` are set, and `raw_input` of `export`."""
 
 
 class OnError(StrEnum):
@@ -152,9 +152,7 @@ def predict(
         ),
     ] = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Images per batch.")] = 32,
-    device: Annotated[
-        str, typer.Option(help="auto (a GPU where one works, else the CPU), cpu, cuda, or cuda:N.")
-    ] = "auto",
+    device: ModelDeviceOption = "auto",
     workers: Annotated[
         int | None,
         typer.Option(
@@ -210,6 +208,7 @@ def predict(
     import json
 
     from autodial.deploy.drift import Verdict
+    from autodial.deploy.options import PredictOptions
     from autodial.deploy.progress import show_progress
     from autodial.deploy.runner import predict_folder
     from autodial.deploy.to_label import choose_to_label
@@ -222,60 +221,35 @@ def predict(
         if max_failures:
             raise InputError("--on-error fail ends at the first failure, so it allows no --max-failures: leave out one")
         max_failures = 0
-    if to_label is not None:
-        given = {"--logits": logits, "--resume": resume, "--shard": shard != "1/1", "--drift": drift is not None}
-        given["--ray"] = ray is not None
-        for option in (option for option, is_given in given.items() if is_given):
-            raise InputError(f"{option} is for a table of all images, and --to-label writes a few: leave out one")
+    options = PredictOptions(
+        top_k=top_k,
+        logits=logits,
+        entropy=entropy,
+        spreadsheet_safe=spreadsheet_safe,
+        batch_size=batch_size,
+        device=device,
+        workers=workers,
+        threads=threads,
+        max_failures=max_failures,
+        label_damaged=on_damage is OnDamage.label,
+        sort_into=sort_into,
+        copy=copy,
+        shard=_shard(shard),
+        resume=resume,
+        drift=drift,
+        column=column,
+        ray=ray,
+    )
     try:
         with naming_options(**OPTIONS), nullcontext() if quiet else show_progress() as progress:
             if to_label is not None:
-                chosen = choose_to_label(
-                    model,
-                    inputs,
-                    output,
-                    to_label,
-                    top_k=top_k,
-                    entropy=entropy,
-                    spreadsheet_safe=spreadsheet_safe,
-                    batch_size=batch_size,
-                    device=device,
-                    workers=workers,
-                    threads=threads,
-                    max_failures=max_failures,
-                    label_damaged=on_damage is OnDamage.label,
-                    sort_into=sort_into,
-                    copy=copy,
-                    progress=progress,
-                )
+                chosen = choose_to_label(model, inputs, output, to_label, options, progress=progress)
                 if as_json:
                     typer.echo(json.dumps(chosen.record(), indent=2))
                 elif not quiet:
                     typer.echo(describe_chosen(chosen, sort_into), err=True)
                 return
-            summary = predict_folder(
-                model,
-                inputs,
-                output,
-                top_k=top_k,
-                logits=logits,
-                entropy=entropy,
-                spreadsheet_safe=spreadsheet_safe,
-                batch_size=batch_size,
-                device=device,
-                workers=workers,
-                threads=threads,
-                max_failures=max_failures,
-                label_damaged=on_damage is OnDamage.label,
-                sort_into=sort_into,
-                copy=copy,
-                shard=_shard(shard),
-                resume=resume,
-                drift=drift,
-                column=column,
-                ray=ray,
-                progress=progress,
-            )
+            summary = predict_folder(model, inputs, output, options, progress=progress)
     except KeyboardInterrupt as stop:
         typer.echo("Interrupted" + (f": {stop}" if str(stop) else ""), err=True)
         raise typer.Exit(INTERRUPTED) from None

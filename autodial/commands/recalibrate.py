@@ -14,6 +14,7 @@ from autodial.commands.options import (
     LevelOption,
     SettingsOption,
     StageOption,
+    TestNetOption,
     VariantOption,
     WeightsOption,
     WorkersOption,
@@ -23,7 +24,7 @@ from autodial.commands.statistics import describe, image_size, shown_progress
 
 
 def recalibrate(
-    net: Annotated[Path, typer.Option(metavar="NET.prototxt", help="The net. Its TEST phase is run.")],
+    net: TestNetOption,
     weights: WeightsOption,
     output: Annotated[
         Path,
@@ -80,8 +81,10 @@ def recalibrate(
     from autodial.evaluation.whole_statistics import recalibrate_weights
     from autodial.net.feed import default_workers
     from autodial.netparam.data_files import files_of
+    from autodial.report.trained_net import find_record
     from autodial.system.devices import choose_device, warn_of_cpu
     from autodial.system.outputs import check_output
+    from autodial.training.run_log import log_recalibration
 
     param = read_net(net, variants, settings, level, stage)
     given = [*(source or ()), *([] if target is None else [target])]
@@ -105,11 +108,15 @@ def recalibrate(
             begun=lambda: warn_of_cpu(device, chosen),
             report=report,
         )
+    trained = find_record(weights)
     proto.write_weights(recalibrated.weights, output)
+    sources = recalibrated.sources
+    if trained is not None:
+        images = [*sources, recalibrated.names["target"]]
+        log_recalibration(trained.run.folder, output, of=trained.written.sha256, images=images)
     if not as_json:
         typer.echo("\n".join([*describe(recalibrated), f"Wrote {output}"]))
         return
-    sources = recalibrated.sources
     record = {
         "net": str(net),
         "weights": split_names(weights),

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from autodial.commands.inputs import split_names
+from autodial.commands.inputs import different, split_names
 from autodial.commands.options import DeviceOption, WorkersOption, naming_options
 from autodial.commands.progress import progress_bar
 from autodial.errors import INTERRUPTED, InputError
@@ -77,7 +77,7 @@ def report(
     from autodial.report.run import Run
     from autodial.system.devices import choose_device, warn_of_cpu
 
-    read = [Run.read(run) for run in _different(runs)]
+    read = [Run.read(run) for run in different(runs, "run")]
     if len(read) > 1 and layers is not None:
         raise InputError(f"--layers {layers}: a comparison shows no features: leave it out, or name one run")
     given = output or (runs[0] / "report.html" if len(read) == 1 else Path("comparison.html"))
@@ -112,17 +112,6 @@ def report(
         f"Wrote {shown} ({len(written.html) / 1e6:.1f} MB) and, in its folder, "
         f"{counted(len(written.figures), 'figure')}, {Path(shown).stem}-*.png"
     )
-
-
-def _different(runs: Sequence[Path]) -> list[Path]:
-    """The run folders, refused if one is named twice."""
-    seen: dict[Path, Path] = {}
-    for run in runs:
-        if (folder := run.resolve()) in seen:
-            same = "is given twice" if str(run) == str(seen[folder]) else f"and {seen[folder]} are the same folder"
-            raise InputError(f"{run} {same}: name each run once")
-        seen[folder] = run
-    return list(runs)
 
 
 def _choose_layers(run: Run, names: str | None) -> Sequence[str]:

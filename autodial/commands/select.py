@@ -10,8 +10,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from autodial.commands.inputs import split_names
-from autodial.commands.options import JsonOption, SeedOption, SolverDeviceOption, VariantOption, naming_options
-from autodial.commands.progress import job_progress
+from autodial.commands.jobs import JobsOption, JobWorkersOption, run_and_show
+from autodial.commands.options import (
+    JsonOption,
+    SeedOption,
+    SolverDeviceOption,
+    SolverOption,
+    StartOption,
+    VariantOption,
+    naming_options,
+)
 from autodial.wording import command_line
 
 if TYPE_CHECKING:
@@ -19,7 +27,7 @@ if TYPE_CHECKING:
 
     from autodial.selection.choice import Choice, Ensemble, Trial
     from autodial.selection.experiment import Experiment
-    from autodial.selection.job import Job
+    from autodial.selection.training_job import TrainingJob
 
 _WIDTH = 140
 """Columns of the tables if they go to a file."""
@@ -34,7 +42,7 @@ _OPTIONS = {
 
 
 def select(
-    solver: Annotated[Path, typer.Option(metavar="SOLVER.prototxt", help="The solver; it names the net.")],
+    solver: SolverOption,
     output: Annotated[
         Path,
         typer.Option(
@@ -54,10 +62,7 @@ def select(
     restarts: Annotated[
         int, typer.Option(min=1, metavar="N", help="Trainings of each combination, with N seeds from --seed on.")
     ] = 1,
-    weights: Annotated[
-        str | None,
-        typer.Option(metavar="W1,W2", help="Start from these .caffemodel files; layers are matched by name."),
-    ] = None,
+    weights: StartOption = None,
     criterion: Annotated[
         str,
         typer.Option(
@@ -65,7 +70,7 @@ def select(
             help="The criterion that decides: agreement, entropy, information, consensus, nuclear-norm, density or "
             "clusters; or source, weighted or alignment, which look at held-out source images.",
         ),
-    ] = "consensus",
+    ] = "nuclear-norm",
     hold_out: Annotated[
         bool | None,
         typer.Option(
@@ -94,14 +99,7 @@ def select(
         ),
     ] = False,
     device: SolverDeviceOption = "auto",
-    jobs: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            help="Trainings that run at the same time.",
-            show_default="one per CPU, or one per two CPUs with a GPU, as memory allows",
-        ),
-    ] = None,
+    jobs: JobsOption = None,
     settings: Annotated[
         list[str] | None,
         typer.Option(
@@ -111,12 +109,7 @@ def select(
         ),
     ] = None,
     variants: VariantOption = None,
-    workers: Annotated[
-        int | None,
-        typer.Option(
-            min=0, help="Processes that read images ahead, per training.", show_default="the CPUs that are left"
-        ),
-    ] = None,
+    workers: JobWorkersOption = None,
     seed: SeedOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -124,10 +117,10 @@ def select(
 
     Every combination of the values to try is trained with every seed. A candidate is one of these trainings, as seeds
     often differ more than settings do. Each criterion judges all candidates by their predictions for the unlabelled
-    target. `consensus` decides unless --criterion names another: it ranks candidates by how far they agree with the
-    average of all, and by how decided and how spread over the classes their predictions are. A candidate that gives
-    the target far fewer classes than others do is passed over; the column `diversity` shows it: near 1, the target is
-    spread over as many classes as the source, near 0 over one.
+    target. `nuclear-norm` decides unless --criterion names another: it is the larger, the more decided the predictions
+    are and the more evenly they are spread over the classes. A candidate that gives the target far fewer classes than
+    others do is passed over; the column `diversity` shows it: near 1, the target is spread over as many classes as the
+    source, near 0 over one.
 
     DIR gets the chosen weights, chosen.caffemodel; select.json, which holds the tables; and for each candidate its
     weights, its scores and its logs. What is finished is not run again: the same command goes on after an interruption,
@@ -135,13 +128,11 @@ def select(
     """
     import json
 
-    from autodial.errors import INTERRUPTED, InputError, WorkError
+    from autodial.errors import InputError, WorkError
     from autodial.selection.choice import average, choose
     from autodial.selection.criteria import CRITERIA
     from autodial.selection.experiment import prepare
-    from autodial.selection.job import read_result
-    from autodial.selection.processes import default_parallel, free_memory, run_jobs
-    from autodial.system.cpus import available_cpus
+    from autodial.selection.processes import share_machine
     from autodial.system.files import replacing
     from autodial.system.outputs import locked
 
@@ -167,23 +158,10 @@ def select(
         )
         if ensemble:
             experiment.check_ensemble()
-    failures: dict[Path, str] = {}
     with locked(output, "autodial select"):
         left = experiment.unfinished()
-        gpu = experiment.device.type == "cuda"
-        cpus = available_cpus()
-        memory = _gpu_memory(experiment) if gpu else free_memory()
-        parallel = jobs or default_parallel(len(left), cpus, gpu=gpu, memory=memory, job_memory=experiment.job_memory)
-        share = max(1, cpus // parallel)
-        with job_progress(len(experiment.jobs), left, parallel, experiment.device, read_result, failures) as report:
-            finished = run_jobs(
-                left, parallel, threads=share, workers=share - 1 if workers is None else workers, report=report
-            )
-        if not finished:
-            typer.echo(
-                f"Interrupted. What is finished stays in {output}; the same command goes on from there.", err=True
-            )
-            raise typer.Exit(INTERRUPTED)
+        shares = share_machine(len(left), experiment.device, experiment.job_memory, parallel=jobs, workers=workers)
+        failures = run_and_show([left], shares, experiment.device, output, total=len(experiment.jobs), left=len(left))
         trials = experiment.trials(failures)
         found = _Findings(experiment, trials, choose(trials), average(trials) if ensemble else None, criterion)
         chosen = output / f"{_CHOSEN}.caffemodel"
@@ -223,12 +201,6 @@ class _Findings:
         return self.choices[self.criterion].trial if self.criterion in self.choices else None
 
 
-def _gpu_memory(experiment: Experiment) -> int:
-    import torch
-
-    return int(torch.cuda.mem_get_info(experiment.device)[0])
-
-
 def _commands(
     found: _Findings,
     solver: Path,
@@ -263,7 +235,7 @@ def _commands(
     return commands
 
 
-def _place(job: Job, output: Path) -> Path:
+def _place(job: TrainingJob, output: Path) -> Path:
     """A path of a candidate's weights, relative to the folder of all candidates."""
     return job.trained.relative_to((output / "candidates").absolute())
 

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from autodial.commands.options import naming_options
+from autodial.commands.options import ModelDeviceOption, naming_options
 from autodial.errors import InputError, WorkError
 
 KEY_VARIABLE = "AUTODIAL_SERVE_KEY"
@@ -59,9 +59,7 @@ def serve(
         Path | None,
         typer.Option(metavar="FILE", help="The certificate's private key, in PEM.", show_default="in --certificate"),
     ] = None,
-    device: Annotated[
-        str, typer.Option(help="auto (a GPU where one works, else the CPU), cpu, cuda, or cuda:N.")
-    ] = "auto",
+    device: ModelDeviceOption = "auto",
     batch_size: Annotated[int, typer.Option(min=1, help="Images that a model sees at once.")] = 32,
     delay: Annotated[
         float,

@@ -69,7 +69,7 @@ def shown_progress() -> Iterator[Callable[[Progress], None]]:
 
             yield report
     except KeyboardInterrupt:
-        typer.echo("Interrupted: nothing was written.", err=True)
+        typer.echo("Interrupted: nothing was written", err=True)
         raise typer.Exit(INTERRUPTED) from None
 
 
@@ -120,9 +120,9 @@ def describe(recalibrated: RecalibratedWeights) -> list[str]:
         "",
     ]
     if not sources:
-        lines.append("Every alpha is 1, so the source's images were not needed; its statistics stay as they were.")
+        lines.append("Every alpha is 1, so the source's images were not needed; its statistics stay as they were")
     if result.changed is not None:
-        lines.append(f"{result.changed:.1%} of the target images have another most probable class now.")
+        lines.append(f"{result.changed:.1%} of the target images have another most probable class now")
     return lines
 
 

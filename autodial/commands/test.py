@@ -15,6 +15,7 @@ from autodial.commands.options import (
     LogitsOption,
     SettingsOption,
     StageOption,
+    TestNetOption,
     VariantOption,
     WeightsOption,
     WorkersOption,
@@ -33,7 +34,7 @@ _OPTIONS = {"iterations": "--iterations", "output": "-o", "logits": "--logits", 
 
 
 def test(
-    net: Annotated[Path, typer.Option(metavar="NET.prototxt", help="The net. Its TEST phase is run.")],
+    net: TestNetOption,
     weights: WeightsOption,
     output: Annotated[
         Path | None,
@@ -92,7 +93,7 @@ def test(
     if missing := load_weights(built, split_names(weights), whole=param):
         raise InputError(f"{weights} has nothing for {', '.join(missing)}: name the weights from this net's training")
     if unstored := built.without_statistics():
-        typer.echo(f"{', '.join(unstored)} have no statistics stored: train the net first.", err=True)
+        typer.echo(f"{', '.join(unstored)} have no statistics stored: train the net first", err=True)
     check_data(built)
 
     if scores is not None and output is None and logits is None and (unscored := why_no_rows(built, scores)):

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from autodial.commands.inputs import read_net, split_names
-from autodial.commands.options import DeviceOption, JsonOption, LevelOption, SettingsOption, StageOption, VariantOption
+from autodial.commands.options import (
+    DeviceOption,
+    JsonOption,
+    LevelOption,
+    PhaseChoice,
+    SettingsOption,
+    StageOption,
+    VariantOption,
+)
 from autodial.commands.progress import tracked
 from autodial.errors import InputError
 from autodial.wording import counted
@@ -21,17 +28,12 @@ if TYPE_CHECKING:
     from autodial.evaluation.timing import LayerTime
 
 
-class Phase(StrEnum):
-    TRAIN = "TRAIN"
-    TEST = "TEST"
-
-
 def time(
     net: Annotated[Path, typer.Option(metavar="NET.prototxt", help="The net.")],
     weights: Annotated[
         str | None, typer.Option(metavar="W1,W2", help="The .caffemodel files; times hardly depend on them.")
     ] = None,
-    phase: Annotated[Phase, typer.Option(case_sensitive=False, help="The phase to run.")] = Phase.TRAIN,
+    phase: Annotated[PhaseChoice, typer.Option(case_sensitive=False, help="The phase to run.")] = PhaseChoice.TRAIN,
     iterations: Annotated[int, typer.Option(min=1, help="Passes to average over.")] = 50,
     device: DeviceOption = "auto",
     settings: SettingsOption = None,

@@ -14,12 +14,19 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from autodial.commands.inputs import split_names
-from autodial.commands.options import SeedOption, SolverDeviceOption, VariantOption, WorkersOption, naming_options
+from autodial.commands.options import (
+    SeedOption,
+    SolverDeviceOption,
+    SolverOption,
+    StartOption,
+    VariantOption,
+    WorkersOption,
+    naming_options,
+)
 from autodial.errors import INTERRUPTED, TERMINATED, AutodialError, InputError
 from autodial.wording import command_line, counted
 
 if TYPE_CHECKING:
-    from autodial.proto import messages as pb
     from autodial.system.ranks import Ranks
     from autodial.training.run import Training, TrainingResult
 
@@ -55,15 +62,8 @@ def _as_rank() -> Iterator[None]:
 
 @_as_rank()
 def train(
-    solver: Annotated[Path, typer.Option(metavar="SOLVER.prototxt", help="The solver; it names the net.")],
-    weights: Annotated[
-        str | None,
-        typer.Option(
-            metavar="W1,W2",
-            help="Start from these .caffemodel files; layers are matched by name.",
-            show_default="those that the solver names",
-        ),
-    ] = None,
+    solver: SolverOption,
+    weights: StartOption = None,
     snapshot: Annotated[Path | None, typer.Option(metavar="X.solverstate", help="Resume from this snapshot.")] = None,
     device: SolverDeviceOption = "auto",
     settings: Annotated[
@@ -239,7 +239,7 @@ def _export_command(
     from autodial.evaluation.domains import data_in_both_phases
     from autodial.netparam.graph import Graph
     from autodial.netparam.net_state import filter_net
-    from autodial.netparam.overrides import for_nets
+    from autodial.netparam.overrides import applies, for_nets
     from autodial.proto import messages as pb
 
     run, snapshot = training.solver, result.snapshot
@@ -253,23 +253,10 @@ def _export_command(
     except InputError:
         return None
     options = {
-        **{"--net": net, "--variant": list(variants), "--set": [s for s in for_nets(settings) if _fits(s, param)]},
+        **{"--net": net, "--variant": list(variants), "--set": [s for s in for_nets(settings) if applies(s, param)]},
         **{"--level": state.level or None, "--stage": list(state.stage)},
         **{"--weights": snapshot.weights, "-o": "target_predictor.onnx"},
     }
     # the paper's inference step (section 3.2) computes the statistics over all images
     whole = " --recalibrate" if data_in_both_phases(param, level=state.level, stages=state.stage) else ""
     return command_line(f"autodial export{whole}", options)
-
-
-def _fits(setting: str, net: pb.NetParameter) -> bool:
-    """Whether a setting applies to this net, rather than to another one that the solver names."""
-    from autodial.netparam.overrides import apply_to_nets
-
-    copy = type(net)()
-    copy.CopyFrom(net)
-    try:
-        apply_to_nets([setting], [copy])
-    except InputError:
-        return False
-    return True

@@ -269,7 +269,12 @@ class _Edit:
     def read_by_loss(self, blob: str) -> None:
         """Make the source's SoftmaxWithLoss layer read other scores; it then stands behind the layers added so far."""
         source = self._halves[self.logits][0]
-        (loss,) = [layer for layer in self._net.layer if layer.type == "SoftmaxWithLoss" and layer.bottom[0] == source]
+        losses = [layer for layer in self._net.layer if layer.type == "SoftmaxWithLoss" and layer.bottom[0] == source]
+        if len(losses) != 1:
+            raise InputError(
+                f'one SoftmaxWithLoss layer must read the scores "{source}", and {len(losses)} do: leave rtn out'
+            )
+        (loss,) = losses
         moved = pb.LayerParameter()
         moved.CopyFrom(loss)
         moved.bottom[0] = blob

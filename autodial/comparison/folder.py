@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import shlex
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from math import prod
 from pathlib import Path
-from typing import TypeAlias, TypedDict
+from typing import TypedDict
 
 import numpy as np
 import torch
 
 from autodial import proto
-from autodial.comparison import shallow_job
 from autodial.comparison.methods import METHODS, Method, Shallow, solver_for, trained
 from autodial.comparison.shallow_job import ShallowJob
 from autodial.converters.net_text import net_to_text
@@ -29,16 +26,20 @@ from autodial.project.plan import LABELS, NET, SOLVER, START
 from autodial.project.project import Project, real_paths
 from autodial.proto import messages as pb
 from autodial.proto import to_text, write_weights
-from autodial.selection import job as training_job
 from autodial.selection.candidates import Candidate
 from autodial.selection.choice import Trial
 from autodial.selection.holdout import SourceLists
-from autodial.selection.job import Job
-from autodial.selection.outputs import Outputs
+from autodial.selection.process_job import ProcessJob, Result
+from autodial.selection.training_job import (
+    CONTEXT_BYTES,
+    TrainingJob,
+    snapshot_settings,
+    training_device,
+    training_memory,
+)
 from autodial.system import json_files
-from autodial.system.devices import choose_device
 from autodial.system.files import entries, replacing, replacing_files
-from autodial.system.hashing import file_hash
+from autodial.system.hashing import file_hash, text_hash
 from autodial.system.seeding import derive_seed
 from autodial.training.solver import Solver
 from autodial.wording import command_line, counted
@@ -50,10 +51,6 @@ SAMPLE = 5000
 """Most source images whose features and predictions are compared with the target's."""
 _BASE_NET, _BASE_SOLVER, _REQUEST = "base.prototxt", "base_solver.prototxt", "request.json"
 _SCHEMA = 1
-_CONTEXT_BYTES = 2**29
-"""Bytes that a process takes before it has a net."""
-
-AnyJob: TypeAlias = Job | ShallowJob
 
 
 class Inputs(TypedDict):
@@ -110,7 +107,7 @@ class Cell:
 
     method: str
     seed: int
-    job: AnyJob
+    job: ProcessJob
 
     @property
     def finished(self) -> bool:
@@ -120,14 +117,13 @@ class Cell:
     @property
     def ready(self) -> bool:
         """Whether it is to be run: not finished, and the net that it needs is there."""
-        return not self.finished and (isinstance(self.job, Job) or (self.job.net / "outputs.npz").exists())
+        waits = isinstance(self.job, ShallowJob) and not (self.job.net / "outputs.npz").exists()
+        return not self.finished and not waits
 
     @property
-    def result(self) -> training_job.Result | None:
-        """Its result; None if it is not finished."""
-        if isinstance(self.job, ShallowJob):
-            return shallow_job.read_result(self.job)
-        return training_job.read_result(self.job)
+    def result(self) -> Result | None:
+        """The cell's result; None if it is not finished."""
+        return self.job.result()
 
 
 def holds_comparison(folder: Path) -> bool:
@@ -279,7 +275,7 @@ class Comparison:
         nets = [method for name in trained(methods) if isinstance(method := METHODS[name], Method)]
         source, target, tested = self._record["images"]
         batch = self._record["batch"]
-        start = self.inputs["weights"] or "random weights"
+        start = self.inputs["weights"] or ", ".join(self.weights) or "random weights"
         course = "the base net's" if self.inputs["same_schedule"] else "each method's own, as its authors released it"
         return [
             f"All methods have the same lists of {source} source and {target} target images and the same crops, "
@@ -312,10 +308,14 @@ class Comparison:
                 "`target_labels`: no labels of the target are known: begin a comparison whose target has the source's "
                 "class folders, or name labelled images with `test`"
             )
-        labels = _hash((self.folder / TEST_LIST).read_text()) if target_labels else ""
+        labels = text_hash((self.folder / TEST_LIST).read_text()) if target_labels else ""
         nets = [self._training_cells(name, seeds, device, labels) for name in trained(methods)]
         aligned = [self._shallow_cells(name, seeds, labels) for name in methods if isinstance(METHODS[name], Shallow)]
         return [cell for cells in (*nets, *aligned) for cell in cells]
+
+    def device(self, device: str) -> torch.device:
+        """The device that trainings choose for `device`, as `choose_device` takes it; nothing is built on it."""
+        return training_device(self._solver, device)
 
     def check(self, cells: Sequence[Cell]) -> int:
         """Find what would stop trainings later; returns the bytes that the largest is expected to take.
@@ -323,26 +323,27 @@ class Comparison:
         Raises:
             InputError: a net can't be built, or an image is missing.
         """
-        largest = _CONTEXT_BYTES
-        firsts = {cell.method: cell.job for cell in cells if isinstance(cell.job, Job) and not cell.finished}
-        for number, (method, job) in enumerate(firsts.items()):
-            assert isinstance(job, Job)
+        largest = CONTEXT_BYTES
+        if not all(cell.finished for cell in cells):
+            # the base net reads all lists: a method's net may lack the target's, and alignments read it, too
+            Solver.from_file(self.folder / _BASE_SOLVER, device="cpu").check()
+        firsts = {cell.method: cell.job for cell in cells if isinstance(cell.job, TrainingJob) and not cell.finished}
+        for method, job in firsts.items():
+            assert isinstance(job, TrainingJob)
             try:
                 solver = Solver.from_file(job.solver, device="cpu", overrides=job.overrides, variants=job.variants)
                 if job.weights:
                     solver.load_weights(job.weights)
-                if not number:
-                    solver.check()
             except InputError as error:
                 raise InputError(f"method {method}: {error}") from error
-            largest = max(largest, _memory(solver))
+            largest = max(largest, training_memory(solver))
             solver.close()
         return largest
 
     @staticmethod
     def waves(cells: Sequence[Cell]) -> list[list[Cell]]:
         """Cells that are run together: the nets, then the alignments of their features."""
-        return [[cell for cell in cells if isinstance(cell.job, kind)] for kind in (Job, ShallowJob)]
+        return [[cell for cell in cells if isinstance(cell.job, kind)] for kind in (TrainingJob, ShallowJob)]
 
     def trials(self, methods: Sequence[str], cells: Sequence[Cell], failures: Mapping[Path, str]) -> list[Trial]:
         """Results of the cells of some methods, in the order of the cells.
@@ -408,14 +409,14 @@ class Comparison:
         cells = []
         for seed in seeds:
             folder = method_folder / f"seed_{seed}"
-            job = Job(
+            job = TrainingJob(
                 folder=folder,
                 name=f"{name}, seed {seed}",
                 lists=(SourceLists(self.folder / SOURCE_LIST, None, self.folder / SAMPLE_LIST),),
                 solver=method_folder / SOLVER,
                 weights=tuple(self.weights),
                 variants=(name,) if name in FIXING else (),
-                overrides=tuple(_own_settings(folder)),
+                overrides=tuple(snapshot_settings(folder)),
                 seed=seed,
                 draw=0,
                 base_dir=method_folder,
@@ -454,6 +455,7 @@ class Comparison:
                 draw=seed,
             )
             job.folder.mkdir(parents=True, exist_ok=True)
+            _forget_stale(job)
             cells.append(Cell(name, seed, job))
         return cells
 
@@ -481,46 +483,20 @@ class Comparison:
         return proto.read_net(folder / NET), proto.read_solver(folder / SOLVER)
 
 
+def _forget_stale(job: ShallowJob) -> None:
+    """Delete an alignment's result if its net was trained after it, or is still to be trained."""
+    result, weights = job.folder / "result.json", job.net / "weights.caffemodel"
+    if result.exists() and not (weights.exists() and weights.stat().st_mtime_ns <= result.stat().st_mtime_ns):
+        result.unlink()
+
+
 def has_dial(net: pb.NetParameter) -> bool:
     """Whether a net has Dial layers."""
     return any(layer.type == "Dial" for layer in net.layer)
 
 
-def device_for(comparison: Comparison, device: str) -> torch.device:
-    """The device that the trainings will choose; nothing is built on it."""
-    param = proto.read_solver(comparison.folder / _BASE_SOLVER)
-    return choose_device(device, prefer_gpu=param.solver_mode == pb.SolverParameter.GPU, index=param.device_id)
-
-
-def _own_settings(folder: Path) -> list[str]:
-    """Settings that put the snapshots into a cell's folder, and test nothing."""
-    return [
-        f"solver.snapshot_prefix={folder / 'net'}",
-        "solver.snapshot_format=BINARYPROTO",
-        "solver.snapshot_after_train=true",
-        "solver.test_initialization=false",
-        f"solver.test_interval={2**31 - 1}",
-    ]
-
-
-def _memory(run: Solver) -> int:
-    """Bytes that a training takes: blobs and their gradients; parameters, their gradients and history."""
-    blobs = sum(prod(shape) for shape in run.net.blob_shapes.values())
-    params = sum(param.tensor.numel() for param in run.net.params)
-    return _CONTEXT_BYTES + 4 * (2 * blobs + 3 * params)
-
-
 def _trial(cell: Cell, failures: Mapping[Path, str]) -> Trial:
-    candidate = Candidate((), cell.method, cell.seed)
-    result = cell.result
-    if result is None:
-        reason = "it has not been run"
-        if isinstance(cell.job, ShallowJob) and not cell.ready:
-            reason = f"it aligns features of {cell.job.net.parent.name}, which failed"
-        return Trial(candidate, None, failures.get(cell.job.folder, reason))
-    outputs = None if result["error"] is not None else Outputs.read(cell.job.outputs)
-    return Trial(candidate, outputs, result["error"], result["collapsed_at"])
-
-
-def _hash(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()
+    reason = "it has not been run"
+    if isinstance(cell.job, ShallowJob) and not cell.ready:
+        reason = f"it aligns features of {cell.job.net.parent.name}, which failed"
+    return Trial.of(Candidate((), cell.method, cell.seed), cell.job, failures.get(cell.job.folder, reason))

@@ -115,11 +115,7 @@ def about_choice(results: Results) -> str | None:
     if chosen is None:
         return None
     shallow = [name for name in results["methods"] if isinstance(METHODS[name], Shallow)]
-    runs = {
-        (name, run["seed"]): run["values"].get(DEFAULT) for name, each in results["methods"].items() for run in each
-    }
-    value = runs[chosen["method"], chosen["seed"]]
-    rank = "" if value is None else f" ({-value:.1f})"
+    rank = f" ({_ranked(results)[chosen['method'], chosen['seed']]:g})"
     text = f"Chosen without target labels: {chosen['method']}, seed {chosen['seed']}"
     if chosen["method"] in shallow:
         return f"{text}, the run with the best rank{rank}; no trained net can be proposed"
@@ -150,9 +146,9 @@ def table_of(results: Results) -> Table:
     runs = sum(map(len, results["methods"].values()))
     notes = [
         *results["conditions"],
-        f"The rank is a run's mean rank, among {counted(runs, 'run')}, by agreement and by information, as `autodial "
-        "select` ranks candidates without labels of the target: the lower the better; agreement favours what most "
-        "methods predict",
+        f"The rank is a run's place among {counted(runs, 'run')}, by the {CRITERIA[DEFAULT].title}, as `autodial "
+        "select` ranks candidates without labels of the target: the lower the better; it favours predictions that are "
+        "decided and spread over the classes, which may still be wrong",
         *_of_shallow(results["methods"]),
         *_failures(results),
     ]
@@ -172,7 +168,7 @@ def joined_table(results: Mapping[str, Results]) -> Table:
     notes += [f"{name}: {text}" for name, each in results.items() for text in each["conditions"]]
     notes += _of_shallow(named)
     notes += [f"{name}: {text}" for name, each in results.items() for text in _failures(each)]
-    what = f"Target {ACCURACY}" if measured else f"Mean {RANK}, among the runs of a pair"
+    what = f"Target {ACCURACY}" if measured else f"{RANK.capitalize()}, among the runs of a pair"
     return Table(f"{what}: mean and deviation over the seeds", _titles(named), columns, averaged=True, notes=notes)
 
 
@@ -211,11 +207,24 @@ def _accuracies(results: Results) -> dict[str, Values]:
 
 
 def _ranks(results: Results) -> dict[str, Values]:
-    found = {}
-    for name, runs in results["methods"].items():
-        ranks = [-value for run in runs if (value := run["values"].get(DEFAULT)) is not None]
-        found[name] = Values(tuple(ranks), *_counts(runs))
-    return found
+    ranks = _ranked(results)
+    return {
+        name: Values(tuple(ranks[name, run["seed"]] for run in runs if (name, run["seed"]) in ranks), *_counts(runs))
+        for name, runs in results["methods"].items()
+    }
+
+
+def _ranked(results: Results) -> dict[tuple[str, int], float]:
+    """The rank of each run that has one, by method and seed: 1 for the best; equal runs share their mean rank."""
+    from scipy.stats import rankdata  # type: ignore[import-untyped]
+
+    values = {
+        (name, run["seed"]): -value
+        for name, runs in results["methods"].items()
+        for run in runs
+        if (value := run["values"].get(DEFAULT)) is not None
+    }
+    return dict(zip(values, map(float, rankdata(list(values.values()))), strict=True))
 
 
 def _counts(runs: Sequence[Run]) -> tuple[int, int]:

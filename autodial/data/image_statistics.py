@@ -62,7 +62,7 @@ def statistic_names(channels: int) -> tuple[str, ...]:
 
 
 def image_statistics(image: NDArray[np.uint8]) -> list[float]:
-    """Those of one image, uint8 (height, width, channels), BGR or grey, decoded and resized."""
+    """The statistics of one image, uint8 (height, width, channels), BGR or grey, decoded and resized."""
     grey = cv2.cvtColor(image, cv2.COLOR_BGR2GRAY) if image.shape[2] == 3 else image
     mean, deviation = cv2.meanStdDev(grey)
     brightness = float(mean[0, 0])

@@ -57,7 +57,7 @@ class LevelDb:
         library = _library(folder)
         self._error: type[Exception] = library.Error
         if self.size > _LARGE:
-            _log.info("Counting the entries of %s, %.0f GB: a LevelDB does not say how many.", folder, self.size / 1e9)
+            _log.info("Counting the entries of %s, %.0f GB: a LevelDB does not say how many", folder, self.size / 1e9)
         self._views = Path(tempfile.mkdtemp(prefix="autodial-leveldb-"))
         weakref.finalize(self, _remove, self._views, os.getpid())
         self._opened: tuple[int, Any, Any] | None = None

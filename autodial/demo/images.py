@@ -82,7 +82,7 @@ def rendered_digits(seed: int, renderings: Sequence[int] = RENDERINGS) -> tuple[
 
     Args:
         seed: the images depend on `seed` and `renderings` alone.
-        renderings: number of renderings of each of the ten digits in each font.
+        renderings: how often each of the ten digits is rendered in each font.
 
     Returns:
         Images, uint8 (22 * sum(renderings), 20, 20), white on black, ordered by font, digit and rendering; labels,

@@ -24,7 +24,7 @@ from autodial.demo.choice import information
 from autodial.demo.images import CLASSES, RENDERINGS, DigitFiles, write_images
 from autodial.demo.picture import Accuracies, draw
 from autodial.demo.steps import Steps
-from autodial.deploy import predict_folder
+from autodial.deploy import PredictOptions, predict_folder
 from autodial.errors import InputError
 from autodial.evaluation.scoring import Scorer, write_scores
 from autodial.net.net import Net
@@ -346,7 +346,7 @@ def _export_and_predict(
         steps.report(json.dumps(report.record(), indent=2))
     words = f"autodial predict {shlex.quote(str(model))} {shlex.quote(str(files.target_folder))}"
     with steps.step(command_line(words, {"--device": device, "-o": table})):
-        summary = predict_folder(model, [files.target_folder], table, device=device)
+        summary = predict_folder(model, [files.target_folder], table, PredictOptions(device=device))
         steps.report(json.dumps(summary.record(), indent=2))
     with table.open(encoding="utf-8", newline="") as file:
         found = {Path(row["path"]).name: CLASSES.index(row["label_1"]) for row in csv.DictReader(file)}

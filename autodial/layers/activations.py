@@ -220,7 +220,7 @@ class Dropout(Elementwise):
     (dropout_layer.cpp); in evaluation returns its input. Without `scale_train`, which Fast R-CNN's fork added, training
     does not divide, and evaluation multiplies by 1 - dropout_ratio.
 
-    After `reseed(seed)` the masks are a function of the seed and of the number of passes since; before the first
+    After `reseed(seed)` the masks are a function of the seed and the number of passes since; before the first
     reseed they come from torch's global generator.
 
     Args:

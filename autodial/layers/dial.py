@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from autodial.layers import pairs
 from autodial.layers.alignment import align
-from autodial.layers.base import Layer, LayerContext, LayerError, Shape, register
+from autodial.layers.base import Layer, LayerContext, LayerError, Shape, check_size, register
 from autodial.layers.fillers import fill
 from autodial.layers.shares import Rows
 from autodial.proto import messages as pb
@@ -164,8 +164,9 @@ class DomainAlignment(Layer):
         self.use_global_stats = use_global_stats
         self.test_stats = test_stats
         self.alpha = nn.Parameter(torch.full((1,), float(alpha)))
-        self.register_buffer("mean", torch.zeros(sources + 1, num_features))
-        self.register_buffer("variance", torch.zeros(sources + 1, num_features))
+        shape = check_size("the statistics", (sources + 1, num_features))
+        self.register_buffer("mean", torch.zeros(shape))
+        self.register_buffer("variance", torch.zeros(shape))
         self.register_buffer("normalizer", torch.zeros(1))
 
     @classmethod

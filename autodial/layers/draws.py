@@ -11,7 +11,7 @@ from autodial.layers.shares import Shares
 class Draws:
     """A layer's random numbers, on whatever device its bottoms are.
 
-    After `reseed(seed)` they are a function of the seed and of the number of draws since; before the first reseed they
+    After `reseed(seed)` they are a function of the seed and the number of draws since; before the first reseed they
     come from torch's global generator.
     """
 

@@ -104,7 +104,7 @@ def _gaussians(distance: Tensor, gammas: Sequence[Tensor | float]) -> Tensor:
 class _PairLoss(Layer):
     """What the two losses share: the kernels' bandwidth and the draws.
 
-    After `reseed(seed)` the draws are a function of the seed and of the number of passes since; before the first reseed
+    After `reseed(seed)` the draws are a function of the seed and the number of passes since; before the first reseed
     they come from torch's global generator.
 
     Args:

@@ -448,7 +448,7 @@ class Net(nn.Module):
     # --- parameters
 
     def alphas(self) -> dict[str, float]:
-        """alpha of each Dial layer by name, in order, clipped to [0.5, 1] as its forward pass uses it."""
+        """alpha of each Dial layer by name, in order, clipped as its forward pass uses it (`mixing`)."""
         return {name: layer.mixing for name, layer in self._by_name.items() if isinstance(layer, DomainAlignment)}
 
     def without_statistics(self) -> list[str]:

@@ -92,6 +92,17 @@ def _error(setting: str, problem: str) -> InputError:
     return InputError(f"{shortened(setting)}: {problem}")
 
 
+def applies(setting: str, net: pb.NetParameter) -> bool:
+    """Whether a NetParameter has what a setting changes; another net that a solver names may have it."""
+    copy = pb.NetParameter()
+    copy.CopyFrom(net)
+    try:
+        apply_to_nets([setting], [copy])
+    except InputError:
+        return False
+    return True
+
+
 def _split(setting: str) -> tuple[str, str]:
     path, equals, value = setting.partition("=")
     if not equals or "." not in path:

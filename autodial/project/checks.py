@@ -25,14 +25,12 @@ def check_apart(source: DomainImages, others: Sequence[DomainImages]) -> None:
     own = _files(source)
     for other in others:
         if source.origin.exists() and other.origin.exists() and identity(source.origin) == identity(other.origin):
-            raise InputError(
-                f"the {source.role} and the {other.role} are the same, {source.origin}: name two different ones"
-            )
+            raise InputError(f"{source.named} and {other.named} are the same, {source.origin}: name two different ones")
         common = [path for key, path in _files(other).items() if key in own]
         if common:
             raise InputError(
-                f"{len(common)} of the {len(other.images)} images in the {other.role} ({other.origin}) are also in "
-                f"the {source.role} ({source.origin}), such as {common[0]}: name folders or lists without common images"
+                f"{len(common)} of the {len(other.images)} images in {other.named} ({other.origin}) are also in "
+                f"{source.named} ({source.origin}), such as {common[0]}: name folders or lists without common images"
             )
 
 
@@ -46,7 +44,7 @@ def without_bad(domain: DomainImages, inspections: Mapping[str, Inspection], *, 
     if problems and not skip:
         more = f"; and {len(problems) - _NAMED} more" if len(problems) > _NAMED else ""
         raise InputError(
-            f"{len(problems)} of the {len(domain.images)} images in the {domain.role} ({domain.origin}) can't be used: "
+            f"{len(problems)} of the {len(domain.images)} images in {domain.named} ({domain.origin}) can't be used: "
             f"{'; '.join(problems[:_NAMED])}{more}: repair or delete them, or leave them out with `skip`"
         )
     return replace(domain, images=tuple(image for image in domain.images if not inspections[image.path].problem))
@@ -65,7 +63,7 @@ def check_enough(data: Data) -> None:
     for domain in (*data.sources, data.target):
         if len(domain.images) < 2:
             raise InputError(
-                f"the {domain.role} ({domain.origin}) has {counted(len(domain.images), 'usable image')}, and alignment "
+                f"{domain.named} ({domain.origin}) has {counted(len(domain.images), 'usable image')}, and alignment "
                 "needs the statistics of at least two: add some"
             )
     if data.test is not None and not data.test.images:

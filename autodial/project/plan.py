@@ -103,10 +103,11 @@ def plan(
     """
     source, target = len(data.source.images), len(data.target.images)
     total = batch_size or template.split.total or _BATCH
-    number = len(data.sources)
+    number = latent or len(data.sources)
     if min(total, source + target) < MINIMUM * (number + 1):
+        of_source = counted(number, "latent domain" if latent else "source")
         raise InputError(
-            f"a batch of {total} is too small for {counted(number, 'source')} and a target, which need {MINIMUM} "
+            f"a batch of {total} is too small for {of_source} and a target, which need {MINIMUM} "
             f"images each: raise `batch_size` to {MINIMUM * (number + 1)} or more"
         )
     split = halved_batch(total, source, target) if halves else split_batch(total, source, target, number)
@@ -138,7 +139,8 @@ def plan(
 
     filled = pb.SolverParameter()
     filled.CopyFrom(solver)
-    for field in ("train_net", "test_net", "net_param", "train_net_param", "test_net_param", "snapshot_prefix"):
+    nets = ("train_net", "test_net", "net_param", "train_net_param", "test_net_param")
+    for field in (*nets, "snapshot_prefix", "weights"):
         filled.ClearField(field)
     filled.net = NET
     per_iteration = split.source * filled.iter_size

@@ -186,7 +186,8 @@ def prepare(
     notes += [*left_out, *recipe.notes, *fitted.notes, *notes_on_strays(data), *notes_on_copies(data)]
     notes += planned.notes
     start = fitted.weights if fitted.converted else None
-    return Project(folder, arch, data, planned, start, weights if start is None else str(folder / START), tuple(notes))
+    files = recipe.files if start is None else str(folder / START)
+    return Project(folder, arch, data, planned, start, files, tuple(notes))
 
 
 def real_paths(weights: str) -> str:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from autodial import proto
+from autodial.data.paths import find
 from autodial.errors import InputError
 from autodial.netparam.shipped import shipped_names, shipped_net, shipped_solver
 from autodial.project.net_template import NetTemplate
@@ -28,6 +29,7 @@ class Recipe:
         epochs: passes over the source in that schedule; None if it is made for a number of iterations.
         notes: sentences that the user should read.
         weights: the weights that training starts from; None for random ones.
+        files: the files or the name of these weights, as `read_recipe` takes them.
         size: height and width to which images are resized; None if the net says it, or the images do.
         transform: the transform_param of the data layers; None if the net has one.
         logits: the blob with the scores of classes; None if the net's layers show it.
@@ -39,6 +41,7 @@ class Recipe:
     epochs: float | None
     notes: tuple[str, ...]
     weights: Weights | None
+    files: str | None
     size: tuple[int, int] | None = None
     transform: pb.TransformationParameter | None = None
     logits: str | None = None
@@ -68,7 +71,7 @@ def read_recipe(arch: str, weights: str | None) -> Recipe:
         arch: the name of a net that comes with AutoDIAL, a prototxt with its solver.prototxt in the same folder, or
             "torchvision:NAME" or "timm:NAME".
         weights: caffemodels, separated by commas; for torchvision and timm what `read_architecture` takes; None for
-            random ones.
+            those that the solver names or, if it names none, random ones.
 
     Raises:
         InputError: a file doesn't exist or is none of these, an AutoDIAL net lacks what a template needs, or as
@@ -79,7 +82,7 @@ def read_recipe(arch: str, weights: str | None) -> Recipe:
     notes = []
     epochs: float | None
     if arch in shipped_names():
-        path, solver, epochs = shipped_net(arch), shipped_solver(arch), EPOCHS.get(arch)
+        path, solver_path, epochs = shipped_net(arch), shipped_solver(arch), EPOCHS.get(arch)
     else:
         path = Path(arch)
         if not path.is_file():
@@ -88,18 +91,30 @@ def read_recipe(arch: str, weights: str | None) -> Recipe:
                 f"`arch` {arch}: no such file, and no net that comes with AutoDIAL ({names}); networks of torchvision "
                 "and timm are named like torchvision:resnet18 and timm:resnet18d"
             )
-        solver, epochs = path.with_name("solver.prototxt"), None
-        if solver.is_file():
-            notes.append(f"The learning rate and its steps come from {solver}")
+        solver_path, epochs = path.with_name("solver.prototxt"), None
+        if solver_path.is_file():
+            notes.append(f"The learning rate and its steps come from {solver_path}")
         else:
-            solver, epochs = shipped_solver(_DEFAULT_SCHEDULE), EPOCHS[_DEFAULT_SCHEDULE]
+            solver_path, epochs = shipped_solver(_DEFAULT_SCHEDULE), EPOCHS[_DEFAULT_SCHEDULE]
             notes.append(
                 f"There is no solver.prototxt beside {arch}: the learning rate and its steps are those of the paper's "
                 "AlexNet"
             )
-    net = proto.read_net(path)
+    net, solver = proto.read_net(path), proto.read_solver(solver_path)
+    if not weights and solver.weights:
+        weights = _own_weights(solver, solver_path)
+        notes.append(f"{solver_path} names the weights to start from, {weights}; `weights` would name others")
     start = proto.merge_weights([proto.read_weights(name) for name in weights.split(",")]) if weights else None
-    return Recipe(path, net, proto.read_solver(solver), epochs, tuple(notes), start)
+    return Recipe(path, net, solver, epochs, tuple(notes), start, weights)
+
+
+def _own_weights(solver: pb.SolverParameter, path: Path) -> str:
+    """The files that a solver names, separated by commas."""
+    names = [name.strip() for names in solver.weights for name in names.split(",")]
+    try:
+        return ",".join(str(find(name, path.parent)) for name in names)
+    except InputError as error:
+        raise InputError(f"{path}: weights: {error}") from error
 
 
 def _read_library(arch: str, weights: str | None) -> Recipe:
@@ -113,6 +128,7 @@ def _read_library(arch: str, weights: str | None) -> Recipe:
         EPOCHS[_DEFAULT_SCHEDULE],
         (*made.notes, "The learning rate and its steps are those of the paper's AlexNet"),
         made.weights,
+        weights,
         made.size,
         made.transform,
         made.logits,

@@ -54,6 +54,11 @@ class DomainImages:
     notes: tuple[str, ...] = ()
 
     @property
+    def named(self) -> str:
+        """The role with its article, in a sentence."""
+        return self.role if self.role[-1].isdigit() else f"the {self.role}"
+
+    @property
     def labelled(self) -> bool:
         """Whether the classes are known."""
         return all(image.label is not None for image in self.images)
@@ -99,7 +104,8 @@ def read_sources(origins: Sequence[Path]) -> tuple[list[str], list[DomainImages]
     """Read the labelled images of one or several sources, as `read_source` does, and the names of all classes.
 
     Sources share the classes of one name. A source may lack classes that another one has; it gets a note. The classes
-    are those of all sources, in order of their names.
+    are those of all sources. They have the order of a source that has them all, so that the numbers in its list keep
+    their meaning; without such a source, the order of their names.
 
     Raises:
         InputError: as `read_source`, or a source has no class in common with the first.
@@ -114,9 +120,8 @@ def read_sources(origins: Sequence[Path]) -> tuple[list[str], list[DomainImages]
                 f"{origin} ({_few(names)}) and {origins[0]} ({_few(found[0][0])}) have no class in common: give "
                 "classes one name in all sources, in a list's labels.txt too"
             )
-    # a list's classes keep their order if all sources have the same
-    same = all(names == found[0][0] for names, _ in found)
-    classes = found[0][0] if same else sorted({name for names, _ in found for name in names})
+    everything = {name for names, _ in found for name in names}
+    classes = next((names for names, _ in found if len(names) == len(everything)), sorted(everything))
     numbers = {name: number for number, name in enumerate(classes)}
     sources = []
     for number, (names, domain) in enumerate(found, 1):
@@ -124,7 +129,7 @@ def read_sources(origins: Sequence[Path]) -> tuple[list[str], list[DomainImages]
         lacking = [name for name in classes if name not in names]
         note = f"Source {number} ({domain.origin}) has no images of {len(lacking)} of the {len(classes)} classes"
         notes = [*domain.notes, *([f"{note} ({_few(lacking)})"] if lacking else [])]
-        ordered = images if same else sorted(images, key=_by_label)
+        ordered = images if names == classes else sorted(images, key=_by_label)
         sources.append(DomainImages(f"source {number}", domain.origin, tuple(ordered), domain.ignored, tuple(notes)))
     return classes, sources
 
@@ -197,7 +202,8 @@ def read_test(origin: Path, classes: Sequence[str]) -> DomainImages:
     """
     if not origin.is_dir():
         images = _read_labelled_list(origin, len(classes))
-        return _domain("test", origin, images, notes=_missing("test", images, classes))
+        notes = [*_on_numbers(origin, classes), *_missing("test", images, classes)]
+        return _domain("test", origin, images, notes=notes)
     return _read_class_folders("test", origin, classes)
 
 
@@ -227,7 +233,8 @@ def read_labelled_target(origin: Path, classes: Sequence[str]) -> DomainImages:
     lines = [label.line for label in labels]
     _check_one_label_each(images, classes, [f"{origin}:{line}" for line in lines], [f"line {line}" for line in lines])
     notes = [f"{counted(skipped, 'row')} of {origin} without a label {'is' if skipped == 1 else 'are'} left out"]
-    return _domain(role, origin, images, notes=[*(notes if skipped else []), *_missing(role, images, classes)])
+    told = [*(notes if skipped else []), *_on_numbers(origin, classes), *_missing(role, images, classes)]
+    return _domain(role, origin, images, notes=told)
 
 
 def _check_one_label_each(
@@ -502,6 +509,14 @@ def _missing(role: str, images: Sequence[LabelledImage], classes: Sequence[str])
         return []
     why = "; AutoDIAL expects the same classes in both domains" if role == "target" else ""
     return [f"The {role} has no images of {len(missing)} of the {len(classes)} classes ({_few(missing)}){why}"]
+
+
+def _on_numbers(origin: Path, classes: Sequence[str]) -> list[str]:
+    """A note on a list where classes are called by numbers that are not their places, as "10" in front of "2"."""
+    odd = next((place for place, name in enumerate(classes) if name.isdecimal() and name != str(place)), None)
+    if odd is None or origin.suffix.lower() == ".csv":
+        return []
+    return [f'A number in {origin} is a place in labels.txt, from 0, and no name: {odd} means class "{classes[odd]}"']
 
 
 def _few(names: Sequence[str]) -> str:

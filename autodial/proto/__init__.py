@@ -4,12 +4,12 @@
 they are read. A file with a mistake raises an InputError that says where the mistake is.
 """
 
-from .binary import array_from_blob, blob_from_array, read_blob
-from .schema import fork_fields
-from .snapshots import read_state, read_weights, write_state, write_weights
-from .text import parse_net, parse_solver, read_net, read_solver, to_text, write_text
-from .upgrade import upgrade_net, upgrade_solver
-from .weights import LayerWeights, State, Weights, merge_weights
+from autodial.proto.binary import array_from_blob, blob_from_array, read_blob
+from autodial.proto.schema import fork_fields
+from autodial.proto.snapshots import read_state, read_weights, write_state, write_weights
+from autodial.proto.text import parse_net, parse_solver, read_net, read_solver, to_text, write_text
+from autodial.proto.upgrade import upgrade_net, upgrade_solver
+from autodial.proto.weights import LayerWeights, State, Weights, merge_weights
 
 __all__ = [
     "LayerWeights",

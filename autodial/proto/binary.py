@@ -19,12 +19,11 @@ from google.protobuf.message import DecodeError
 from numpy.typing import ArrayLike, NDArray
 
 from autodial.errors import InputError, WorkError
-
-from ..system.files import existing_file, is_binary, read_bytes, replacing
-from . import messages as pb
-from . import schema, wire
-from .upgrade import upgrade_net
-from .weights import LayerWeights, State, Weights
+from autodial.proto import messages as pb
+from autodial.proto import schema, wire
+from autodial.proto.upgrade import upgrade_net
+from autodial.proto.weights import LayerWeights, State, Weights
+from autodial.system.files import existing_file, is_binary, read_bytes, replacing
 
 _FRAME, _FRAME_UNPACKED = (schema.load_frame(packed_as_bytes=packed) for packed in (True, False))
 _LIMIT = 2**31 - 1  # bytes in the longest message that protobuf reads or writes

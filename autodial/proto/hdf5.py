@@ -17,11 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autodial.errors import InputError
-
-from ..system.files import replacing
-from . import messages
-from .hdf5_file import import_h5py, reading
-from .weights import LayerWeights, State, Weights
+from autodial.proto import messages
+from autodial.proto.hdf5_file import import_h5py, reading
+from autodial.proto.weights import LayerWeights, State, Weights
+from autodial.system.files import replacing
 
 _AXES = {
     ("Convolution", 0): 4,

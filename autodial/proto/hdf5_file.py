@@ -18,8 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from autodial.errors import InputError
-
-from ..system.files import existing_file
+from autodial.system.files import existing_file
 
 # What HDF5's C library and h5py raise for damage, and what follows from a group or type in a dataset's place or from an
 # early end.

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .schema import load, schema
+from autodial.proto.schema import load, schema
 
 _names = load(schema().file)
 globals().update(_names)

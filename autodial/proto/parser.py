@@ -16,10 +16,9 @@ from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
 from autodial.errors import InputError
+from autodial.proto.schema import types_with_options
+from autodial.proto.upgrade import V1_TYPES
 from autodial.wording import shortened
-
-from .schema import types_with_options
-from .upgrade import V1_TYPES
 
 # C++ isspace; other Unicode spaces are errors outside of strings. A number includes what directly follows it, so that
 # "3px" or "1.2.3" is one bad number rather than two tokens. A string that is never closed includes the rest of its

@@ -27,7 +27,7 @@ from google.protobuf.descriptor_pb2 import (
 )
 from google.protobuf.message import Message
 
-from .dialects import DIALECTS, FORKS
+from autodial.proto.dialects import DIALECTS, FORKS
 
 PACKAGE = "caffe"
 _DIALECT = re.compile(rf"^\.{PACKAGE}\.(?:{'|'.join(fork.name for fork in FORKS)})\.")

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from ..system.files import is_hdf5
-from . import binary, hdf5
-from .weights import State, Weights
+from autodial.proto import binary, hdf5
+from autodial.proto.weights import State, Weights
+from autodial.system.files import is_hdf5
 
 
 def read_weights(path: str | os.PathLike[str]) -> Weights:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from google.protobuf import descriptor_pb2
 
-from .schema import schema
+from autodial.proto.schema import schema
 
 
 def write_stub(path: Path) -> None:

@@ -10,11 +10,10 @@ from google.protobuf import text_encoding, text_format
 from google.protobuf.message import Message
 
 from autodial.errors import InputError
-
-from ..system.files import is_binary, read_bytes, replacing
-from . import messages as pb
-from .parser import Parser, top_level_names
-from .upgrade import upgrade_net, upgrade_solver
+from autodial.proto import messages as pb
+from autodial.proto.parser import Parser, top_level_names
+from autodial.proto.upgrade import upgrade_net, upgrade_solver
+from autodial.system.files import is_binary, read_bytes, replacing
 
 _FOREIGN = re.compile(r'^( *)foreign_text: "((?:[^"\\\n]|\\.)*)"\n', re.MULTILINE)
 """A message of a layer of a type that no fork here has, as text within text."""

@@ -12,9 +12,8 @@ from typing import Any
 from google.protobuf.message import Message
 
 from autodial.errors import InputError
-
-from . import messages as pb
-from .dialects import FORKS
+from autodial.proto import messages as pb
+from autodial.proto.dialects import FORKS
 
 _TRANSFORMATIONS = ("scale", "mean_file", "crop_size", "mirror")
 _OF_VIDEOS = ("Convolution3D", "Pooling3D")

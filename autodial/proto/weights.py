@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from . import messages as pb
+from autodial.proto import messages as pb
 
 
 @dataclass

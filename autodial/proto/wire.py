@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import DecodeError
 
-from . import messages as pb
-from .dialects import DIALECTS
-from .schema import STRIDE, UNREAD, schema
+from autodial.proto import messages as pb
+from autodial.proto.dialects import DIALECTS
+from autodial.proto.schema import STRIDE, UNREAD, schema
 
 _NAME, _V1_LAYERS, _LAYERS = 1, 2, 100  # of NetParameter
 _TYPE, _BLOBS = 2, 7  # of LayerParameter
@@ -171,7 +171,7 @@ def _forks_with() -> dict[str, Forks]:
 
 
 def _narrowed(forks: Forks, claims: Sequence[_Meaning]) -> Forks:
-    """Those of the forks that a field tells, unless it is Caffe's as well or none of them has it."""
+    """The forks that a field tells, out of `forks`; all of these if the field is Caffe's as well, or none has it."""
     having = forks & {meaning.dialect for meaning in claims}
     return having if having and all(meaning.dialect for meaning in claims) else forks
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from autodial.data.source import ALL, Source
 from autodial.errors import InputError
-from autodial.evaluation.domains import DataTop, without_augmentation
+from autodial.evaluation.domains import DataTop, data_in_train, without_augmentation
 from autodial.layers import layer_class
 from autodial.layers.data_sources import SourceLayer
 from autodial.net.net import Net
@@ -89,9 +89,9 @@ def data_nodes(graph: Graph) -> list[Node]:
 
 
 def label_tops(graph: Graph) -> list[LabelTop]:
-    """Where the first loss or accuracy takes its labels from, several if a Concat layer joins them.
+    """Where the first loss or accuracy that takes labels from data layers does so: several if Concat layers join them.
 
-    None if it takes them from another layer than one that reads data.
+    Empty if there is none.
     """
     for node in graph.nodes:
         if layer_class(node.param.type).reads_labels:
@@ -101,10 +101,28 @@ def label_tops(graph: Graph) -> list[LabelTop]:
     return []
 
 
-def _joined(graph: Graph, value: int) -> Sequence[int]:
-    """The values that a Concat layer joins to a value; itself if another layer makes it."""
+def _joined(graph: Graph, value: int) -> list[int]:
+    """The values that Concat layers join to a value; itself if another layer makes it."""
     node = graph.producer(value)
-    return node.bottoms if node.param.type == "Concat" else [value]
+    if node.param.type != "Concat":
+        return [value]
+    return [part for bottom in node.bottoms for part in _joined(graph, bottom)]
+
+
+def source_label_tops(net: pb.NetParameter) -> list[LabelTop]:
+    """Where the TRAIN phase takes the labels of its sources from; images of the target with labels are not theirs.
+
+    All labels count as the sources' where nothing tells the domains apart, as in a net without alignment.
+    """
+    found = label_tops(Graph(filter_net(net, pb.TRAIN).layer))
+    try:
+        domains = data_in_train(net)
+    except InputError:
+        domains = None
+    if domains is None:
+        return found
+    sources = {data.layer.name for data in domains.sources}
+    return [top for top in found if top.layer.name in sources]
 
 
 def row_reader(layer: pb.LayerParameter, base_dir: Path | None) -> tuple[Net, SourceLayer]:
@@ -154,10 +172,14 @@ def count_rows(run: Run) -> Sizes:
     """
     train = Graph(filter_net(run.train_net, pb.TRAIN).layer)
     test = Graph(filter_net(run.test_net, pb.TEST).layer)
-    labelled = label_tops(train)
+    labelled = {found.layer.name for found in label_tops(train)}
+    of_source = {found.layer.name for found in source_label_tops(run.train_net)}
     counts: dict[str, int] = {}
     for node in data_nodes(train):
-        kind = "source" if node.param.name in {found.layer.name for found in labelled} else "target"
+        name = node.param.name
+        if name in labelled and name not in of_source:
+            continue  # most of them are in the target's list, too
+        kind = "source" if name in of_source else "target"
         rows = len(row_reader(node.param, run.train_folder)[1].source)
         counts[kind] = rows + (counts.get("source", 0) if kind == "source" else 0)
     for node in data_nodes(test):
@@ -172,7 +194,7 @@ def source_labels(run: Run) -> list[int]:
         InputError: the loss reads no labels of a data layer, there are too many to read, or the files can't be read.
     """
     labels = []
-    for found in label_tops(Graph(filter_net(run.train_net, pb.TRAIN).layer)):
+    for found in source_label_tops(run.train_net):
         some = [int(label) for _, label in row_reader(found.layer, run.train_folder)[1].source.labels(found.top)]
         if not some:
             raise InputError(f'layer "{found.layer.name}": too many labels to count')

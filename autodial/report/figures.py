@@ -125,7 +125,7 @@ def _draw_alpha_map(alphas: Sequence[Curve], width: float) -> Figure:
         np.arange(1, len(alphas) + 1),
         np.array([values for _, values in columns]),
         cmap=COLOUR_MAP,
-        vmin=min(0.5, *(value for _, values in columns for value in values[np.isfinite(values)])),
+        vmin=min([0.5, *(value for _, values in columns for value in values[np.isfinite(values)])]),
         vmax=1,
         shading="nearest",
         rasterized=True,

@@ -96,6 +96,21 @@ class KeptWeights:
 
 
 @dataclass(frozen=True)
+class LoggedRecalibration:
+    """What the log says of weights with new statistics.
+
+    Attributes:
+        sha256: of the file.
+        of: the SHA-256 of the run's weights that it was made of.
+        images: names of the images that the statistics were computed over.
+    """
+
+    sha256: str
+    of: str
+    images: Sequence[str]
+
+
+@dataclass(frozen=True)
 class Run:
     """What `autodial train` left of a run, in a folder that may still be written to.
 
@@ -211,7 +226,8 @@ class Run:
         """Seconds from each start to the last line that it logged, added up; None if the log has no times."""
         total = 0.0
         started = None
-        events = [event for event in self.events if event["event"] != "weights"]  # measured after the training
+        later = ("weights", "recalibration")  # after the training
+        events = [event for event in self.events if event["event"] not in later]
         for event, following in zip_longest(events, events[1:]):
             if "time" not in event:
                 return None
@@ -237,6 +253,15 @@ class Run:
             KeptWeights(event["iteration"], event["sha256"], event["recalibrated"], event["test"])
             for event in reversed(self.events)
             if event["event"] == "weights"
+        ]
+
+    @property
+    def recalibrations(self) -> list[LoggedRecalibration]:
+        """The files that `recalibrate` made of the run's weights, the newest first."""
+        return [
+            LoggedRecalibration(event["sha256"], event["of"], event["images"])
+            for event in reversed(self.events)
+            if event["event"] == "recalibration"
         ]
 
     def alphas(self) -> list[Curve]:

@@ -1,10 +1,10 @@
-"""What the record of a training says of a file of weights, for the card of the file that it is exported to."""
+"""What a training's record says about a file of weights, for the card of the exported file."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from autodial.converters.card import TestScores, TrainedNet
 from autodial.errors import InputError
@@ -21,14 +21,39 @@ from autodial.training.solver import tests_end
 
 
 def find_trained_net(names: str, logits: str) -> TrainedNet | None:
-    """What is recorded of a net's weights by the run that wrote them; None if no run beside them has written this file.
-
-    A run counts if its log names a snapshot, or weights that `select` or `compare` kept, with the file's SHA-256.
-    Damaged runs are passed over.
+    """What is recorded of a net's weights by the run that wrote them; None as `find_record` has it.
 
     Args:
         names: the .caffemodel; of several with commas, nothing is recorded.
         logits: the blob of scores that is exported.
+    """
+    record = find_record(names)
+    return None if record is None else _trained_net(record, read_weights(Path(names)), logits)
+
+
+class Record(NamedTuple):
+    """A run, and what its log says of a file of weights.
+
+    Attributes:
+        run: the run.
+        written: the snapshot or the kept weights that the file is, or that it was made of by `recalibrate`.
+        recalibrated_on: names of the images that its statistics were computed over by `recalibrate`; empty if it is
+            `written` itself.
+    """
+
+    run: Run
+    written: LoggedSnapshot | KeptWeights
+    recalibrated_on: Sequence[str] = ()
+
+
+def find_record(names: str) -> Record | None:
+    """The run beside a file of weights whose log names the file; None if there is none.
+
+    A run counts if its log names a snapshot, weights that `select` or `compare` kept, or what `recalibrate` made of
+    such weights, with the file's SHA-256. Damaged runs are passed over.
+
+    Args:
+        names: the .caffemodel; of several with commas, nothing is recorded.
     """
     weights = Path(names)
     if not weights.is_file():
@@ -39,10 +64,14 @@ def find_trained_net(names: str, logits: str) -> TrainedNet | None:
             run = Run.read(folder)
         except InputError:
             continue
-        written: tuple[LoggedSnapshot | KeptWeights, ...] = (*run.kept_weights, *run.snapshots)
-        for found in written:
-            if found.sha256 == sha256:
-                return _trained_net(run, found, read_weights(weights), logits)
+        written: dict[str, LoggedSnapshot | KeptWeights] = {}
+        written.update((found.sha256, found) for found in reversed(run.snapshots))
+        written.update((found.sha256, found) for found in reversed(run.kept_weights))
+        if sha256 in written:
+            return Record(run, written[sha256])
+        for made in run.recalibrations:
+            if made.sha256 == sha256 and made.of in written:
+                return Record(run, written[made.of], made.images)
     return None
 
 
@@ -54,7 +83,8 @@ def _run_folders(folder: Path) -> Iterator[Path]:
         yield folder
 
 
-def _trained_net(run: Run, found: LoggedSnapshot | KeptWeights, weights: Weights, logits: str) -> TrainedNet:
+def _trained_net(record: Record, weights: Weights, logits: str) -> TrainedNet:
+    run, found = record.run, record.written
     kept = found if isinstance(found, KeptWeights) else None
     scores = _kept_scores(run, kept) if kept is not None else _scores(run, found.iteration, logits)
     return TrainedNet(
@@ -65,6 +95,7 @@ def _trained_net(run: Run, found: LoggedSnapshot | KeptWeights, weights: Weights
         statistics=_statistics(run),
         alphas=_alphas(run, weights),
         recalibrated=kept is not None and kept.recalibrated,
+        recalibrated_on=[Path(name).name or name for name in record.recalibrated_on],
         scores=scores,
         untested=_why_untested(run, found) if scores is None else None,
     )
@@ -186,8 +217,9 @@ def _accuracy(net: pb.NetParameter, row: Mapping[str, Any], logits: str) -> floa
 
 
 def _images(run: Run, data: pb.LayerParameter | None) -> int | None:
-    """The number of images of a test."""
+    """The number of different images of a test, whose last batch may have begun the list again."""
     if data is None or not run.solver.test_iter:
         return None
     batch = data.image_data_param.batch_size if data.HasField("image_data_param") else data.data_param.batch_size
-    return int(run.solver.test_iter[0] * batch) or None
+    tested = int(run.solver.test_iter[0] * batch)
+    return min(tested, _rows(data, run.test_folder) or tested) or None

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from autodial.selection.candidates import Candidate
 from autodial.selection.criteria import CRITERIA, diversity, ensemble, softmax
 from autodial.selection.outputs import Outputs
+from autodial.selection.process_job import ProcessJob
 from autodial.training.collapse import SHARE
 
 DIVERSE = 0.5
@@ -39,6 +40,24 @@ class Trial:
     outputs: Outputs | None
     error: str | None = None
     collapsed_at: int | None = None
+
+    @classmethod
+    def of(cls, candidate: Candidate, job: ProcessJob, failure: str) -> Trial:
+        """A candidate with the result of its job.
+
+        Args:
+            candidate: the candidate.
+            job: what trained it.
+            failure: why the job has no result, for one that has none.
+
+        Raises:
+            InputError: a damaged result.
+        """
+        result = job.result()
+        if result is None:
+            return cls(candidate, None, failure)
+        outputs = None if result["error"] is not None else Outputs.read(job.outputs)
+        return cls(candidate, outputs, result["error"], result["collapsed_at"])
 
 
 @dataclass(frozen=True)

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from math import prod
 from pathlib import Path
-from typing import Any
 
 import torch
 from google.protobuf.message import Message
@@ -22,21 +19,18 @@ from autodial.net.data_checks import check_data, label_readers
 from autodial.net.feed import sources
 from autodial.net.net import Net
 from autodial.netparam.net_state import filter_net
-from autodial.netparam.overrides import apply_to_nets, apply_to_solver, for_nets
+from autodial.netparam.overrides import applies, apply_to_nets, apply_to_solver, for_nets
 from autodial.netparam.variants import UNALIGNED
 from autodial.proto import messages as pb
 from autodial.selection.candidates import Candidate, grid
 from autodial.selection.choice import Trial
 from autodial.selection.folder import Inputs, enter
 from autodial.selection.holdout import SourceLists, write_lists
-from autodial.selection.job import Job, read_result
-from autodial.selection.outputs import Outputs
-from autodial.system.devices import choose_device, warn_of_cpu
-from autodial.system.hashing import file_hash
+from autodial.selection.training_job import TrainingJob, snapshot_settings, training_device, training_memory
+from autodial.system.devices import warn_of_cpu
+from autodial.system.hashing import file_hash, text_hash
 from autodial.training.solver import Solver
 
-_CONTEXT_BYTES = 2**29
-"""Bytes that a process takes before it has a net: the interpreter, torch, and the context on a GPU."""
 _LEAST = 10
 """The least number of target images that a domain classifier's cross-validation needs."""
 
@@ -54,11 +48,11 @@ class Experiment:
         job_memory: bytes that a job is expected to take.
     """
 
-    inputs: Mapping[str, Any]
+    inputs: Mapping[str, object]
     candidates: tuple[Candidate, ...]
-    jobs: tuple[Job, ...]
+    jobs: tuple[TrainingJob, ...]
     device: torch.device
-    exports: tuple[Mapping[str, Any], ...]
+    exports: tuple[Mapping[str, object], ...]
     job_memory: int
 
     def trials(self, failures: Mapping[Path, str]) -> list[Trial]:
@@ -70,7 +64,10 @@ class Experiment:
         Raises:
             InputError: a damaged result.
         """
-        return [_trial(candidate, job, failures) for candidate, job in zip(self.candidates, self.jobs, strict=True)]
+        return [
+            Trial.of(candidate, job, failures.get(job.folder, "it has not been trained"))
+            for candidate, job in zip(self.candidates, self.jobs, strict=True)
+        ]
 
     def check_ensemble(self) -> None:
         """Raise InputError unless all candidates' nets are the same in the TEST phase, as in one file they must be."""
@@ -80,9 +77,9 @@ class Experiment:
                 "leave it out, or try only what changes training"
             )
 
-    def unfinished(self) -> list[Job]:
+    def unfinished(self) -> list[TrainingJob]:
         """The jobs without a result, in the order of the grid."""
-        return [job for job in self.jobs if read_result(job) is None]
+        return [job for job in self.jobs if job.result() is None]
 
 
 def prepare(
@@ -122,7 +119,7 @@ def prepare(
     """
     for name in variants:
         _check_aligned(name, f"`variants` {name}")
-    chosen = _look_at(device, solver)
+    chosen = training_device(proto.read_solver(solver), device)
     own = [f"solver.snapshot_prefix={(folder / 'net').absolute()}", "solver.snapshot_format=BINARYPROTO"]
 
     def read(names: Sequence[str]) -> Solver:
@@ -165,7 +162,7 @@ def prepare(
         job_folder = folder / "candidates" / candidate.folder
         if hold_out:
             job_folder = job_folder.with_name(f"{job_folder.name}_held_out")
-        job = Job(
+        job = TrainingJob(
             folder=job_folder.absolute(),
             name=candidate.name,
             lists=tuple(lists),
@@ -193,7 +190,7 @@ def prepare(
         for c, job in zip(candidates, jobs, strict=True)
     ]
     warn_of_cpu(device, chosen, prefer_gpu=run.param.solver_mode == pb.SolverParameter.GPU)
-    return Experiment(inputs, tuple(candidates), tuple(jobs), chosen, tuple(exports), _memory(run))
+    return Experiment(inputs, tuple(candidates), tuple(jobs), chosen, tuple(exports), training_memory(run))
 
 
 def _check_aligned(variant: str, given: str) -> None:
@@ -204,31 +201,16 @@ def _check_aligned(variant: str, given: str) -> None:
         )
 
 
-def _look_at(device: str, solver: Path) -> torch.device:
-    """The device that the trainings will choose; nothing is built on it."""
-    param = proto.read_solver(solver)
-    return choose_device(device, prefer_gpu=param.solver_mode == pb.SolverParameter.GPU, index=param.device_id)
-
-
-def _export_options(run: Solver, variants: Sequence[str], settings: Sequence[str], job: Job) -> dict[str, Any]:
+def _export_options(
+    run: Solver, variants: Sequence[str], settings: Sequence[str], job: TrainingJob
+) -> dict[str, object]:
     """Options that make `autodial export` read the TEST phase as a candidate has it."""
     name = run.net_names[1] if len(run.net_names) > 1 else run.net_names[0]
     if not Path(name).is_file():  # a net that the solver's own file holds
         return {"--net": job.net}
     test = filter_net(proto.read_net(name), pb.TEST)
-    kept = [setting for setting in for_nets(settings) if _applies(setting, test)]
+    kept = [setting for setting in for_nets(settings) if applies(setting, test)]
     return {"--net": name, "--variant": list(variants), "--set": kept}
-
-
-def _applies(setting: str, net: pb.NetParameter) -> bool:
-    """Whether a net has what a setting changes; settings may mean layers that only the TRAIN phase has."""
-    copy = pb.NetParameter()
-    copy.CopyFrom(net)
-    try:
-        apply_to_nets([setting], [copy])
-    except InputError:
-        return False
-    return True
 
 
 def _test_form(net: pb.NetParameter) -> str:
@@ -331,7 +313,7 @@ def _refuse_own(candidate: Candidate, own_settings: Sequence[str]) -> None:
 
 
 def _own_settings(folder: Path, training: Mapping[str, Path | None]) -> list[str]:
-    """Settings that leave out the held-out images, put the snapshots into the candidate's folder, and test nothing.
+    """Settings that leave out the held-out images, and those of `snapshot_settings`.
 
     Args:
         training: lists of the images to train on, by the layers that read the sources; None where nothing is left out.
@@ -340,14 +322,7 @@ def _own_settings(folder: Path, training: Mapping[str, Path | None]) -> list[str
     for source, path in training.items():
         if path is not None:
             lists += [f"{source}.image_data_param.source={path.absolute()}", f"{source}.image_data_param.root_folder="]
-    return [
-        *lists,
-        f"solver.snapshot_prefix={(folder / 'net').absolute()}",
-        "solver.snapshot_format=BINARYPROTO",
-        "solver.snapshot_after_train=true",
-        "solver.test_initialization=false",
-        f"solver.test_interval={2**31 - 1}",
-    ]
+    return [*lists, *snapshot_settings(folder)]
 
 
 def _with_settings(net: pb.NetParameter, settings: Sequence[str]) -> pb.NetParameter:
@@ -376,9 +351,9 @@ def _inputs(
     return Inputs(
         solver=proto.to_text(_solver_with(run.param, ["solver.snapshot_prefix="])),
         net=proto.to_text(net),
-        source=_hash("\n".join(map(_labelled_rows_of, readers))),
-        target=_hash("\n".join(others)),
-        weights=_hash("".join(file_hash(Path(path)) for path in weights)),
+        source=text_hash("\n".join(map(_labelled_rows_of, readers))),
+        target=text_hash("\n".join(others)),
+        weights=text_hash("".join(file_hash(Path(path)) for path in weights)),
         seed=run.seed,
         recalibrate=recalibrate,
     )
@@ -413,23 +388,4 @@ def _test_labels(net: pb.NetParameter, base_dir: Path | None, *, needed: bool) -
         raise InputError(f"TEST phase: {error}") from error
     if not labels:
         raise InputError("`target_labels`: the TEST phase has no list with labels that an Accuracy or loss layer reads")
-    return _hash(str(labels))
-
-
-def _hash(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()
-
-
-def _memory(run: Solver) -> int:
-    """Bytes that a training takes: blobs and their gradients; parameters, their gradients and history."""
-    blobs = sum(prod(shape) for shape in run.net.blob_shapes.values())
-    params = sum(param.tensor.numel() for param in run.net.params)
-    return _CONTEXT_BYTES + 4 * (2 * blobs + 3 * params)
-
-
-def _trial(candidate: Candidate, job: Job, failures: Mapping[Path, str]) -> Trial:
-    result = read_result(job)
-    if result is None:
-        return Trial(candidate, None, failures.get(job.folder, "it has not been trained"))
-    outputs = None if result["error"] is not None else Outputs.read(job.outputs)
-    return Trial(candidate, outputs, result["error"], result["collapsed_at"])
+    return text_hash(str(labels))

@@ -99,7 +99,7 @@ def _changes(known: _Record, now: Inputs, path: Path) -> Iterator[str]:
 
 
 def _net_differences(nets: Sequence[pb.NetParameter]) -> list[Difference]:
-    """Those of the TRAIN phase or, if there are none, those of the TEST phase, which mostly has the same layers."""
+    """What differs in the TRAIN phase or, if nothing does, in the TEST phase, which mostly has the same layers."""
     for phase in (pb.TRAIN, pb.TEST):
         found = differences([settings_of_nets([filter_net(net, phase)]) for net in nets])
         if found:

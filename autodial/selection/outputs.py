@@ -110,6 +110,12 @@ class Outputs:
         )
 
 
+def draw_rows(images: int, seed: int) -> NDArray[np.int64]:
+    """The rows whose features are kept: at most FEATURE_ROWS, drawn from 0 to `images` - 1, in ascending order."""
+    drawn = np.random.default_rng(derive_seed(seed, "features")).permutation(images)[:FEATURE_ROWS]
+    return np.sort(drawn)
+
+
 def _damaged(path: Path) -> InputError:
     return InputError(f"{path} is damaged: delete it, and the candidate is measured again")
 
@@ -209,8 +215,7 @@ class TrainedNet:
         held_out_labels = np.array(labels_left, np.int64)
         self._use(None)
         target_logits, features = self._run(self._target, features=True)
-        rng = np.random.default_rng(derive_seed(seed, "features"))
-        rows = np.sort(rng.permutation(len(features))[:FEATURE_ROWS])
+        rows = draw_rows(len(features), seed)
         probabilities, labels = self._scores() if target_labels else (target_logits[:0], np.zeros(0, np.int64))
         return Outputs(
             target_logits=target_logits,

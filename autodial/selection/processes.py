@@ -9,11 +9,17 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import ClassVar, Protocol, TypeVar
+from typing import TYPE_CHECKING
 
 from autodial.errors import INTERRUPTED, WorkError
+from autodial.selection.process_job import ProcessJob
+from autodial.system.cpus import available_cpus
+
+if TYPE_CHECKING:
+    import torch
 
 CGROUP = Path("/sys/fs/cgroup")
 """The folder in which a container sees its resource limits."""
@@ -24,32 +30,43 @@ _CPUS_PER_GPU_JOB = 2
 _THREAD_LIMITS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
-class Job(Protocol):
-    """What a process runs: `python -m MODULE FILE WORKERS`, with the file that `write` writes.
+@dataclass(frozen=True)
+class Shares:
+    """How jobs share the machine.
 
     Attributes:
-        module: name of the module.
+        parallel: number of jobs that run at the same time.
+        threads: CPU threads per job.
+        workers: processes per job that read images ahead.
     """
 
-    module: ClassVar[str]
-
-    @property
-    def folder(self) -> Path:
-        """The folder for all results."""
-
-    @property
-    def name(self) -> str:
-        """The job's name in messages."""
-
-    @property
-    def log(self) -> Path:
-        """The file of the process's output."""
-
-    def write(self) -> Path:
-        """Write the job into its folder; returns the file."""
+    parallel: int
+    threads: int
+    workers: int
 
 
-AnyJob = TypeVar("AnyJob", bound=Job)
+def share_machine(
+    jobs: int, device: torch.device, job_memory: int, *, parallel: int | None = None, workers: int | None = None
+) -> Shares:
+    """Share the machine out to jobs, by its CPUs and its free memory.
+
+    Args:
+        jobs: number of jobs.
+        device: where they run.
+        job_memory: bytes that a job is expected to take.
+        parallel, workers: as in Shares; None: as many as there is room for.
+    """
+    cpus, gpu = available_cpus(), device.type == "cuda"
+    memory = _free_gpu_memory(device) if gpu else free_memory()
+    parallel = parallel or default_parallel(jobs, cpus, gpu=gpu, memory=memory, job_memory=job_memory)
+    threads = max(1, cpus // parallel)
+    return Shares(parallel, threads, threads - 1 if workers is None else workers)
+
+
+def _free_gpu_memory(device: torch.device) -> int:
+    import torch
+
+    return int(torch.cuda.mem_get_info(device)[0])
 
 
 def free_memory(cgroup: Path = CGROUP) -> int:
@@ -85,31 +102,27 @@ def default_parallel(jobs: int, cpus: int, *, gpu: bool, memory: int, job_memory
     return max(1, min(jobs, cpus // _CPUS_PER_GPU_JOB if gpu else cpus, memory // job_memory))
 
 
-def run_jobs(
-    jobs: Sequence[AnyJob], parallel: int, *, threads: int, workers: int, report: Callable[[AnyJob, int | None], None]
-) -> bool:
+def run_jobs(jobs: Sequence[ProcessJob], shares: Shares, report: Callable[[ProcessJob, int | None], None]) -> bool:
     """Run jobs until all have ended, or until Ctrl-C.
 
     Ctrl-C interrupts the trainings, and each writes a snapshot to continue from; a second Ctrl-C stops them at once.
 
     Args:
         jobs: the jobs, in the order in which they are started.
-        parallel: number of jobs that run at the same time.
-        threads: CPU threads per job.
-        workers: processes per job that read images ahead.
+        shares: how they share the machine.
         report: called with a job and None when the job starts, and with the job and its exit status when it ends.
 
     Returns:
         whether all jobs were run; False after Ctrl-C.
     """
-    environment = {**os.environ, **dict.fromkeys(_THREAD_LIMITS, str(threads))}
+    environment = {**os.environ, **dict.fromkeys(_THREAD_LIMITS, str(shares.threads))}
     waiting = list(jobs)
-    running: dict[subprocess.Popen[bytes], AnyJob] = {}
+    running: dict[subprocess.Popen[bytes], ProcessJob] = {}
     with _forwarding_interrupts(running) as interrupts:
         while running or (waiting and not interrupts):
-            while waiting and len(running) < parallel and not interrupts:
+            while waiting and len(running) < shares.parallel and not interrupts:
                 job = waiting.pop(0)
-                running[_start(job, workers, environment)] = job
+                running[_start(job, shares.workers, environment)] = job
                 report(job, None)
             for process in [process for process in running if process.poll() is not None]:
                 job = running.pop(process)
@@ -121,7 +134,7 @@ def run_jobs(
     return not waiting
 
 
-def _start(job: Job, workers: int, environment: dict[str, str]) -> subprocess.Popen[bytes]:
+def _start(job: ProcessJob, workers: int, environment: dict[str, str]) -> subprocess.Popen[bytes]:
     try:
         with job.log.open("ab") as log:
             # in its own session: otherwise Ctrl-C would reach it both from the terminal and from here
@@ -138,7 +151,7 @@ def _start(job: Job, workers: int, environment: dict[str, str]) -> subprocess.Po
 
 
 @contextmanager
-def _forwarding_interrupts(running: dict[subprocess.Popen[bytes], AnyJob]) -> Iterator[list[int]]:
+def _forwarding_interrupts(running: dict[subprocess.Popen[bytes], ProcessJob]) -> Iterator[list[int]]:
     """Pass SIGINT on to the processes; yields the list of signals received so far."""
     came: list[int] = []
 

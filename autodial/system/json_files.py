@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import os
 from collections import abc
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import fields, is_dataclass
 from functools import cache
 from math import isfinite
 from pathlib import Path
@@ -108,6 +109,25 @@ def read(path: Path, schema: type[T], *, remedy: str) -> T:
     Raises:
         InputError: the file can't be read, is no JSON, or does not have the type; the message names the file.
     """
+    return cast(T, _read(path, schema, remedy))
+
+
+def read_dataclass(path: Path, kind: type[T], *, remedy: str) -> T:
+    """The dataclass whose `asdict` a JSON file holds, with strings for paths and lists for tuples.
+
+    Args:
+        path: the file.
+        kind: the dataclass. Its fields have types as for `check`, Path, tuple[..., ...] or another such dataclass, or a
+            union of one of these and None.
+        remedy: what to do about a damaged file; it ends the message.
+
+    Raises:
+        InputError: as for `read`.
+    """
+    return cast(T, _restored(kind, _read(path, kind, remedy)))
+
+
+def _read(path: Path, schema: Any, remedy: str) -> Any:
     from autodial.system.files import read_bytes  # late: it loads protobuf, which `check` does not need
 
     if path.exists() and not path.is_file():
@@ -140,6 +160,25 @@ def _file_path(value: str) -> None:
         raise WrongValueError("a path", value)
 
 
+def _restored(kind: Any, value: Any) -> Any:
+    """A checked JSON value as the type from which it was written."""
+    arguments = get_args(kind)
+    if value is not None and type(None) in arguments:
+        return _restored(arguments[0], value)
+    if kind is Path:
+        return Path(value)
+    if get_origin(kind) is tuple:
+        return tuple(_restored(arguments[0], item) for item in value)
+    if isinstance(kind, type) and is_dataclass(kind):
+        return kind(**{name: _restored(hint, value[name]) for name, hint in _field_types(kind).items()})
+    return value
+
+
+def _field_types(kind: Any) -> dict[str, Any]:
+    hints = get_type_hints(kind, include_extras=True)
+    return {field.name: hints[field.name] for field in fields(kind)}
+
+
 FilePath = Annotated[str, _file_path]
 """A string that can be the path of a file: without NUL, and in the file system's encoding."""
 
@@ -155,13 +194,18 @@ _DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
 def _check_of(schema: Any) -> Check:
     """The check that a type stands for."""
     if is_typeddict(schema):
-        return _object_check(schema)
+        return _object_check(get_type_hints(schema, include_extras=True), schema.__required_keys__)
+    if is_dataclass(schema):
+        types = _field_types(schema)
+        return _object_check(types, types)
+    if schema is Path:
+        return _check_of(cast(Hashable, FilePath))
     origin, arguments = get_origin(schema), get_args(schema)
     if origin is Annotated:
         return _narrowed(_check_of(arguments[0]), arguments[1:])
     if origin in (Union, UnionType):
         return _union_check([_check_of(argument) for argument in arguments])
-    if origin is list:
+    if origin in (list, tuple):
         return _list_check(_check_of(arguments[0]))
     if origin is not None and issubclass(origin, abc.Mapping):
         return _mapping_check(_check_of(arguments[1]))
@@ -190,9 +234,8 @@ _SCALARS: Mapping[Any, Check] = {
 }
 
 
-def _object_check(schema: Any) -> Check:
-    checks = {name: _check_of(hint) for name, hint in get_type_hints(schema, include_extras=True).items()}
-    required: frozenset[str] = schema.__required_keys__
+def _object_check(types: Mapping[str, Any], required: Iterable[str]) -> Check:
+    checks = {name: _check_of(hint) for name, hint in types.items()}
 
     def check_object(value: Any) -> None:
         if type(value) is not dict:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -145,6 +145,34 @@ def log_weights(folder: Path, weights: Path, *, recalibrated: bool, test: KeptTe
             log.append(json.dumps(finite(row), allow_nan=False).encode() + b"\n")
     except OSError as error:
         raise WorkError(f"the run's log in {folder} can't be written: {error.strerror}") from error
+
+
+def log_recalibration(folder: Path, weights: Path, *, of: str, images: Sequence[str]) -> None:
+    """Add to a run's log which file has new statistics; a warning says why, if that can't be done.
+
+    Args:
+        folder: the run's.
+        weights: the file.
+        of: the SHA-256 of the weights of this run that it was made of.
+        images: names of the images that its statistics were computed over.
+    """
+    row = {
+        "time": datetime.now(UTC).isoformat(timespec="seconds"),
+        "event": "recalibration",
+        "iteration": read_events(folder)[-1]["iteration"],
+        "model": str(weights.absolute()),
+        "sha256": file_hash(weights),
+        "of": of,
+        "images": list(images),
+    }
+    try:
+        with AppendedFile(folder / LOG) as log:
+            log.append(json.dumps(row).encode() + b"\n")
+    except OSError as error:
+        _log.warning(
+            "The run's log in %s can't be written (%s): a model card of %s will not know the training",
+            *(folder, error.strerror, weights),
+        )
 
 
 def _cut_unfinished_line(path: Path) -> None:

@@ -2,14 +2,17 @@
 
 `run.json` is an object {"schema": 1, "starts": [...]}, one record per start of the run (the first, and each time it was
 resumed). `log.jsonl` has one JSON object per line: "event" is "train" (a displayed iteration), "test", "snapshot",
-"collapse" (an alarm, see `CollapseWatch`), "weights" or "start", "time" is when, in UTC, and NaN and infinite numbers
-are null.
+"collapse" (an alarm, see `CollapseWatch`), "weights", "recalibration" or "start", "time" is when, in UTC, and NaN and
+infinite numbers are null.
 A "test" line has under "not_finite" the blobs with scores that were NaN or infinite: in how many rows, out of how many.
 Under "recalls" and "balanced_accuracy" it has, by blob of scores, each class's recall over the whole test and their
 mean. A class without labels is null.
 
 `autodial select` and `autodial compare` add a line "weights" for the file that they keep of a training: its SHA-256,
 whether its statistics were computed once more, over all images, and under "test" what it scored, if there were labels.
+`autodial recalibrate` adds a line "recalibration": under "of" the SHA-256 of weights that this run wrote or that were
+kept of it, under "sha256" that of the file with new statistics, and under "images" the names of the images that they
+were computed over.
 """
 
 from __future__ import annotations
@@ -154,6 +157,15 @@ class _WeightsEvent(_Timed):
     test: KeptTest | None
 
 
+class _RecalibrationEvent(_Timed):
+    """Weights with new statistics."""
+
+    model: FilePath
+    sha256: str
+    of: str
+    images: list[FilePath]
+
+
 class _CollapseEvent(_Timed):
     """An alarm."""
 
@@ -168,6 +180,7 @@ _EVENTS: Mapping[str, Any] = {
     "test": _TestEvent,
     "snapshot": _SnapshotEvent,
     "weights": _WeightsEvent,
+    "recalibration": _RecalibrationEvent,
     "collapse": _CollapseEvent,
 }
 
@@ -266,6 +279,6 @@ def _lines(path: Path) -> Iterator[Event]:
 
 def _stands(row: Event, resumed_at: int) -> bool:
     """Whether a row counts after a resume from an iteration, which is displayed and tested again."""
-    if row["event"] in ("snapshot", "start"):
+    if row["event"] in ("snapshot", "recalibration", "start"):
         return bool(row["iteration"] <= resumed_at)
     return bool(row["iteration"] < resumed_at)

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 class OnnxFile(Destination):
     """A file, in a folder that exists. Weights above 2 GiB go to a second file, of the same name and `.data`.
 
+    Where a smaller model replaces one with a second file, that file is removed.
+
     Attributes:
         path: an existing file is replaced.
         suffixes: the name must end in one of them; empty for any name.
@@ -44,14 +46,15 @@ class OnnxFile(Destination):
 
     def write(self, prepared: Prepared) -> ExportReport:
         from autodial.converters.onnx_file import to_onnx, verified
-        from autodial.converters.onnx_weights import weights_path
+        from autodial.converters.onnx_weights import remove_unused, weights_path, written_weights
 
         precision = "float32" if prepared.lowering is None else prepared.lowering.precision
         exported = to_onnx(prepared, self.limit(precision))
         if not exported.weights:
-            model = verified(prepared, exported)
+            model, second = verified(prepared, exported), written_weights(self.path)
             with replacing(self.path) as file:
                 file.write(model.data)
+            remove_unused(second, [self.path.name])
             return model.report(self.path, {self.path.name: len(model.data)})
         with replacing_files(self.path.parent, last=self.path.name) as aside:
             path = aside / self.path.name

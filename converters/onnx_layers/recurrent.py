@@ -1,6 +1,6 @@
 """RNN and LSTM, as a Scan over the steps.
 
-ONNX's own LSTM can't start sequences anew in the middle of a batch, as `cont` does here.
+ONNX's own LSTM can't start new sequences in the middle of a batch, as `cont` does here.
 """
 
 from __future__ import annotations

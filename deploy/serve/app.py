@@ -177,8 +177,10 @@ class Service:
 
 
 def routes(service: Service) -> list[Route]:
-    """All routes."""
-    found = [
+    """All routes; they are tried in this order, so that the one that is asked all the time comes first."""
+    models = ("/v2/models/{name}", "/v2/models/{name}/versions/{version}")
+    found = [Route(f"{model}/infer", service.infer, methods=["POST"]) for model in models]
+    found += [
         Route("/", pages.index, name="page"),
         Route("/docs", pages.docs),
         Route("/openapi.json", service.openapi),
@@ -191,13 +193,12 @@ def routes(service: Service) -> list[Route]:
         Route("/v2/repository/models/{name}/load", service.load, methods=["POST"]),
         Route("/v2/repository/models/{name}/unload", service.load, methods=["POST"]),
     ]
-    for model in ("/v2/models/{name}", "/v2/models/{name}/versions/{version}"):
+    for model in models:
         found += [
             Route(model, service.model),
             Route(f"{model}/ready", service.model_ready),
             Route(f"{model}/config", service.config),
             Route(f"{model}/stats", service.statistics),
-            Route(f"{model}/infer", service.infer, methods=["POST"]),
         ]
     return found
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from autodial import __version__
 from autodial.deploy.metadata import ModelInfo
 from autodial.model_file import INPUT, OUTPUTS
@@ -14,12 +12,12 @@ VERSION = "1"
 PLATFORM = "onnxruntime_onnx"
 
 
-def server() -> dict[str, Any]:
+def server() -> dict[str, object]:
     """The answer to GET /v2."""
     return {"name": "autodial", "version": __version__, "extensions": list(EXTENSIONS)}
 
 
-def model(name: str, info: ModelInfo) -> dict[str, Any]:
+def model(name: str, info: ModelInfo) -> dict[str, object]:
     """The answer to GET /v2/models/NAME."""
     return {
         "name": name,
@@ -30,7 +28,7 @@ def model(name: str, info: ModelInfo) -> dict[str, Any]:
     }
 
 
-def config(name: str, info: ModelInfo, batch_size: int) -> dict[str, Any]:
+def config(name: str, info: ModelInfo, batch_size: int) -> dict[str, object]:
     """The answer to GET /v2/models/NAME/config: the parts of Triton's ModelConfig that clients look at."""
     return {
         "name": name,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections import Counter, deque
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
@@ -60,7 +59,7 @@ class DriftWindow:
         return compare(self._reference, self._names, [row for row, _ in rows], [label for _, label in rows])
 
 
-def unlike(reference: Reference, row: Sequence[float]) -> dict[str, Any]:
+def unlike(reference: Reference, row: Sequence[float]) -> dict[str, object]:
     """Whether one image is unlike a training list, and in which of its statistics.
 
     Args:
@@ -77,7 +76,7 @@ def unlike(reference: Reference, row: Sequence[float]) -> dict[str, Any]:
     return {"unlike": len(outside) >= _SHARE * measured, "outside": outside, "figures": measured}
 
 
-def verdict(drift: Drift) -> dict[str, Any]:
+def verdict(drift: Drift) -> dict[str, object]:
     """A comparison in short, as values that JSON knows."""
     return {
         "verdict": drift.verdict.value,

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from autodial.wording import printable
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._~-]{1,128}")
-_log = logging.getLogger("autodial.serve")
+_log = logging.getLogger("autodial.serve.requests")
 
 
 def request_id(given: str | None) -> str:
@@ -80,16 +80,16 @@ def shown(*, as_json: bool, requests: bool) -> Iterator[None]:
     """
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_Json() if as_json else _Lines())
-    if not requests:
-        handler.addFilter(lambda record: not hasattr(record, "request"))
     loggers = [logging.getLogger(name) for name in ("autodial", "uvicorn.error")]
     before = [(logger.handlers, logger.propagate, logger.level) for logger in loggers]
     for logger, level in zip(loggers, (logging.INFO, logging.ERROR), strict=True):
         logger.handlers, logger.propagate = [handler], False
         logger.setLevel(level)
+    _log.disabled = not requests
     try:
         yield
     finally:
+        _log.disabled = False
         for logger, (handlers, propagate, level) in zip(loggers, before, strict=True):
             logger.handlers, logger.propagate = handlers, propagate
             logger.setLevel(level)

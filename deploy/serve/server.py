@@ -101,8 +101,8 @@ def _serve(models: Mapping[str, Path], options: ServeOptions) -> None:
     cv2.setNumThreads(1)  # the decoding threads are the parallelism
     metrics, state = Metrics(), State()
     with ThreadPoolExecutor(options.workers or available_cpus(), thread_name_prefix="decode") as decoders:
+        watch = Watch(models) if options.watch else None
         served = Models(models, options.model, limits, decoders, metrics)
-        watch = Watch(served) if options.watch else None
         for name, path in models.items():
             _log.info("the model %s is %s", name, path)
         server = _Server(_config(options, limits), state, options.drain)
@@ -112,7 +112,7 @@ def _serve(models: Mapping[str, Path], options: ServeOptions) -> None:
         async def start() -> None:
             served.start()
             if watch is not None:
-                tasks.append(asyncio.create_task(watch.run()))
+                tasks.append(asyncio.create_task(watch.run(served)))
 
         def end() -> None:
             for task in tasks:

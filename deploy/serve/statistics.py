@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import time
 from collections import defaultdict
-from typing import Any
 
 from autodial.deploy.serve.batching import BatchRecord, Timing
 from autodial.deploy.serve.describe import VERSION
@@ -47,7 +46,7 @@ class Statistics:
             of_size[0] += 1
             of_size[1] += int(batch.seconds * 1e9)
 
-    def record(self, name: str) -> dict[str, Any]:
+    def record(self, name: str) -> dict[str, object]:
         """An entry of Triton's `model_stats`."""
         nothing = {"count": 0, "ns": 0}
         with self._lock:

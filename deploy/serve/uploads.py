@@ -145,16 +145,16 @@ def files_of_form(body: bytes, content_type: str, most: int) -> list[Upload]:
     return form.files
 
 
-def describe(model: ServedModel, uploads: list[Upload], outcome: Outcome, options: UploadOptions) -> dict[str, Any]:
+def describe(model: ServedModel, uploads: list[Upload], outcome: Outcome, options: UploadOptions) -> dict[str, object]:
     """The answer to uploaded pictures; raises a RefusalError if there is a label for none of them."""
     if all(error is not None for error in outcome.errors):
         many = f" (and {len(uploads) - 1} more)" if len(uploads) > 1 else ""
         raise RefusalError(400, f"{uploads[0].name or 'the body'}: {outcome.errors[0]}{many}")
     predictions = Predictions(outcome.logits, outcome.probabilities, model.info.classes, outcome.errors, outcome.damage)
-    results: list[dict[str, Any]] = []
+    results: list[dict[str, object]] = []
     rows = zip(uploads, predictions.statuses, predictions.top(options.top_k), strict=True)
     for index, (upload, status, labels) in enumerate(rows):
-        result: dict[str, Any] = {"index": index, "name": upload.name, "status": status}
+        result: dict[str, object] = {"index": index, "name": upload.name, "status": status}
         if labels:
             result |= {"label": labels[0].name, "probability": labels[0].probability}
             if options.top_k > 1:
@@ -164,7 +164,7 @@ def describe(model: ServedModel, uploads: list[Upload], outcome: Outcome, option
         if remark := outcome.errors[index] or outcome.damage[index]:
             result["error"] = remark
         results.append(result)
-    answer: dict[str, Any] = {"model_name": model.name, "model_version": model.version, "results": results}
+    answer: dict[str, object] = {"model_name": model.name, "model_version": model.version, "results": results}
     if options.drift:
         answer["drift"] = _add_drift(model, outcome, results)
     return answer
@@ -176,7 +176,7 @@ def check_drift(model: ServedModel) -> None:
         raise invalid(f"the model {model.name} keeps nothing of its training images, so there is no drift to tell")
 
 
-def _add_drift(model: ServedModel, outcome: Outcome, results: list[dict[str, Any]]) -> dict[str, Any]:
+def _add_drift(model: ServedModel, outcome: Outcome, results: list[dict[str, object]]) -> dict[str, object]:
     """Say of each image whether it is unlike the training list, and give the verdict about all of them."""
     assert model.reference is not None
     good = [index for index, error in enumerate(outcome.errors) if error is None]

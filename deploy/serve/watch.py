@@ -5,73 +5,95 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TypeAlias
 
+from autodial.deploy.predictor import Predictor
 from autodial.deploy.serve.models import Models
-from autodial.errors import AutodialError
+from autodial.deploy.weights_file import names_checksum, weights_file
+from autodial.errors import AutodialError, InputError
 
 _log = logging.getLogger("autodial.serve")
 
-_State: TypeAlias = tuple[int, int, int] | None
+_FileState: TypeAlias = tuple[int, int, int] | None
 """A file's size, time of modification and inode; None where there is no file."""
+_State: TypeAlias = tuple[_FileState, _FileState]
+"""A model's, and that of its second file, which has weights above 2 GiB; None where the model has none."""
 
 
 class Watch:
     """Looks at the models' files, and takes over those that have changed and can be served.
 
-    A file counts as changed once two looks in a row find it in the same state. It is loaded aside and tried before it
-    is taken over; one that can't be is reported once, and what was served goes on.
+    A model counts as changed once two looks in a row find its file, and its second file if it has one, in the same
+    state. It is loaded aside and tried before it is taken over; one that can't be is reported once, and what was served
+    goes on.
 
     Args:
-        models: the service's.
+        paths: the models' files by name, before they are loaded.
         seconds: between two looks.
     """
 
-    def __init__(self, models: Models, seconds: float = 1.0) -> None:
-        self._models = models
+    def __init__(self, paths: Mapping[str, Path], seconds: float = 1.0) -> None:
+        self._paths = dict(paths)
         self._seconds = seconds
-        self._settled = {name: _state(path) for name, path in models.paths.items()}
+        self._settled = {name: _state(path) for name, path in paths.items()}
         """The state that was dealt with: served, or refused."""
         self._seen = dict(self._settled)
 
-    async def run(self) -> None:
-        """Look until the task is cancelled."""
-        loop = asyncio.get_running_loop()
+    async def run(self, models: Models) -> None:
+        """Look until the task is cancelled.
+
+        Args:
+            models: the service's, loaded from the files.
+        """
         while True:
             await asyncio.sleep(self._seconds)
-            for name, path in self._models.paths.items():
-                state = await loop.run_in_executor(None, _state, path)
+            for name, path in self._paths.items():
+                state = await asyncio.to_thread(_state, path)
                 settled, self._seen[name] = state == self._seen[name], state
                 if settled and state != self._settled[name]:
-                    await self._replace(name, path, state)
+                    await self._replace(models, name, path, state)
 
-    async def _replace(self, name: str, path: Path, state: _State) -> None:
-        loop = asyncio.get_running_loop()
-        if state is None:
+    async def _replace(self, models: Models, name: str, path: Path, state: _State) -> None:
+        if state[0] is None:
             self._settled[name] = state
             _log.warning("%s is gone: the model %s is served on as it was", path, name)
             return
         try:
-            predictor = await loop.run_in_executor(None, self._models.load, name)
-        except AutodialError as error:
-            if _state(path) == state:  # else it is being written, and looked at again
+            predictor = await asyncio.to_thread(_load, models, name, path)
+        except Exception as error:
+            if await asyncio.to_thread(_state, path) == state:  # else it is being written, and looked at again
                 self._settled[name] = state
-                self._models.refused(name)
-                _log.warning("the model %s is served on as it was: %s", name, error)
+                models.refused(name)
+                if isinstance(error, AutodialError):
+                    _log.warning("the model %s is served on as it was: %s", name, error)
+                else:
+                    _log.exception("%s can't be loaded: the model %s is served on as it was", path, name)
             return
-        except Exception:
+        if await asyncio.to_thread(_state, path) == state:
             self._settled[name] = state
-            self._models.refused(name)
-            _log.exception("%s can't be loaded: the model %s is served on as it was", path, name)
-            return
-        if _state(path) == state:
-            self._settled[name] = state
-            self._models.take_over(name, predictor)
+            models.take_over(name, predictor)
             _log.info("the model %s is now the new file %s (weights %.12s)", name, path, predictor.info.weights_sha256)
 
 
+def _load(models: Models, name: str, path: Path) -> Predictor:
+    predictor = models.load(name)
+    second = weights_file(path)
+    if second is not None and not names_checksum(path):
+        raise InputError(
+            f"{path} has no checksum of {second.name}, so that nothing shows whether both files are new: "
+            "start the service again"
+        )
+    return predictor
+
+
 def _state(path: Path) -> _State:
+    second = weights_file(path)
+    return _file_state(path), None if second is None else _file_state(second)
+
+
+def _file_state(path: Path) -> _FileState:
     try:
         status = os.stat(path)  # noqa: PTH116 - of three numbers
     except (OSError, ValueError):

@@ -99,13 +99,26 @@ def test_tables_of_finished_groups(choosing: ModuleType, tmp_path: Path) -> None
     assert settings["learned, lambda 0.1"] == ["80.0 (80.0 to 80.0), ± 0.0"]
     assert settings["fixed-alpha, lambda 0.4"] == ["65.0 (65.0 to 65.0), ± 0.0"]
     assert settings["mean alphas, lambda 0.1"] == ["1.00, 0.50"]
-    assert not rows(choosing.overview(summary, "agreement")).get(
-        "AdaBN"
-    )  # of reported tasks, of which none is finished
-    summary["usps-mnist"] = {"1": summary["demo-dev"]["101"], "5": summary["demo-dev"]["101"]}
-    overview = rows(choosing.overview(summary, "agreement"))
+    twice = {"usps-mnist": {"1": summary["demo-dev"]["101"], "5": summary["demo-dev"]["101"]}}
+    overview = rows(choosing.overview(twice, "agreement"))
     assert overview["AutoDIAL, learned, lambda 0.4"] == ["75.0 ± 0.0"]
     assert overview["handed over by select (agreement)"] == ["75.0 ± 0.0"]
     assert overview["the best of 16"] == ["80.0 ± 0.0"] and overview["groups"] == ["2"]
-    del summary["usps-mnist"]
     assert choosing.cost(summary) == f"CPU hours: {choosing.TASKS['demo-dev'].title} 0.18; two CPUs."
+
+
+def test_each_task_is_left_out_in_turn(choosing: ModuleType, tmp_path: Path) -> None:
+    """`entropy` costs 0, 10 and 15 points, `density` 10, 5 and 5, the others 15 everywhere."""
+    write_group(choosing, tmp_path, "demo-dev", 101)
+    record = choosing.summarize(tmp_path)["demo-dev"]["101"]
+    settings = {"entropy": (0, 2, 3), "density": (2, 1, 1)}  # whose runs are right about 80%, 75%, 70% and 65%
+    names = ("demo-dev", "mnist-usps-dev", "letters")
+    summary = {}
+    for i, name in enumerate(names):
+        chosen = {criterion: settings.get(criterion, (3, 3, 3))[i] for criterion in choosing.CRITERIA}
+        summary[name] = {"101": record | {"whole": record["whole"] | {"chosen": chosen}}}
+    table = rows(choosing.left_out(summary))
+    titles = [choosing.TASKS[name].title for name in names]
+    # on the two others: 12.5 and 5; 7.5 and 7.5, where the first in the list wins; 5 and 7.5
+    assert [table[title] for title in titles] == [["density", "10.0"], ["entropy", "10.0"], ["entropy", "15.0"]]
+    assert table["mean"] == ["", "11.7"]

@@ -206,7 +206,7 @@ def test_constant_dummy_data_is_what_a_script_makes_of_it(small: str) -> None:
     first = net.blobs["data"].data.copy()
     net.forward()
     np.testing.assert_array_equal(net.blobs["label"].data, [0, 1, 2, 6])
-    assert (net.blobs["data"].data != first).any()  # this one is drawn anew
+    assert (net.blobs["data"].data != first).any()  # this one is drawn again
     scores = torch.from_numpy(net.blobs["scores"].data)
     np.testing.assert_allclose(net.blobs["loss"].data, F.cross_entropy(scores, torch.tensor([0, 1, 2, 6])), rtol=1e-5)
 

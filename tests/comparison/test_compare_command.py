@@ -72,7 +72,7 @@ def compared(stripes: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[P
 
 @pytest.fixture
 def project(compared: tuple[Path, Result], monkeypatch: pytest.MonkeyPatch) -> Path:
-    """That folder, made the working directory; tests leave the comparison as it is."""
+    """The comparison's folder, made the working directory; tests leave the comparison as it is."""
     monkeypatch.chdir(compared[0])
     return compared[0]
 
@@ -139,6 +139,19 @@ def test_what_is_finished_is_not_run_again(project: Path) -> None:
     assert [name for name in after if after[name] != before.get(name)] == ["table/gfk/seed_3/result.json"]
 
 
+def test_features_of_a_net_that_is_trained_again_are_aligned_again(project: Path, tmp_path: Path) -> None:
+    """Deleting a net's runs is how one runs a changed method again; what was made of the old net does not count."""
+    place = copied(tmp_path)
+    Comparison(place).remember(Request(methods=list(METHOD_NAMES), seeds=[3], target_labels=False))
+    before = written(str(place))
+    shutil.rmtree(place / "source-only/seed_3")
+    assert compare(str(place), "--methods", "source-only").exit_code == 0
+    assert compare(str(place), "--methods", ",".join(METHOD_NAMES)).exit_code == 0
+    after = written(str(place))
+    changed = {Path(name).parts[-3] for name in after if after[name] != before[name]}
+    assert changed == {"source-only", "gfk"}
+
+
 def test_labels_are_added_without_training(project: Path, tmp_path: Path) -> None:
     before = Path("table/source-only/seed_3/weights.caffemodel").stat().st_mtime
     result = compare("table", "--target-labels", "--methods", "source-only")
@@ -190,6 +203,29 @@ def test_a_run_that_fails_is_a_cell(project: Path, tmp_path: Path) -> None:
     assert "source-only, seed 1 failed" in Path("table/table.txt").read_text()
 
 
+def test_weights_that_the_base_net_s_solver_names(project: Path, tmp_path: Path) -> None:
+    """All trainings start from them, and the table says so."""
+    shutil.copy("net.prototxt", tmp_path)
+    solver = Path("solver.prototxt").read_text().replace("max_iter: 12", 'max_iter: 1 weights: "start.caffemodel"')
+    (tmp_path / "solver.prototxt").write_text(solver)
+    shutil.copy("table/source-only/seed_3/weights.caffemodel", tmp_path / "start.caffemodel")
+    words = ("--source", "source", "--target", "target", "--base", str(tmp_path / "net.prototxt"))
+    result = compare(str(tmp_path / "new"), *words, "--methods", "source-only", "--seeds", "1")
+    assert result.exit_code == 0, result.output
+    assert f"with {tmp_path / 'start.caffemodel'}; the course" in result.output
+    start, made = (
+        {
+            (layer.name, number): blob
+            for layer in proto.read_weights(path).layers
+            for number, blob in enumerate(layer.blobs)
+        }
+        for path in (tmp_path / "start.caffemodel", tmp_path / "new/source-only/seed_1/weights.caffemodel")
+    )
+    assert made.keys() == start.keys()
+    for key, blob in start.items():
+        assert made[key] == pytest.approx(blob, abs=0.1), key  # one update at a small rate
+
+
 def test_several_comparisons_side_by_side(project: Path, tmp_path: Path) -> None:
     for name in ("a", "b"):
         shutil.copytree("table", tmp_path / name)
@@ -213,6 +249,9 @@ def test_wrong_words(project: Path, tmp_path: Path) -> None:
     assert "takes --source, --target and --base" in error("other", "--source", "source")
     assert "takes --source, --target and --base" in error("table", "--epochs", "3")
     assert "--target-labels is for one comparison" in error("table", "table", "--target-labels")
+    assert "table is given twice: name each folder once" in error("table", "table")
+    assert "table/../table and table are the same folder" in error("table", "table/../table")
+    assert "-o table holds a comparison" in error("table", str(tmp_path), "-o", "table")
     assert "-o is for the table of several" in error("table", "-o", "all")
     assert "holds no finished comparison" in error("table", str(tmp_path))
     with locked(project / "table", "autodial compare"):
@@ -298,6 +337,21 @@ def test_every_method_has_a_cell(project: Path, tmp_path: Path) -> None:
     assert comparison.check(cells) > 0
     comparison.remember(Request(methods=names, seeds=[3], target_labels=False))
     assert comparison.request() == Request(methods=names, seeds=[3], target_labels=False)
+
+
+@pytest.mark.parametrize(("name", "seed"), [("source-only", 4), ("gfk", 3)])
+def test_a_missing_image_of_the_target_is_found_at_once(name: str, seed: int, project: Path, tmp_path: Path) -> None:
+    """Also where no net of the method reads the target, and where only an alignment is left to do."""
+    place = copied(tmp_path)
+    for base in (place / "base.prototxt", place / "base_solver.prototxt"):
+        base.write_text(base.read_text().replace(str(project / "table"), str(place)))
+    with (place / "target.txt").open("a") as file:
+        file.write(f"{tmp_path / 'gone.png'} -1\n")
+    shutil.rmtree(place / "gfk/seed_3")
+    comparison = Comparison(place)
+    cells = comparison.cells([name], [seed], device="cpu", target_labels=False)
+    with pytest.raises(InputError, match=r"gone\.png"):
+        comparison.check(cells)
 
 
 def test_outputs_of_an_alignment(project: Path) -> None:

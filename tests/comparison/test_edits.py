@@ -77,7 +77,7 @@ def adaptation(net: pb.NetParameter) -> Counter[tuple[Any, ...]]:
 
 
 def rates(net: pb.NetParameter, name: str, body: str) -> list[float]:
-    """lr_mult of a layer's blobs, as multiples of those of a layer of the network's body."""
+    """lr_mult of a layer's blobs, as multiples of what a layer in the network's body has."""
     own, others = (
         next(layer for layer in net.layer if layer.name == wanted and layer.param).param for wanted in (name, body)
     )
@@ -171,3 +171,15 @@ def test_features_that_a_later_layer_overwrites(stripes: Path) -> None:
     net.layer.insert(number + 1, pb.LayerParameter(name="late", type="ReLU", bottom=["conv"], top=["conv"]))
     with pytest.raises(InputError, match='layer "fc" reads the blob "conv", which a later layer overwrites'):
         edits.ddc(net, 10)
+
+
+def test_a_loss_that_does_not_read_the_scores_themselves(stripes: Path) -> None:
+    """A temperature in front of the loss: nothing says where RTN's residual would have to be added."""
+    net = proto.read_net(stripes / "net.prototxt")
+    place = next(i for i, layer in enumerate(net.layer) if layer.type == "SoftmaxWithLoss")
+    net.layer[place].bottom[0] = "cool"
+    cool = pb.LayerParameter(name="cool", type="Power", bottom=["fc-source"], top=["cool"])
+    cool.include.add(phase=pb.TRAIN)
+    net.layer.insert(place, cool)
+    with pytest.raises(InputError, match='must read the scores "fc-source", and 0 do: leave rtn out'):
+        edits.rtn(net, 10)

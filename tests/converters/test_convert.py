@@ -118,6 +118,35 @@ def test_bn_of_other_versions_of_caffe_is_folded(fields: str, eps: float | None,
     np.testing.assert_allclose(got, y.abs(), rtol=1e-4, atol=1e-4)
 
 
+def test_a_scale_layer_behind_bn_may_have_the_name_of_bn_s_own(tmp_path: Path) -> None:
+    net = parse_net(DEPLOY.replace('"BatchNorm"', '"BN"').replace('name: "scale"', 'name: "bn-scale"'))
+    weights = random_weights(net)
+    report = convert(net, weights, tmp_path / "net.onnx", outputs=["conv"])
+    assert report.verified
+    x = np.random.default_rng(1).normal(0, 50, (2, 3, 12, 10)).astype(np.float32)
+    (got,) = session(report.output).run(["conv"], {"data": x})
+    blobs = {layer.name: [torch.from_numpy(blob).view(-1) for blob in layer.blobs] for layer in weights.layers}
+    slope, bias, mean, variance = blobs["bn"]
+    kernel = torch.from_numpy(next(layer.blobs[0] for layer in weights.layers if layer.name == "conv"))
+    y = F.batch_norm(F.conv2d(torch.from_numpy(x), kernel, padding=1), mean, variance, slope, bias)
+    scale, summand = (row.view(-1, 1, 1) for row in blobs["bn-scale"])
+    np.testing.assert_allclose(got, F.relu(y * scale + summand), rtol=1e-4, atol=1e-4)
+
+
+def test_missing_statistics_of_bn_keep_values_in_bounds(tmp_path: Path) -> None:
+    block = """
+      layer {{ name: "conv{0}" type: "Convolution" bottom: "{1}" top: "y{0}"
+        convolution_param {{ num_output: 3 kernel_size: 1 weight_filler {{ type: "msra" }} }} }}
+      layer {{ name: "bn{0}" type: "BN" bottom: "y{0}" top: "y{0}" bn_param {{ slope_filler {{ value: 1 }} }} }}
+    """
+    text = 'layer { name: "x" type: "Input" top: "x" input_param { shape { dim: 2 dim: 3 dim: 4 dim: 4 } } }'
+    text += "".join(block.format(i, f"y{i - 1}" if i else "x") for i in range(20))
+    report = convert(parse_net(text), None, tmp_path / "net.onnx", samples={"x": np.ones((2, 3, 4, 4), np.float32)})
+    assert report.unverified == ("no weights were given, so the file holds what the layers' fillers give",)
+    (got,) = session(report.output).run(None, {"x": np.ones((2, 3, 4, 4), np.float32)})
+    assert 0 < np.abs(got).max() < 1e6
+
+
 @pytest.mark.parametrize(
     ("fields", "scaled"),
     [
@@ -339,7 +368,7 @@ def test_names_are_those_of_the_net_and_nothing_else_is_in_the_file(
 
 
 def test_outputs_that_are_named(deploy: tuple[Any, Weights], tmp_path: Path) -> None:
-    """One before a folded layer in place, one of a Dropout that is gone, and one that another output is made of."""
+    """One before a folded layer in place, one of a gone Dropout, and one that another output is made of."""
     net, weights = deploy
     report = convert(net, weights, tmp_path / "net.onnx", outputs=["dropped", "conv", "map", "prob"])
     x = np.random.default_rng(0).normal(0, 50, (2, 3, 12, 10)).astype(np.float32)
@@ -473,9 +502,10 @@ def test_weights_beyond_two_gigabytes_get_a_file_of_their_own(
     deploy: tuple[Any, Weights], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     net, weights = deploy
-    monkeypatch.setattr(onnx_model, "LARGEST", 100)
-    monkeypatch.setattr(onnx_model, "SMALL", 64)
-    report = convert(net, weights, tmp_path / "net.onnx")
+    with monkeypatch.context() as patch:
+        patch.setattr(onnx_model, "LARGEST", 100)
+        patch.setattr(onnx_model, "SMALL", 64)
+        report = convert(net, weights, tmp_path / "net.onnx")
     assert set(report.files) == {"net.onnx", "net.onnx.data"} == {path.name for path in tmp_path.iterdir()}
     moved = tmp_path / "elsewhere"
     moved.mkdir()
@@ -484,6 +514,9 @@ def test_weights_beyond_two_gigabytes_get_a_file_of_their_own(
     x = np.random.default_rng(0).normal(0, 50, (1, 3, 12, 10)).astype(np.float32)
     (got,) = session(moved / "net.onnx").run(["prob"], {"data": x})
     np.testing.assert_allclose(got, expected(net, weights, "prob", x), atol=1e-5)
+
+    convert(net, weights, moved / "net.onnx")  # as one file
+    assert [path.name for path in moved.iterdir()] == ["net.onnx"]
 
 
 def test_the_command(deploy: tuple[Any, Weights], tmp_path: Path, autodial: Any) -> None:

@@ -31,7 +31,7 @@ REFUSED = {
 }
 """What is refused, by a pattern of the records' names, and why."""
 KEEPS_STATE = ("lstm_three_passes", "rnn_three_passes")
-"""Records of several passes, of which each begins where the last ended; a file begins anew."""
+"""Records of several passes, of which each begins where the last ended; a file begins from zero."""
 RECORDS = [path for path in records() if path.stem not in KEEPS_STATE]
 SIZES_COUNT = ("priorbox_", "interp_", "pool_", "psroipool_", "upsample_", "shuffle_", "net_ssd", "proposal_", "crop")
 """How the names of records begin whose layers depend on the images' size, and so are written in another way for any."""

@@ -232,6 +232,15 @@ def test_bn_of_other_versions_of_caffe_becomes_dial_and_scale() -> None:
     torch.testing.assert_close(logits, resnet_logits(images, resnet_weights()), rtol=0, atol=1e-4)
 
 
+@pytest.mark.parametrize(("frozen", "rates"), [("false", [1, 2]), ("true", [0, 0])])
+def test_factors_of_bn_that_are_frozen_stay_so(frozen: str, rates: list[float]) -> None:
+    bn = 'layer { name: "bn1" type: "BN" bottom: "conv1" top: "scale1" param {} param { lr_mult: 2 } bn_param { %s } }'
+    start, end = RESNET.index('layer { name: "bn1"'), RESNET.index('layer { name: "relu1"')
+    made = dialize(parse_net(RESNET[:start] + bn % f"frozen: {frozen}" + RESNET[end:]))
+    net = fed(made.net, (3, 12, 12), pb.TRAIN)
+    assert [param.lr_mult for param in net.params if param.layer == "bn1-scale"] == rates
+
+
 def test_layers_of_unknown_types_stay_as_they_are() -> None:
     text = RESNET.replace(
         'type: "ReLU"', 'type: "DeformableConvolution" deformable_convolution_param { num_output: 6 kernel_size: 3 }'

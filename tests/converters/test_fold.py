@@ -335,7 +335,7 @@ def test_layer_that_trains_in_test_is_refused(layer: str, what: str) -> None:
 
 
 def test_convolution_of_several_bottoms_keeps_the_affines_behind_it() -> None:
-    """Its tops share the weights, and each has statistics of its own."""
+    """The convolution's tops share the weights, and each has statistics of its own."""
     net = parse_net(
         INPUT
         + """

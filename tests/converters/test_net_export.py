@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections.abc import Callable
@@ -15,6 +16,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from image_nets import with_inputs
+from onnx.external_data_helper import ExternalDataInfo
 from originals import RECORDS, shared
 
 from autodial.commands.export import describe
@@ -610,6 +612,8 @@ def test_weights_beyond_two_gigabytes_get_a_file_of_their_own(tmp_path: Path, mo
     model = onnx.load(moved / "model.onnx", load_external_data=False)
     apart = [tensor for tensor in model.graph.initializer if tensor.external_data]
     assert [tuple(tensor.dims) for tensor in apart] == [(6, 3, 5, 5), (4, 96)]  # those above a kilobyte
+    digest = hashlib.sha1((moved / "model.onnx.data").read_bytes()).hexdigest()
+    assert [ExternalDataInfo(tensor).checksum for tensor in apart] == [digest, digest]
     assert {entry.key: entry.value for entry in model.metadata_props}[LICENSE] == "MIT"
     predictor = Predictor(moved / "model.onnx", device="cpu")
     assert predictor.info == replace(Predictor(whole.output, device="cpu").info, license="MIT")
@@ -627,6 +631,22 @@ def test_an_ensemble_may_be_larger_than_any_of_its_files(tmp_path: Path, monkeyp
     probabilities = [torch.tensor(alex_by_torch(one, images)).softmax(1).numpy() for one in members]
     (got,) = session(report.output).run(["probabilities"], {"image": images})
     np.testing.assert_allclose(got, np.mean(probabilities, axis=0), atol=1e-5)
+
+
+@pytest.mark.parametrize("other", [False, True])
+def test_a_smaller_model_leaves_no_weights_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, other: bool) -> None:
+    """But a file that was not written with the model stays."""
+    net, _ = write_alex(tmp_path)
+    weights, path, second = random_weights(net), tmp_path / "model.onnx", tmp_path / "model.onnx.data"
+    with monkeypatch.context() as patch:
+        patch.setattr(prepared, "LARGEST", 2000)
+        export(net, weights, path, base_dir=tmp_path)
+    assert second.exists()
+    if other:
+        second.write_bytes(second.read_bytes()[::-1])
+    export(net, weights, path, base_dir=tmp_path)
+    assert second.exists() == other
+    assert not onnx.load(path, load_external_data=False).graph.initializer[0].external_data
 
 
 def test_a_large_file_that_differs_leaves_the_old_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -93,7 +93,10 @@ def test_every_way_of_exporting_leaves_onnx_own_metadata(way: str, trained: Any,
     assert properties == {**STANDARD, "model_license": "Apache-2.0"}
     assert (model.producer_name, meta.producer_name, model.producer_version) == ("autodial", "autodial", __version__)
     assert "A classifier of images" in meta.description and "uint8 (batch, " in meta.description
-    assert ("target domain's statistics" in meta.description) == (way not in ("deploy", "module"))
+    adapted = way not in ("deploy", "module")
+    assert ("target domain's statistics" in meta.description) == adapted
+    assert ("trained and exported with AutoDIAL" in meta.description) == adapted
+    assert "exported with AutoDIAL" in meta.description
     assert ModelInfo.parse(meta.custom_metadata_map, path).license == "Apache-2.0"
 
 

@@ -16,7 +16,7 @@ from autodial.converters import export_module, file_batches, reference
 from autodial.converters.net_export import export
 from autodial.converters.reference import TrainingImages
 from autodial.converters.verification import ExportReport
-from autodial.deploy import Predictor, predict_folder
+from autodial.deploy import PredictOptions, Predictor, predict_folder
 from autodial.errors import InputError
 from autodial.proto import LayerWeights, Weights, parse_net, write_text, write_weights
 
@@ -88,7 +88,10 @@ def test_predict_finds_no_difference_to_the_list_itself(project: Path) -> None:
     """Both decode, resize and count alike."""
     exported(project)
     drift = predict_folder(
-        project / "model.onnx", [project / "target.txt"], project / "a.csv", batch_size=5, drift=project / "a.json"
+        project / "model.onnx",
+        [project / "target.txt"],
+        project / "a.csv",
+        PredictOptions(batch_size=5, drift=project / "a.json"),
     ).drift
     assert drift is not None and drift.images == 12
     assert [statistic.distance for statistic in drift.statistics] == pytest.approx([0] * 8, abs=1e-12)
@@ -181,7 +184,7 @@ def test_torch_modules_may_name_their_target_images(project: Path) -> None:
     report = export_module(module, project / "m.onnx", target_images=images_of(project, "target"), **options)
     assert report.metadata["reference"]["images"] == 12 and report.notes == ()
     drift = predict_folder(
-        project / "m.onnx", images_of(project, "target"), project / "a.csv", drift=project / "a.json"
+        project / "m.onnx", images_of(project, "target"), project / "a.csv", PredictOptions(drift=project / "a.json")
     ).drift
     assert drift is not None
     assert [statistic.distance for statistic in drift.statistics] == pytest.approx([0] * 8, abs=1e-12)

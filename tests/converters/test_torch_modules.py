@@ -241,7 +241,7 @@ class Flat(NormAct):
 
 
 class Chosen(NormAct):
-    """One that takes an argument more."""
+    """A layer that takes an argument more."""
 
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:  # type: ignore[override]
         return super().forward(x) * mask

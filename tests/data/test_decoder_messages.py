@@ -22,7 +22,9 @@ from damaged import DEFLATE, JPEG, LZW, PROGRESSIVE, damaged_jpeg, encoded, flip
 from autodial.data.decoder_messages import watch_decoders, watch_worker
 from autodial.data.transforms import DataError, decode, read_bytes, read_image
 
-pytestmark = pytest.mark.skipif(not hasattr(os, "pread"), reason="Windows has no os.pread")
+if not hasattr(os, "pread"):
+    pytest.skip("Windows has no os.pread", allow_module_level=True)
+
 Capture = pytest.CaptureFixture[str]
 
 

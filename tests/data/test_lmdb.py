@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import faulthandler
+import mmap
 import os
 import pickle
-import resource
 import signal
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,6 +17,11 @@ from originals import shared_files
 
 from autodial.data.lmdb import Lmdb
 from autodial.errors import InputError
+
+PAGE = mmap.PAGESIZE
+"""The size in bytes of a page of a database that is written here."""
+MANY = 300 * PAGE // 4096
+"""Small entries that take several pages."""
 
 
 def write(folder: Path, *transactions: Mapping[bytes, bytes | None]) -> Path:
@@ -105,6 +110,10 @@ def test_nothing_is_written_beside_it(tmp_path: Path) -> None:
     assert (tmp_path / "data.mdb").read_bytes() == before
 
 
+needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="Windows has no fork")
+
+
+@needs_fork
 def test_several_readers_copies_and_forks_read_side_by_side(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     entries = sorted(numbered(100, 300).items())
     write(tmp_path / "db", dict(entries))
@@ -135,7 +144,13 @@ def test_a_database_cut_short_is_refused_whatever_its_length(tmp_path: Path) -> 
     whole = (write(tmp_path / "whole", numbered(40, 3000)) / "data.mdb").read_bytes()
     cut = tmp_path / "cut"
     cut.mkdir()
-    lengths = {*range(1, 40), *range(100, 300), *range(4096, 4400, 7), *range(300, len(whole), 1231), len(whole) - 1}
+    lengths = {
+        *range(1, 40),
+        *range(100, 300),
+        *range(PAGE, PAGE + 304, 7),
+        *range(300, len(whole), 1231),
+        len(whole) - 1,
+    }
     for length in sorted(lengths):
         (cut / "data.mdb").write_bytes(whole[:length])
         with pytest.raises(InputError, match=rf"data.mdb is cut short: it has (only )?{length} ") as error:
@@ -156,6 +171,8 @@ def read_in_a_child(folder: Path) -> int:
         status = 1
         try:
             faulthandler.disable()
+            import resource
+
             resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
             signal.alarm(20)
             database = Lmdb(folder)
@@ -168,11 +185,12 @@ def read_in_a_child(folder: Path) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
+@needs_fork
 def test_flipped_bits_give_an_error_or_other_bytes(tmp_path: Path) -> None:
-    data = bytearray((write(tmp_path, numbered(300, 20), numbered(40, 3000)) / "data.mdb").read_bytes())
+    data = bytearray((write(tmp_path, numbered(MANY, 20), numbered(40, 3000)) / "data.mdb").read_bytes())
     rng = np.random.default_rng(0)
     # where the format's own fields are, the heads of all pages, and anywhere
-    positions = [page + int(i) for page in range(0, len(data), 4096) for i in rng.integers(0, 160, 2)]
+    positions = [page + int(i) for page in range(0, len(data), PAGE) for i in rng.integers(0, 160, 2)]
     positions += [int(i) for i in rng.integers(0, len(data), 20)]
     ends = []
     for position in positions:
@@ -185,10 +203,10 @@ def test_flipped_bits_give_an_error_or_other_bytes(tmp_path: Path) -> None:
 
 
 def test_damage_that_the_library_notices_is_one_sentence(tmp_path: Path) -> None:
-    file = write(tmp_path, numbered(300, 20)) / "data.mdb"
+    file = write(tmp_path, numbered(MANY, 20)) / "data.mdb"
     data = bytearray(file.read_bytes())
-    root = int.from_bytes(data[4096 + 128 : 4096 + 136], "little")  # in the second meta page
-    data[root * 4096 + 10] = 0x04  # says that it is an overflow page
+    root = int.from_bytes(data[PAGE + 128 : PAGE + 136], "little")  # in the second meta page
+    data[root * PAGE + 10] = 0x04  # says that it is an overflow page
     database = Lmdb(tmp_path)
     file.write_bytes(data)
     with pytest.raises(InputError, match=r"data\.mdb is damaged: .*MDB_CORRUPTED.*; copy it again$"):
@@ -200,8 +218,8 @@ def test_damage_that_the_library_notices_is_one_sentence(tmp_path: Path) -> None
 def test_fewer_entries_than_the_meta_page_says(tmp_path: Path) -> None:
     file = write(tmp_path, {b"a": b"1", b"b": b"2"}) / "data.mdb"
     data = bytearray(file.read_bytes())
-    assert data[4096 + 120] == 2  # in the second meta page
-    data[4096 + 120] = 3
+    assert data[PAGE + 120] == 2  # in the second meta page
+    data[PAGE + 120] = 3
     file.write_bytes(data)
     with pytest.raises(InputError, match=r"data\.mdb is damaged: its tree has 2 entries where 3 should be"):
         Lmdb(tmp_path)
@@ -221,17 +239,21 @@ def test_a_database_that_has_shrunk_since(tmp_path: Path) -> None:
         (10, b"\x04\0", "the header of page {0}"),  # mp_flags: an overflow page
         (12, b"\x12\0", "the header of page {0}"),  # mp_lower: one key, where a branch has two
         (14, b"\xff\xff", "the header of page {0}"),  # mp_upper
-        (16, b"\xfe\x0f", "page {0} has an entry outside of itself"),  # the place of the first entry
+        (
+            16,
+            (PAGE - 2).to_bytes(2, "little"),
+            "page {0} has an entry outside of itself",
+        ),  # the place of the first entry
     ],
 )
 def test_pages_that_would_end_the_process_are_refused_at_the_door(
     place: int, value: bytes, message: str, tmp_path: Path
 ) -> None:
-    file = write(tmp_path, numbered(300, 20)) / "data.mdb"
+    file = write(tmp_path, numbered(MANY, 20)) / "data.mdb"
     data = bytearray(file.read_bytes())
-    root = int.from_bytes(data[4096 + 128 : 4096 + 136], "little")
-    assert data[root * 4096 + 10] == 0x01  # a branch
-    data[root * 4096 + place : root * 4096 + place + 2] = value
+    root = int.from_bytes(data[PAGE + 128 : PAGE + 136], "little")
+    assert data[root * PAGE + 10] == 0x01  # a branch
+    data[root * PAGE + place : root * PAGE + place + 2] = value
     file.write_bytes(data)
     with pytest.raises(InputError, match=message.format(root)):
         Lmdb(tmp_path)
@@ -244,10 +266,10 @@ def test_whole_databases_pass(entries: int, size: int, tmp_path: Path) -> None:
 
 
 def test_a_tree_that_leads_in_a_ring_is_refused(tmp_path: Path) -> None:
-    file = write(tmp_path, numbered(300, 20)) / "data.mdb"
+    file = write(tmp_path, numbered(MANY, 20)) / "data.mdb"
     data = bytearray(file.read_bytes())
-    root = int.from_bytes(data[4096 + 128 : 4096 + 136], "little")
-    node = root * 4096 + int.from_bytes(data[root * 4096 + 16 : root * 4096 + 18], "little")
+    root = int.from_bytes(data[PAGE + 128 : PAGE + 136], "little")
+    node = root * PAGE + int.from_bytes(data[root * PAGE + 16 : root * PAGE + 18], "little")
     data[node : node + 2] = root.to_bytes(2, "little")
     file.write_bytes(data)
     with pytest.raises(InputError, match=r"leads to a page twice|no page's of its tree"):

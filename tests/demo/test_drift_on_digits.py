@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from originals import shared
 
-from autodial.deploy import predict_folder
+from autodial.deploy import PredictOptions, predict_folder
 from autodial.deploy.drift import Drift, Verdict
 
 pytest.importorskip("torch", reason="needs the packages of autodial[train]")
@@ -47,7 +47,7 @@ def train(folder: Path, source: Lines, target: Lines, size: int, iterations: int
 def drift_of(model: Path, lines: Lines) -> Drift:
     (model.parent / "images.txt").write_text("".join(lines))
     drift = predict_folder(
-        model, [model.parent / "images.txt"], model.parent / "out.csv", drift=model.parent / "out.json"
+        model, [model.parent / "images.txt"], model.parent / "out.csv", PredictOptions(drift=model.parent / "out.json")
     ).drift
     assert drift is not None and drift.images == len(lines)
     return drift

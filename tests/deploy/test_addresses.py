@@ -47,6 +47,21 @@ def test_credentials_are_not_shown(address: str, expected: str) -> None:
     assert addresses.shown(address) == expected
 
 
+@pytest.mark.parametrize(
+    ("address", "folder", "name"),
+    [
+        ("https://host/photos/list.txt?path=/a/b", "https://host/photos", "list.txt"),
+        ("abfs://c@h/photos/a.png?sig=1/2", "abfs://c@h/photos", "a.png"),
+        ("s3://bucket/photos/what?x=1.png", "s3://bucket/photos", "what?x=1.png"),
+        ("memory://photos/a/", "memory://photos/a", "a"),
+    ],
+)
+def test_a_query_is_no_part_of_a_place_or_name(address: str, folder: str, name: str) -> None:
+    assert addresses.parent(address) == folder
+    assert addresses.name_of(address) == name
+    assert addresses.beside(address, "b.png") == f"{folder}/b.png"
+
+
 def test_what_is_not_installed_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     from fsspec.registry import known_implementations
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from autodial.deploy import Predictor, predict_folder
+from autodial.deploy import PredictOptions, Predictor, predict_folder
 from autodial.deploy import predictor as predictor_module
 from autodial.deploy.binding import BoundRun, FasterRun, Run
 from autodial.deploy.providers import CUDA, cuda_device_count
@@ -103,7 +103,7 @@ def test_a_way_that_fails_is_not_chosen(clock: Clock) -> None:
 def test_a_folder_gets_the_same_table_either_way(
     model: Any, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, faster: str
 ) -> None:
-    predict_folder(model.path, [photos], tmp_path / "plain.csv", top_k=4, batch_size=5, device="cpu")
+    predict_folder(model.path, [photos], tmp_path / "plain.csv", PredictOptions(top_k=4, batch_size=5, device="cpu"))
 
     opened = predictor_module.open_model(model.path, "cpu", 1)
     chosen = []
@@ -124,7 +124,7 @@ def test_a_folder_gets_the_same_table_either_way(
     monkeypatch.setattr(predictor_module, "FasterRun", Pretended)
     on_gpu = type(opened)(opened.session, opened.info, CUDA, "asked for", None, ("cpu", 0))
     monkeypatch.setattr(predictor_module, "open_model", lambda *_: on_gpu)
-    predict_folder(model.path, [photos], tmp_path / "gpu.csv", top_k=4, batch_size=5, device="cuda")
+    predict_folder(model.path, [photos], tmp_path / "gpu.csv", PredictOptions(top_k=4, batch_size=5, device="cuda"))
     assert len(chosen) == 1
     assert (tmp_path / "gpu.csv").read_text() == (tmp_path / "plain.csv").read_text()
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from damaged import JPEG, damaged_jpeg, encoded, flipped, said_of
 
-from autodial.deploy import predict_folder
+from autodial.deploy import PredictOptions, predict_folder
 from autodial.errors import WorkError
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "pread"), reason="Windows has no os.pread")
@@ -133,7 +133,9 @@ def test_the_library_redirects_nothing(model: Any, mixed: Path, tmp_path: Path, 
     )  # the missing end marker is seen without the decoder's words
     assert "Corrupt JPEG data" in capfd.readouterr().err
     with pytest.raises(WorkError, match="end marker"):
-        predict_folder(model.path, [mixed / "04.jpg"], tmp_path / "p.csv", label_damaged=False, max_failures=0)
+        predict_folder(
+            model.path, [mixed / "04.jpg"], tmp_path / "p.csv", PredictOptions(label_damaged=False, max_failures=0)
+        )
 
 
 def test_a_damaged_image_is_sorted_like_any_other(autodial: Command, model: Any, tmp_path: Path) -> None:

@@ -24,8 +24,9 @@ def test_importing_the_package_and_the_command_is_light() -> None:
 
 def test_predicting_loads_neither_torch_nor_onnx(model: Any, photos: Any, tmp_path: Any) -> None:
     program = f"""
-from autodial.deploy import predict_folder
-predict_folder({str(model.path)!r}, [{str(photos)!r}], {str(tmp_path / "out.csv")!r}, sort_into={str(tmp_path / "s")!r})
+from autodial.deploy import PredictOptions, predict_folder
+options = PredictOptions(sort_into={str(tmp_path / "s")!r})
+predict_folder({str(model.path)!r}, [{str(photos)!r}], {str(tmp_path / "out.csv")!r}, options)
 """
     loaded = loaded_after(program)
     assert {"onnxruntime", "cv2", "numpy"} <= loaded

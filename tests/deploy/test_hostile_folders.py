@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from autodial.deploy import predict_folder
+from autodial.deploy import PredictOptions, predict_folder
 
 pytest.importorskip("PIL.Image")
 if sys.platform == "win32":
@@ -61,7 +61,7 @@ def check(model: Any, table: Path, expected: hostile_files.Expected) -> None:
 
 PROGRAM = """
 import sys, time
-from autodial.deploy import predictor, predict_folder, writer
+from autodial.deploy import PredictOptions, predictor, predict_folder, writer
 writer._SECONDS_BETWEEN_COMMITS = 0.01
 run = predictor.Predictor.run
 def slow(*arguments):
@@ -70,7 +70,7 @@ def slow(*arguments):
 predictor.Predictor.run = slow
 model, folder, output = sys.argv[1:4]
 print("ready", flush=True)
-predict_folder(model, [folder], output, top_k=4, batch_size=8, workers=2, resume=True)
+predict_folder(model, [folder], output, PredictOptions(top_k=4, batch_size=8, workers=2, resume=True))
 """
 
 
@@ -107,7 +107,7 @@ def test_every_row_is_right_however_often_the_run_is_killed(
     expected = make(tmp_path / "images", *files)
     assert sum(picture is None for picture in expected.values()) >= files[1] / 5
     whole, broken = tmp_path / "whole.csv", tmp_path / "broken.csv"
-    summary = predict_folder(model.path, [tmp_path / "images"], whole, top_k=4, batch_size=8)
+    summary = predict_folder(model.path, [tmp_path / "images"], whole, PredictOptions(top_k=4, batch_size=8))
     check(model, whole, expected)
     assert summary.errors == sum(picture is None for picture in expected.values())
     assert kill_and_resume(model, tmp_path / "images", broken, kills, pause, seed=files[0]) > 0
@@ -118,7 +118,7 @@ def test_every_row_is_right_however_often_the_run_is_killed(
 def test_shards_are_the_whole(model: Any, tmp_path: Path) -> None:
     expected = make(tmp_path / "images", 60, 45)
     for i in (1, 2, 3):
-        predict_folder(model.path, [tmp_path / "images"], tmp_path / "out.csv", top_k=4, shard=(i, 3))
+        predict_folder(model.path, [tmp_path / "images"], tmp_path / "out.csv", PredictOptions(top_k=4, shard=(i, 3)))
     parts = [read(tmp_path / f"out-{i}-of-3.csv") for i in (1, 2, 3)]
     assert {len(part) for part in parts} <= {len(expected) // 3, len(expected) // 3 + 1}
     merged = [parts[i % 3][i // 3]["path"] for i in range(len(expected))]
@@ -136,7 +136,9 @@ def test_files_that_vanish_are_rows(model: Any, tmp_path: Path) -> None:
             Path(gone.pop()).unlink()
 
     removed = set(gone)
-    predict_folder(model.path, [tmp_path / "images"], tmp_path / "o.csv", top_k=4, batch_size=4, progress=remove)
+    predict_folder(
+        model.path, [tmp_path / "images"], tmp_path / "o.csv", PredictOptions(top_k=4, batch_size=4), progress=remove
+    )
     rows = read(tmp_path / "o.csv")
     failed = {row["path"] for row in rows if row["status"] == "error"}
     assert failed and failed <= removed
@@ -157,7 +159,7 @@ def test_a_file_that_cannot_be_opened_is_a_row(model: Any, tmp_path: Path, monke
         return os_open(path, *arguments, **options)
 
     monkeypatch.setattr(os, "open", refuse)  # chmod would not keep root out
-    predict_folder(model.path, [tmp_path / "images"], tmp_path / "o.csv", top_k=4)
+    predict_folder(model.path, [tmp_path / "images"], tmp_path / "o.csv", PredictOptions(top_k=4))
     check(model, tmp_path / "o.csv", expected | {closed: None})
     assert "Permission denied" in read(tmp_path / "o.csv")[3]["error"]
 
@@ -166,11 +168,11 @@ def test_memory_is_flat_in_the_number_of_files(model: Any, tmp_path: Path) -> No
     """Twenty times as many rows take no more memory than one batch does."""
     program = """
 import resource, sys
-from autodial.deploy import predict_folder
+from autodial.deploy import PredictOptions, predict_folder
 model, folder, few, many = sys.argv[1:]
-predict_folder(model, [few], "few.csv", batch_size=32, workers=2)
+predict_folder(model, [few], "few.csv", PredictOptions(batch_size=32, workers=2))
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-predict_folder(model, [many], "many.csv", batch_size=32, workers=2)
+predict_folder(model, [many], "many.csv", PredictOptions(batch_size=32, workers=2))
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 """
     expected = make(tmp_path / "images", 60, 0)

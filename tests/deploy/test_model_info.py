@@ -132,7 +132,7 @@ def test_a_name_of_any_length_is_shown_in_part(write_model: WriteModel) -> None:
 
 
 def test_a_graph_whose_outputs_are_not_of_its_batch_is_refused(write_model: WriteModel) -> None:
-    """Its metadata and axes promise a row per image, and it gives half of them."""
+    """The graph's metadata and axes promise a row per image, and it gives half of them."""
     path = write_model()
     model = onnx.load(path)
     (flatten,) = (node for node in model.graph.node if node.op_type == "Flatten")

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import csv
+import io
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from autodial.deploy import predict_folder
+from autodial.deploy import PredictOptions, predict_folder
 from autodial.errors import InputError, WorkError
 
 pa = pytest.importorskip("pyarrow")
 import pyarrow.parquet as pq  # noqa: E402
+
+VIEWS = pytest.mark.skipif(int(pa.__version__.split(".")[0]) < 22, reason="older pyarrows write no views to Parquet")
 
 
 @pytest.fixture
@@ -29,7 +32,7 @@ def labels(path: Path) -> list[dict[str, str]]:
 
 def label(model: Any, *inputs: Path | str, **options: Any) -> list[dict[str, str]]:
     table = Path(inputs[0]).parent / "labels.csv" if options.get("output") is None else options.pop("output")
-    predict_folder(model.path, list(inputs), table, logits=True, **options)
+    predict_folder(model.path, list(inputs), table, PredictOptions(logits=True, **options))
     return labels(table)
 
 
@@ -43,6 +46,7 @@ def without_names(table: list[dict[str, str]]) -> list[list[str]]:
         (pa.binary(), pa.string()),
         (pa.large_binary(), pa.large_string()),
         (pa.binary(), pa.dictionary(pa.int32(), pa.string())),
+        pytest.param(pa.binary_view(), pa.string_view(), marks=VIEWS),
     ],
 )
 def test_a_column_of_files(model: Any, files: list[Path], tmp_path: Path, of_bytes: Any, of_paths: Any) -> None:
@@ -87,6 +91,13 @@ def test_images_as_hugging_face_s_datasets_have_them(model: Any, files: list[Pat
     assert [row["label_1"] for row in found[:3]] == model.labels(files[0], files[1], files[3])
 
 
+def test_a_path_that_is_no_text_is_passed_over(model: Any, files: list[Path], tmp_path: Path) -> None:
+    value, table = {"bytes": files[0].read_bytes(), "path": b"a.png"}, tmp_path / "t.parquet"
+    pq.write_table(pa.table({"image": [value, {**value, "bytes": None}]}), table)
+    found = label(model, table)
+    assert [(row["path"], row["status"]) for row in found] == [(f"{table}[0]", "ok"), (f"{table}[1]", "error")]
+
+
 def test_a_column_of_paths(model: Any, files: list[Path], photos: Path, tmp_path: Path) -> None:
     names = [path.relative_to(photos).as_posix() for path in files]
     pq.write_table(pa.table({"path": [*names, None, f"file://{files[0]}"]}), photos / "t.parquet")
@@ -113,6 +124,20 @@ def test_many_tables(model: Any, files: list[Path], tmp_path: Path) -> None:
         label(model, tmp_path / "folder")
 
 
+def test_tables_with_an_underscore_are_passed_over_in_folders_alone(
+    model: Any, files: list[Path], tmp_path: Path
+) -> None:
+    pytest.importorskip("fsspec")
+    parts = tmp_path / "all.parquet"
+    parts.mkdir()
+    for name in ("_common", "a"):
+        pq.write_table(pa.table({"bytes": [files[0].read_bytes()], "path": [name]}), parts / f"{name}.parquet")
+    for place in (parts, f"local://{parts}"):
+        for given, names in ((place, ["a"]), (f"{place}/*.parquet", ["_common", "a"])):
+            found = label(model, given, output=tmp_path / "labels.csv")
+            assert [row["path"] for row in found] == names
+
+
 def test_a_table_at_an_address(model: Any, files: list[Path], tmp_path: Path) -> None:
     fsspec = pytest.importorskip("fsspec")
     pq.write_table(pa.table({"bytes": [path.read_bytes() for path in files]}), tmp_path / "t.parquet")
@@ -131,6 +156,22 @@ def test_a_table_at_an_address(model: Any, files: list[Path], tmp_path: Path) ->
     )
 
 
+def test_an_address_that_can_not_be_used_is_an_error_of_its_row(
+    model: Any, files: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("fsspec")
+    paths = [str(files[0]), "unknown-protocol://user:secret@host/a.png", str(files[0])]
+    pq.write_table(pa.table({"path": paths}), tmp_path / "t.parquet")
+    stream = io.TextIOWrapper(io.BytesIO("".join(f"{path}\n" for path in paths).encode()))
+    monkeypatch.setattr("sys.stdin", stream)
+    for given in (tmp_path / "t.parquet", "-"):
+        found = label(model, given, output=tmp_path / "labels.csv")
+        assert [row["status"] for row in found] == ["ok", "error", "ok"]
+        assert found[1]["path"] == "unknown-protocol://***@host/a.png"
+        assert "fsspec knows no protocol unknown-protocol" in found[1]["error"]
+    assert "secret" not in (tmp_path / "labels.csv").read_text(encoding="utf-8")
+
+
 def test_a_run_over_a_table_is_resumed(model: Any, files: list[Path], tmp_path: Path) -> None:
     table, out = tmp_path / "t.parquet", tmp_path / "labels.csv"
     values = [path.read_bytes() for path in files]
@@ -140,17 +181,17 @@ def test_a_run_over_a_table_is_resumed(model: Any, files: list[Path], tmp_path: 
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        predict_folder(model.path, [table], out, batch_size=2, progress=stop)
-    summary = predict_folder(model.path, [table], out, batch_size=2, resume=True)
+        predict_folder(model.path, [table], out, PredictOptions(batch_size=2), progress=stop)
+    summary = predict_folder(model.path, [table], out, PredictOptions(batch_size=2, resume=True))
     assert 0 < summary.resumed < summary.images == len(files)
     whole = out.read_bytes()
-    predict_folder(model.path, [table], out, batch_size=2)
+    predict_folder(model.path, [table], out, PredictOptions(batch_size=2))
     assert out.read_bytes() == whole
     with pytest.raises(KeyboardInterrupt):
-        predict_folder(model.path, [table], out, batch_size=2, progress=stop)
+        predict_folder(model.path, [table], out, PredictOptions(batch_size=2), progress=stop)
     pq.write_table(pa.table({"bytes": [values[0][:-1] + b"x", *values[1:]]}), table)
     with pytest.raises(InputError, match=r"t.parquet\[0\] has changed"):
-        predict_folder(model.path, [table], out, batch_size=2, resume=True)
+        predict_folder(model.path, [table], out, PredictOptions(batch_size=2, resume=True))
 
 
 def test_what_can_not_be_used_is_said(model: Any, files: list[Path], tmp_path: Path) -> None:
@@ -178,9 +219,9 @@ def test_what_can_not_be_used_is_said(model: Any, files: list[Path], tmp_path: P
         ("good", {"sort_into": tmp_path / "sorted"}, "`sort_into` takes files of this machine, and .*good.parquet"),
     ]:
         with pytest.raises(InputError, match=words):
-            predict_folder(model.path, [tmp_path / f"{name}.parquet"], tmp_path / "out.csv", **options)
+            predict_folder(model.path, [tmp_path / f"{name}.parquet"], tmp_path / "out.csv", PredictOptions(**options))
     with pytest.raises(InputError, match="`column` bytes is one of a Parquet table, and no input is such a table"):
-        predict_folder(model.path, files, tmp_path / "out.csv", column="bytes")
+        predict_folder(model.path, files, tmp_path / "out.csv", PredictOptions(column="bytes"))
     assert not list(tmp_path.glob("out*"))
 
 
@@ -193,7 +234,7 @@ def test_a_table_damaged_further_behind_ends_the_run(model: Any, files: list[Pat
     data[middle : middle + 200] = b"\xff" * 200
     table.write_bytes(data)
     with pytest.raises(InputError, match=r"t.parquet can't be read as a Parquet table: .*the first \d+ images are in"):
-        predict_folder(model.path, [table], out, batch_size=8)
+        predict_folder(model.path, [table], out, PredictOptions(batch_size=8))
 
 
 def test_without_pyarrow_a_sentence_says_so(

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from autodial.deploy import Predictor, predict_folder
+from autodial.data import transforms
+from autodial.deploy import PredictOptions, Predictor, predict_folder, sources
 from autodial.errors import InputError, WorkError
 
 fsspec = pytest.importorskip("fsspec")
@@ -58,9 +59,9 @@ def at(table: list[dict[str, str]], place: str, instead: str) -> list[dict[str, 
 
 
 def test_a_folder_is_labelled_as_on_disk(model: Any, photos: Path, memory: Any) -> None:
-    predict_folder(model.path, [photos], "disk.csv", top_k=2, logits=True)
+    predict_folder(model.path, [photos], "disk.csv", PredictOptions(top_k=2, logits=True))
     for place in ("memory://photos", "memory://photos/", f"local://{photos}", f"file://{photos}"):
-        summary = predict_folder(model.path, [place], "out.csv", top_k=2, logits=True)
+        summary = predict_folder(model.path, [place], "out.csv", PredictOptions(top_k=2, logits=True))
         shown = str(photos) if place.startswith("file") else place.rstrip("/")
         assert labels(Path("out.csv")) == at(labels(Path("disk.csv")), str(photos), shown)
         if place.startswith("memory"):
@@ -91,6 +92,11 @@ def test_files_patterns_lists_and_standard_input(
     assert [row["path"] for row in found][:2] == ["sub/x.png", "memory://photos/a.png"]
     assert [row["status"] for row in found] == ["ok", "ok", "ok", "error"]
 
+    memory.pipe("/photos/list.txt", b"one::two.png\na.png\n")  # :: has a meaning of its own in addresses
+    predict_folder(model.path, ["memory://photos/list.txt"], "out.csv")
+    found = labels(Path("out.csv"))
+    assert [row["status"] for row in found] == ["error", "ok"] and "chained by ::" in found[0]["error"]
+
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"memory://photos/a.png\n")))
     predict_folder(model.path, ["-"], "out.csv")
     assert labels(Path("out.csv"))[0]["status"] == "ok"
@@ -101,16 +107,16 @@ def test_a_table_at_an_address(model: Any, photos: Path, memory: Any, work: Path
     if suffix == "parquet":
         pytest.importorskip("pyarrow")
     (work / f"out.{suffix}").write_text("mine")
-    predict_folder(model.path, [photos], f"disk.{suffix}", shard=(1, 2))
+    predict_folder(model.path, [photos], f"disk.{suffix}", PredictOptions(shard=(1, 2)))
     memory.pipe(f"/tables/out-1-of-2.{suffix}", b"old")
-    summary = predict_folder(model.path, [photos], f"memory://tables/out.{suffix}", shard=(1, 2))
+    summary = predict_folder(model.path, [photos], f"memory://tables/out.{suffix}", PredictOptions(shard=(1, 2)))
     assert summary.table == f"memory://tables/out-1-of-2.{suffix}"
     assert summary.record()["table"] == summary.table
     expected = Path(f"disk-1-of-2.{suffix}").read_bytes()
     assert memory.cat_file(f"/tables/out-1-of-2.{suffix}") == expected
     assert (work / f"out.{suffix}").read_text() == "mine"
     assert sorted(path.name for path in work.iterdir()) == [f"disk-1-of-2.{suffix}", f"out.{suffix}"]
-    predict_folder(model.path, [photos], f"file://{work}/out.{suffix}", shard=(1, 2))
+    predict_folder(model.path, [photos], f"file://{work}/out.{suffix}", PredictOptions(shard=(1, 2)))
     assert Path(f"out-1-of-2.{suffix}").read_bytes() == expected
 
 
@@ -122,20 +128,20 @@ def test_a_run_with_addresses_is_resumed(model: Any, photos: Path, memory: Any, 
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt, match=r"the rows of the first \d+ images are in .*out.csv.partial"):
-        predict_folder(*arguments, batch_size=4, progress=stop)
+        predict_folder(*arguments, PredictOptions(batch_size=4), progress=stop)
     assert not memory.exists("/tables/out.csv")
     with pytest.raises(InputError, match=r"`output` was memory://tables/out.csv and is memory://other/out.csv"):
-        predict_folder(*arguments[:2], "memory://other/out.csv", batch_size=4, resume=True)
-    assert predict_folder(*arguments, batch_size=4, resume=True).resumed >= 8
+        predict_folder(*arguments[:2], "memory://other/out.csv", PredictOptions(batch_size=4, resume=True))
+    assert predict_folder(*arguments, PredictOptions(batch_size=4, resume=True)).resumed >= 8
     whole = memory.cat_file("/tables/out.csv")
-    predict_folder(*arguments, batch_size=4)
+    predict_folder(*arguments, PredictOptions(batch_size=4))
     assert memory.cat_file("/tables/out.csv") == whole and not list(work.iterdir())
 
     with pytest.raises(KeyboardInterrupt):
-        predict_folder(*arguments, batch_size=4, progress=stop)
+        predict_folder(*arguments, PredictOptions(batch_size=4), progress=stop)
     memory.pipe("/photos/a.png", b"another one")
     with pytest.raises(InputError, match=r"memory://photos/a.png has changed.* since its row was written"):
-        predict_folder(*arguments, batch_size=4, resume=True)
+        predict_folder(*arguments, PredictOptions(batch_size=4, resume=True))
 
 
 def test_rows_outlive_an_upload_that_fails(model: Any, photos: Path, memory: Any, work: Path) -> None:
@@ -146,7 +152,7 @@ def test_rows_outlive_an_upload_that_fails(model: Any, photos: Path, memory: Any
     assert "secret" not in "".join(path.read_text() for path in work.glob("*.json"))
     assert (work / "out.csv.partial").is_file()
     with pytest.raises(WorkError, match="can't write"):
-        predict_folder(model.path, [photos], f"{PREFIX}/closed/out.csv", resume=True)
+        predict_folder(model.path, [photos], f"{PREFIX}/closed/out.csv", PredictOptions(resume=True))
     shutil.copytree(work, work.with_name("kept"))
     assert sorted(path.name for path in work.iterdir()) == [
         "out.csv.partial",
@@ -167,8 +173,8 @@ def test_credentials_appear_nowhere(model: Any, photos: Path, work: Path, memory
 
     inputs = [f"{PREFIX}/guarded", "list.txt"]
     with pytest.raises(KeyboardInterrupt):
-        predict_folder(model.path, inputs, "out.csv", progress=stop, batch_size=1)
-    predict_folder(model.path, inputs, "out.csv", resume=True, batch_size=1)
+        predict_folder(model.path, inputs, "out.csv", PredictOptions(batch_size=1), progress=stop)
+    predict_folder(model.path, inputs, "out.csv", PredictOptions(resume=True, batch_size=1))
     text = Path("out.csv").read_text(encoding="utf-8")
     assert "secret" not in text and "user" not in text
     found = {row["path"]: row for row in rows(text)}
@@ -191,6 +197,33 @@ def test_a_huge_file_is_not_fetched(model: Any, photos: Path, memory: Any, monke
         ("ok", ""),
     ]
     assert GuardedFiles.fetched == ["/large/small.png"]
+
+
+def test_a_file_of_unknown_size_is_not_fetched_without_end(
+    model: Any, photos: Path, memory: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of a web server that does not state the size: such a file may never end."""
+    good = (photos / "a.png").read_bytes()
+    read: list[int] = []
+
+    class Counted(io.BytesIO):
+        def read(self, size: int | None = -1, /) -> bytes:
+            part = super().read(min(7, size or 0))  # as a stream gives what has arrived
+            read.append(len(part))
+            return part
+
+    monkeypatch.setattr(GuardedFiles, "sizes", {"endless.png": 0, "small.png": 0})
+    monkeypatch.setattr(GuardedFiles, "fetched", [])
+    monkeypatch.setattr(GuardedFiles, "_open", lambda self, path, mode="rb", **_: Counted(self.store[path].getvalue()))
+    for module in (sources, transforms):
+        monkeypatch.setattr(module, "LARGEST", len(good))
+    memory.pipe({"/odd/endless.png": good + b"x" * 10_000, "/odd/small.png": good})
+    predict_folder(model.path, [f"{PREFIX}/odd"], "out.csv", PredictOptions(workers=1))
+    assert [(row["status"], row["error"]) for row in labels(Path("out.csv"))] == [
+        ("error", "guarded://***@host/odd/endless.png is larger than 2 GiB, OpenCV's limit"),
+        ("ok", ""),
+    ]
+    assert GuardedFiles.fetched == [] and sum(read) == 2 * len(good) + 1
 
 
 def test_a_model_at_an_address(model: Any, photos: Path, memory: Any) -> None:
@@ -234,7 +267,7 @@ def test_what_can_not_be_used_is_refused_at_once(model: Any, photos: Path, memor
         (["list.txt"], "out.csv", {"sort_into": "sorted"}, "memory://photos/a.png in list.txt is none"),
     ]:
         with pytest.raises(InputError, match=words):
-            predict_folder(model.path, inputs, output, **options)
+            predict_folder(model.path, inputs, output, PredictOptions(**options))
     assert sorted(path.name for path in work.iterdir()) == ["list.txt", "unknown.txt"]
 
 

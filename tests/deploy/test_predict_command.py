@@ -155,7 +155,7 @@ def in_a_process(folder: Path, *arguments: object, stdin: bytes) -> subprocess.C
 
 @pytest.mark.parametrize("name", ["-", "/dev/stdin"])
 def test_a_list_on_standard_input(model: Any, photos: Path, tmp_path: Path, name: str) -> None:
-    """Its relative paths mean the working directory, labels are dropped, and it can be given again to resume."""
+    """The list's relative paths mean the working directory, labels are dropped, and it can be given again to resume."""
     if name != "-" and not Path(name).exists():
         pytest.skip("no /dev/stdin here")
     listed = b"photos/sub/x.png 3\n\nphotos/a.png\nphotos/nowhere.png\n" + f"{photos / 'b.JPG'}\n".encode()

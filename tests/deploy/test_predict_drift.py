@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from adapted_model import adapted, with_reference, write_images
 
-from autodial.deploy import predict_folder, writer
+from autodial.deploy import PredictOptions, predict_folder, writer
 from autodial.errors import InputError, WorkError
 
 Run = Callable[..., tuple[int, str, str]]
@@ -67,11 +67,15 @@ def test_images_like_the_lists_pass_and_others_are_warned_of(autodial: Run, targ
 
 def test_what_has_no_labels_is_not_counted(target: Path, tmp_path: Path) -> None:
     paths = write_images(tmp_path / "images", 60, seed=4)
-    whole = predict_folder(target, [tmp_path / "images"], tmp_path / "a.csv", drift=tmp_path / "a.json").drift
+    whole = predict_folder(
+        target, [tmp_path / "images"], tmp_path / "a.csv", PredictOptions(drift=tmp_path / "a.json")
+    ).drift
     for path in paths[::7]:
         shutil.copy(path, path.with_name(f"{path.stem}x.png"))
         path.with_name(f"{path.stem}x.png").write_bytes(path.read_bytes()[:60])
-    summary = predict_folder(target, [tmp_path / "images"], tmp_path / "b.csv", batch_size=5, drift=tmp_path / "b.json")
+    summary = predict_folder(
+        target, [tmp_path / "images"], tmp_path / "b.csv", PredictOptions(batch_size=5, drift=tmp_path / "b.json")
+    )
     assert (summary.images, summary.errors) == (69, 9)
     assert whole is not None and summary.drift is not None
     assert [statistic.distance for statistic in summary.drift.statistics] == [
@@ -85,7 +89,9 @@ def test_what_has_no_labels_is_not_counted(target: Path, tmp_path: Path) -> None
     assert one == other
 
     (tmp_path / "none.png").touch()
-    nothing = predict_folder(target, [tmp_path / "none.png"], tmp_path / "c.csv", drift=tmp_path / "c.json").drift
+    nothing = predict_folder(
+        target, [tmp_path / "none.png"], tmp_path / "c.csv", PredictOptions(drift=tmp_path / "c.json")
+    ).drift
     assert nothing is not None and (nothing.images, nothing.verdict.value) == (0, "too few images")
     assert summary_of(tmp_path / "c.json")["classes"] is None
 
@@ -99,7 +105,9 @@ def test_a_resumed_run_counts_what_an_uninterrupted_one_does(
     write_images(tmp_path / "images", 60, seed=5)
     (tmp_path / "images" / "0004.png").write_bytes(b"broken")
     options: dict[str, Any] = {"batch_size": 3, "workers": 2}
-    predict_folder(target, [tmp_path / "images"], tmp_path / "whole.csv", drift=tmp_path / "whole.json", **options)
+    predict_folder(
+        target, [tmp_path / "images"], tmp_path / "whole.csv", PredictOptions(drift=tmp_path / "whole.json", **options)
+    )
 
     def stop(done: int) -> None:
         if done >= stop_at:
@@ -107,11 +115,11 @@ def test_a_resumed_run_counts_what_an_uninterrupted_one_does(
 
     out, drift = tmp_path / "out.csv", tmp_path / "drift.json"
     with pytest.raises(WorkError, match="Stopped"):
-        predict_folder(target, [tmp_path / "images"], out, drift=drift, progress=stop, **options)
+        predict_folder(target, [tmp_path / "images"], out, PredictOptions(drift=drift, **options), progress=stop)
     assert not drift.exists()
     with pytest.raises(InputError, match="`drift` was set and is not set"):
-        predict_folder(target, [tmp_path / "images"], out, resume=True, **options)
-    summary = predict_folder(target, [tmp_path / "images"], out, drift=drift, resume=True, **options)
+        predict_folder(target, [tmp_path / "images"], out, PredictOptions(resume=True, **options))
+    summary = predict_folder(target, [tmp_path / "images"], out, PredictOptions(drift=drift, resume=True, **options))
     assert summary.resumed == stop_at
     assert drift.read_bytes() == (tmp_path / "whole.json").read_bytes()
 
@@ -121,9 +129,9 @@ def test_a_summary_that_can_not_be_written_leaves_the_rows(target: Path, tmp_pat
     (tmp_path / "drift.json.tmp").mkdir()
     out, drift = tmp_path / "out.csv", tmp_path / "drift.json"
     with pytest.raises(WorkError, match=r"drift\.json: can't write: .* `resume` goes on from there"):
-        predict_folder(target, [tmp_path / "images"], out, drift=drift)
+        predict_folder(target, [tmp_path / "images"], out, PredictOptions(drift=drift))
     (tmp_path / "drift.json.tmp").rmdir()
-    assert predict_folder(target, [tmp_path / "images"], out, drift=drift, resume=True).resumed == 4
+    assert predict_folder(target, [tmp_path / "images"], out, PredictOptions(drift=drift, resume=True)).resumed == 4
     assert out.exists() and drift.exists()
 
 
@@ -132,12 +140,14 @@ def test_shards_write_summaries_of_their_own(target: Path, tmp_path: Path) -> No
     shares: Counter[str] = Counter()
     for index in (1, 2, 3):
         out, drift = tmp_path / "out.csv", tmp_path / "drift.json"
-        predict_folder(target, [tmp_path / "images"], out, shard=(index, 3), drift=drift)
+        predict_folder(target, [tmp_path / "images"], out, PredictOptions(shard=(index, 3), drift=drift))
         part = summary_of(tmp_path / f"drift-{index}-of-3.json")
         assert part["images"] == (17, 17, 16)[index - 1]
         for row in part["classes"]["shares"]:
             shares[row["name"]] += round(row["images"] * part["images"])
-    whole = predict_folder(target, [tmp_path / "images"], tmp_path / "out.csv", drift=tmp_path / "drift.json")
+    whole = predict_folder(
+        target, [tmp_path / "images"], tmp_path / "out.csv", PredictOptions(drift=tmp_path / "drift.json")
+    )
     assert shares - Counter() == Counter(whole.counts)
 
 

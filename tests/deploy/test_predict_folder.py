@@ -15,7 +15,7 @@ import numpy as np
 import onnx
 import pytest
 
-from autodial.deploy import Predictor, predict_folder
+from autodial.deploy import PredictOptions, Predictor, predict_folder
 from autodial.errors import InputError, WorkError
 
 
@@ -31,7 +31,7 @@ def images_in(folder: Path) -> list[Path]:
 def test_labels_a_folder_as_numpy_does(model: Any, photos: Path, tmp_path: Path) -> None:
     files = images_in(photos)
     (photos / "notes.txt").touch()
-    summary = predict_folder(model.path, [photos], tmp_path / "out.csv", top_k=3, batch_size=5)
+    summary = predict_folder(model.path, [photos], tmp_path / "out.csv", PredictOptions(top_k=3, batch_size=5))
     table = rows(tmp_path / "out.csv")
     header = "path,status,label_1,probability_1,label_2,probability_2,label_3,probability_3,error"
     assert (tmp_path / "out.csv").read_text(encoding="utf-8").split("\n", 1)[0] == header
@@ -66,13 +66,17 @@ def test_the_table_depends_on_neither_threads_nor_batch_size(model: Any, photos:
     (photos / "b.JPG").write_bytes(b"broken")
     tables = []
     for workers, batch_size in [(1, 1), (1, 32), (2, 5), (7, 3), (16, 1), (None, 12)]:
-        predict_folder(model.path, [photos], tmp_path / "out.csv", top_k=4, batch_size=batch_size, workers=workers)
+        predict_folder(
+            model.path, [photos], tmp_path / "out.csv", PredictOptions(top_k=4, batch_size=batch_size, workers=workers)
+        )
         tables.append([list(row.values())[:3] for row in rows(tmp_path / "out.csv")])
     assert all(table == tables[0] for table in tables)
 
     contents = []
     for workers in (1, 2, 3, 8):
-        predict_folder(model.path, [photos], tmp_path / "out.csv", top_k=4, batch_size=5, workers=workers)
+        predict_folder(
+            model.path, [photos], tmp_path / "out.csv", PredictOptions(top_k=4, batch_size=5, workers=workers)
+        )
         contents.append((tmp_path / "out.csv").read_bytes())
     assert len(set(contents)) == 1
 
@@ -82,7 +86,9 @@ def test_an_unreadable_image_is_a_row(model: Any, photos: Path, tmp_path: Path) 
     for name, content in damaged.items():
         (photos / name).write_bytes(content)
     (photos / "list.txt").write_text("sub/0.png 1\nsub/deep/0.png 2\n")
-    summary = predict_folder(model.path, [photos, photos / "list.txt"], tmp_path / "out.csv", top_k=2, batch_size=2)
+    summary = predict_folder(
+        model.path, [photos, photos / "list.txt"], tmp_path / "out.csv", PredictOptions(top_k=2, batch_size=2)
+    )
     table = {row["path"]: row for row in rows(tmp_path / "out.csv")}
     assert list(table) == [
         *map(str, images_in(photos)[:3]),
@@ -120,14 +126,14 @@ def test_a_name_that_is_not_utf8_keeps_its_bytes(model: Any, photos: Path, tmp_p
 
 
 def test_output_to_standard_output(model: Any, photos: Path, tmp_path: Path, capfdbinary: Any) -> None:
-    predict_folder(model.path, [photos], "-", top_k=2)
-    predict_folder(model.path, [photos], tmp_path / "out.csv", top_k=2)
+    predict_folder(model.path, [photos], "-", PredictOptions(top_k=2))
+    predict_folder(model.path, [photos], tmp_path / "out.csv", PredictOptions(top_k=2))
     assert capfdbinary.readouterr().out == (tmp_path / "out.csv").read_bytes()
 
 
 def test_progress_is_told_after_every_batch(model: Any, photos: Path, tmp_path: Path) -> None:
     told: list[int] = []
-    predict_folder(model.path, [photos], tmp_path / "o.csv", batch_size=5, progress=told.append)
+    predict_folder(model.path, [photos], tmp_path / "o.csv", PredictOptions(batch_size=5), progress=told.append)
     assert told == [5, 10, 12]
 
 
@@ -141,7 +147,7 @@ def test_what_is_done_outlives_a_failure(model: Any, photos: Path, tmp_path: Pat
             raise error
 
     with pytest.raises(type(error)) as caught:
-        predict_folder(model.path, [photos], out, batch_size=5, progress=stop)
+        predict_folder(model.path, [photos], out, PredictOptions(batch_size=5), progress=stop)
     assert [row["path"] for row in rows(partial)] == [str(path) for path in images_in(photos)[:10]]
     if not isinstance(error, RuntimeError):
         assert str(caught.value).endswith(
@@ -150,11 +156,11 @@ def test_what_is_done_outlives_a_failure(model: Any, photos: Path, tmp_path: Pat
     with pytest.raises(
         InputError, match=r"out.csv.partial holds what an interrupted run has done.*`resume`, or delete"
     ):
-        predict_folder(model.path, [photos], out, batch_size=5)
+        predict_folder(model.path, [photos], out, PredictOptions(batch_size=5))
     assert out.read_text() == "older work"
-    summary = predict_folder(model.path, [photos], out, batch_size=5, resume=True)
+    summary = predict_folder(model.path, [photos], out, PredictOptions(batch_size=5, resume=True))
     assert (summary.images, summary.resumed, sum(summary.counts.values())) == (12, 10, 12)
-    predict_folder(model.path, [photos], tmp_path / "whole.csv", batch_size=5)
+    predict_folder(model.path, [photos], tmp_path / "whole.csv", PredictOptions(batch_size=5))
     assert out.read_bytes() == (tmp_path / "whole.csv").read_bytes()
     assert sorted(path.name for path in tmp_path.glob("*.csv*")) == ["out.csv", "whole.csv"]
 
@@ -180,18 +186,19 @@ def test_a_full_disk(model: Any, photos: Path, tmp_path: Path) -> None:
     photos = photos.rename(tmp_path / ("long" * 50))
     program = f"""
 import resource, signal, sys
-from autodial.deploy import predict_folder
+from autodial.deploy import PredictOptions, predict_folder
 from autodial.errors import WorkError
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-predict_folder({str(model.path)!r}, [{str(photos)!r}], "whole.csv", top_k=4, logits=True, batch_size=5)
+options = dict(top_k=4, logits=True, batch_size=5)
+predict_folder({str(model.path)!r}, [{str(photos)!r}], "whole.csv", PredictOptions(**options))
 size = len(b"".join(open("whole.csv", "rb").readlines()[:7])) - 3
 resource.setrlimit(resource.RLIMIT_FSIZE, (max(size, 1), resource.RLIM_INFINITY))
 try:
-    predict_folder({str(model.path)!r}, [{str(photos)!r}], "out.csv", top_k=4, logits=True, batch_size=5)
+    predict_folder({str(model.path)!r}, [{str(photos)!r}], "out.csv", PredictOptions(**options))
 except WorkError as error:
     print(error)
 resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
-predict_folder({str(model.path)!r}, [{str(photos)!r}], "out.csv", top_k=4, logits=True, batch_size=5, resume=True)
+predict_folder({str(model.path)!r}, [{str(photos)!r}], "out.csv", PredictOptions(**options, resume=True))
 """
     command = [sys.executable, "-c", program]
     said = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True).stdout
@@ -222,7 +229,7 @@ def test_refuses_before_it_writes(model: Any, photos: Path, tmp_path: Path) -> N
         (out, [photos], {"sort_into": model.path}, "is not a folder: name another"),
     ]:
         with pytest.raises(InputError, match=message):
-            predict_folder(model.path, inputs, output, **options)
+            predict_folder(model.path, inputs, output, PredictOptions(**options))
     assert not list(tmp_path.glob("*.csv*"))
     assert (photos / "list.txt").read_text() == "a.png\n"
 
@@ -244,10 +251,10 @@ def test_batches_of_one_size_where_that_is_faster(
     """As on CUDA: the last batch, and one with images that can't be read, are filled up."""
     for name in ("a.png", "sub/x.png"):
         (photos / name).write_bytes(b"broken")
-    predict_folder(model.path, [photos], tmp_path / "plain.csv", top_k=4, batch_size=5)
+    predict_folder(model.path, [photos], tmp_path / "plain.csv", PredictOptions(top_k=4, batch_size=5))
     batch_sizes.clear()
     monkeypatch.setattr(Predictor, "fixed_batches", True)
-    predict_folder(model.path, [photos], tmp_path / "fixed.csv", top_k=4, batch_size=5)
+    predict_folder(model.path, [photos], tmp_path / "fixed.csv", PredictOptions(top_k=4, batch_size=5))
     assert batch_sizes == [5, 5, 5]
     for fixed, plain in zip(rows(tmp_path / "fixed.csv"), rows(tmp_path / "plain.csv"), strict=True):
         assert fixed == plain
@@ -257,7 +264,7 @@ def test_opencvs_threads_are_its_own_again_afterwards(model: Any, photos: Path, 
     before = cv2.getNumThreads()
     during = []
     watch = lambda done: during.append(cv2.getNumThreads())  # noqa: E731
-    predict_folder(model.path, [photos], tmp_path / "o.csv", batch_size=5, progress=watch)
+    predict_folder(model.path, [photos], tmp_path / "o.csv", PredictOptions(batch_size=5), progress=watch)
     assert during[0] == 1 and cv2.getNumThreads() == before
 
 
@@ -266,10 +273,10 @@ def test_the_summary_says_which_stage_was_slowest(
 ) -> None:
     run, prepare = Predictor.run, Predictor.prepare
     monkeypatch.setattr(Predictor, "run", lambda self, batch: (time.sleep(0.1), run(self, batch))[1])
-    summary = predict_folder(model.path, [photos], tmp_path / "o.csv", workers=2)
+    summary = predict_folder(model.path, [photos], tmp_path / "o.csv", PredictOptions(workers=2))
     assert summary.stages[0].name == "run" and 60 < summary.stages[0].images_per_second < 120
     monkeypatch.setattr(Predictor, "prepare", lambda self, image: (time.sleep(0.05), prepare(self, image))[1])
-    summary = predict_folder(model.path, [photos], tmp_path / "o.csv", workers=2)
+    summary = predict_folder(model.path, [photos], tmp_path / "o.csv", PredictOptions(workers=2))
     assert summary.stages[0].name == "decode" and 20 < summary.stages[0].images_per_second < 40
     assert {stage.name for stage in summary.stages} == {"decode", "run", "write"}
     assert {stage.images for stage in summary.stages} == {12}
@@ -303,7 +310,7 @@ def test_decoding_runs_ahead_by_a_bounded_number_of_images(
 
     monkeypatch.setattr(Predictor, "prepare", counted)
     monkeypatch.setattr(Predictor, "run", slow)
-    predict_folder(model.path, [list_file], tmp_path / "out.csv", batch_size=10, workers=3)
+    predict_folder(model.path, [list_file], tmp_path / "out.csv", PredictOptions(batch_size=10, workers=3))
     assert seen == [30, 40, 50, 60, 70]
     assert len(rows(tmp_path / "out.csv")) == 100
 
@@ -326,7 +333,9 @@ def test_classes_of_one_name_are_told_apart_everywhere(
     for path, folder in ((model.path, "a"), (tmp_path / "alike.onnx", "b")):
         (tmp_path / folder).mkdir()
         out = tmp_path / folder / f"out{suffix}"
-        summaries.append(predict_folder(path, [photos], out, top_k=4, logits=True, sort_into=tmp_path / folder / "s"))
+        summaries.append(
+            predict_folder(path, [photos], out, PredictOptions(top_k=4, logits=True, sort_into=tmp_path / folder / "s"))
+        )
         tables.append(read_table(out))
     assert summaries[1].counts == {names[name]: count for name, count in summaries[0].counts.items()}
     for before, after in zip(*tables, strict=True):

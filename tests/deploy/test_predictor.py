@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import io
 import pickle
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,8 @@ import numpy as np
 import pytest
 from exported_model import save_apart
 
-from autodial.deploy import Predictor
+from autodial.deploy import Predictions, Predictor
+from autodial.deploy.weights_file import weights_file
 from autodial.errors import InputError, WorkError
 
 
@@ -161,6 +163,10 @@ def test_the_best_labels_in_order(model: Any, photos: Path) -> None:
     )
     assert got.top(3)[1] == []
     assert Predictor(model.path).predict([]).top(2) == []
+    equal = np.array([[0.2, 0.3, 0.2, 0.3]], np.float32)
+    best = [label.name for label in Predictions(equal, equal, model.classes, [None], [""]).top(4)[0]]
+    assert best == [model.classes[i] for i in (1, 3, 0, 2)]
+    assert Predictions(equal, equal, model.classes, [None], [""]).labels == best[:1]
 
 
 def test_a_predictor_and_its_predictions_pickle(model: Any, photos: Path, tmp_path: Path) -> None:
@@ -233,9 +239,33 @@ def test_a_model_whose_weights_lie_in_a_second_file(model: Any, photos: Path, tm
             InputError, match=r"large\.onnx\.data is cut short, or is not the file with the weights of renamed\.onnx: "
         ):
             Predictor(path)
+    second.write_bytes(whole[::-1])  # other weights
+    with pytest.raises(InputError, match="is not the file with the weights of"):
+        Predictor(path)
     second.unlink()
     with pytest.raises(
         InputError,
         match=r"renamed\.onnx: its weights lie in a second file, large\.onnx\.data, which is not beside it",
     ):
+        Predictor(path)
+
+
+@pytest.mark.parametrize("start", [b"", b"\x08\x08:\x80\x80\x80\x08"], ids=["zeros", "cut short"])
+@pytest.mark.parametrize("rest", [b"\0", b"\x08"])
+def test_a_large_file_that_is_no_model_is_soon_told(start: bytes, rest: bytes, tmp_path: Path) -> None:
+    """A download that was cut short may have the right size, with zeros for what has not come."""
+    path = tmp_path / "model.onnx"
+    path.write_bytes(start + rest * 2**24)
+    began = time.process_time()
+    assert weights_file(path) is None
+    assert time.process_time() - began < 5  # field by field it takes a minute
+
+
+@pytest.mark.parametrize("letters", [117, 118, 200])
+def test_the_second_file_of_a_model_with_a_long_name(model: Any, letters: int, tmp_path: Path) -> None:
+    path = save_apart(model.path, tmp_path / f"{'m' * letters}.onnx")
+    second = Path(f"{path}.data")
+    assert len(second.name) == letters + 10 and weights_file(path) == second
+    second.unlink()
+    with pytest.raises(InputError, match=f"lie in a second file, {second.name}, which is not beside it"):
         Predictor(path)

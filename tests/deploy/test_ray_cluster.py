@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ import pytest
 from exported_model import save_apart
 
 from autodial.data.decoder_messages import watch_decoders
-from autodial.deploy import predict_folder
+from autodial.deploy import PredictOptions, predict_folder
 from autodial.errors import InputError, WorkError
 
 MANY = 2000
@@ -30,7 +31,7 @@ def test_without_ray_a_sentence_says_so(
 ) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(WorkError, match=r'^`ray` needs Ray, which is not installed: pip install "\.\[ray\]"'):
-        predict_folder(model.path, [photos], tmp_path / "out.csv", ray="auto")
+        predict_folder(model.path, [photos], tmp_path / "out.csv", PredictOptions(ray="auto"))
     with pytest.raises(InputError, match="device cuda:1: Ray chooses each worker's GPU: write cuda"):
         from autodial.deploy.engine import Work
         from autodial.deploy.ray_cluster import Cluster
@@ -42,7 +43,7 @@ def test_without_ray_a_sentence_says_so(
     with pytest.raises(
         InputError, match=r"has its weights in a second file, large\.onnx\.data, and `ray` sends workers one"
     ):
-        predict_folder(large, [photos], tmp_path / "out.csv", ray="auto")
+        predict_folder(large, [photos], tmp_path / "out.csv", PredictOptions(ray="auto"))
 
 
 @pytest.fixture(scope="module")
@@ -111,9 +112,13 @@ def test_a_killed_worker_changes_nothing(
             os.kill(killed[0], signal.SIGKILL)
 
     with watch_decoders():
-        predict_folder(model.path, [mixed], tmp_path / "one.csv", **options)
+        predict_folder(model.path, [mixed], tmp_path / "one.csv", PredictOptions(**options))
         summary = predict_folder(
-            model.path, [mixed], tmp_path / "ray.csv", **options, ray="auto", workers=2, progress=kill_one
+            model.path,
+            [mixed],
+            tmp_path / "ray.csv",
+            PredictOptions(**options, ray="auto", workers=2),
+            progress=kill_one,
         )
     assert killed and "A worker of Ray died" in caplog.text
     assert (tmp_path / "ray.csv").read_bytes() == (tmp_path / "one.csv").read_bytes()
@@ -142,12 +147,12 @@ def test_every_option_gives_the_same(model: Any, photos: Path, cluster: Any, tmp
         texts = []
         for ray in (None, "auto"):
             out = tmp_path / f"out-{ray}.{suffix}"
-            summary = predict_folder(model.path, inputs, out, column="photo", ray=ray, **options)
+            summary = predict_folder(model.path, inputs, out, PredictOptions(column="photo", ray=ray, **options))
             texts.append(Path(summary.table).read_bytes())
         assert texts[0] == texts[1]
     sorted_into = tmp_path / "one", tmp_path / "ray"
     for folder, ray in zip(sorted_into, (None, "auto"), strict=True):
-        predict_folder(model.path, [photos], tmp_path / "o.csv", sort_into=folder, ray=ray)
+        predict_folder(model.path, [photos], tmp_path / "o.csv", PredictOptions(sort_into=folder, ray=ray))
     one, other = (sorted(path.relative_to(top) for path in top.rglob("*")) for top in sorted_into)
     assert one == other and len(one) > 10
 
@@ -162,13 +167,13 @@ def test_an_interrupted_run_goes_on_with_or_without_ray(model: Any, mixed: Path,
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt, match=r"the rows of the first \d+ images are in"):
-        predict_folder(model.path, [mixed], out, ray="auto", progress=stop)
+        predict_folder(model.path, [mixed], out, PredictOptions(ray="auto"), progress=stop)
     assert not out.exists()
     with pytest.raises(InputError, match="holds what an interrupted run has done"):
-        predict_folder(model.path, [mixed], out, ray="auto")
+        predict_folder(model.path, [mixed], out, PredictOptions(ray="auto"))
     with pytest.raises(KeyboardInterrupt):
-        predict_folder(model.path, [mixed], out, resume=True, progress=lambda done: stop(done - 300))
-    summary = predict_folder(model.path, [mixed], out, ray="auto", resume=True)
+        predict_folder(model.path, [mixed], out, PredictOptions(resume=True), progress=lambda done: stop(done - 300))
+    summary = predict_folder(model.path, [mixed], out, PredictOptions(ray="auto", resume=True))
     assert 600 < summary.resumed < summary.images
     assert out.read_bytes() == (tmp_path / "whole.csv").read_bytes()
     deadline = time.monotonic() + 20
@@ -187,32 +192,30 @@ def test_what_can_not_be_used_is_said(model: Any, photos: Path, cluster: Any, tm
     ]:
         (photos / "broken.png").write_bytes(b"broken")
         with pytest.raises((InputError, WorkError), match=words):
-            predict_folder(model.path, [photos], out, ray="auto", **options)
+            predict_folder(model.path, [photos], out, PredictOptions(ray="auto", **options))
     assert not out.exists()
     out.write_text("old")
-    predict_folder(model.path, [photos], out, ray="auto")
+    predict_folder(model.path, [photos], out, PredictOptions(ray="auto"))
     assert len(labels(out)) == 13
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/cmdline").exists(), reason="processes are found in /proc")
 def test_images_of_which_workers_die_end_the_run(model: Any, photos: Path, cluster: Any, tmp_path: Path) -> None:
-    """A pipe that nobody writes to holds a worker until it is killed."""
     done = threading.Event()
 
     def kill_all() -> None:
         while not done.is_set():
             for number in workers_here():
-                with open(f"/proc/{number}/stat") as file:  # noqa: PTH123
-                    file.read()
-                os.kill(number, signal.SIGKILL)
+                with suppress(ProcessLookupError):
+                    os.kill(number, signal.SIGKILL)
             time.sleep(0.05)
 
     killer = threading.Thread(target=kill_all)
     killer.start()
     try:
         with pytest.raises(WorkError, match=r"Ray's workers die as they start|of Ray's workers died of the \d+ images"):
-            predict_folder(model.path, [photos], tmp_path / "out.csv", ray="auto")
+            predict_folder(model.path, [photos], tmp_path / "out.csv", PredictOptions(ray="auto"))
     finally:
         done.set()
         killer.join()

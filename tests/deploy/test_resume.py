@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from autodial.deploy import Predictor, predict_folder, writer
+from autodial.deploy import PredictOptions, Predictor, predict_folder, writer
 from autodial.deploy.rows import Columns, Csv
 from autodial.errors import InputError, WorkError
 
@@ -53,7 +53,7 @@ def snapshots(model: Any, photos: Path, tmp_path: Path, monkeypatch: pytest.Monk
             unlink(self, missing_ok)
 
         monkeypatch.setattr(Path, "unlink", watched_unlink)
-        predict_folder(model.path, [photos], out, **OPTIONS)
+        predict_folder(model.path, [photos], out, PredictOptions(**OPTIONS))
         monkeypatch.undo()
         return out, folders
 
@@ -78,7 +78,9 @@ def test_from_wherever_it_was_killed_it_ends_alike(
             if partial.exists() and record.exists():
                 vouched = json.loads(record.read_text())["bytes"]
                 os.truncate(partial, max(vouched, partial.stat().st_size - cut))
-            summary = predict_folder(model.path, [photos], again / f"out{suffix}", resume=True, **OPTIONS)
+            summary = predict_folder(
+                model.path, [photos], again / f"out{suffix}", PredictOptions(resume=True, **OPTIONS)
+            )
             assert (again / f"out{suffix}").read_bytes() == whole.read_bytes()
             assert [path.name for path in again.iterdir()] == [f"out{suffix}"]
             assert (summary.images, summary.errors, sum(summary.counts.values())) == (12, 1, 11)
@@ -92,7 +94,7 @@ def interrupt(model: Any, inputs: list[Path], out: Path, **options: Any) -> None
             raise WorkError("Stopped.")
 
     with pytest.raises(WorkError, match="Stopped"):
-        predict_folder(model.path, inputs, out, progress=stop, **OPTIONS | options)
+        predict_folder(model.path, inputs, out, PredictOptions(**OPTIONS | options), progress=stop)
 
 
 def test_other_settings_are_refused(model: Any, write_model: Any, photos: Path, tmp_path: Path) -> None:
@@ -106,14 +108,16 @@ def test_other_settings_are_refused(model: Any, write_model: Any, photos: Path, 
         ({"sort_into": tmp_path / "sorted"}, "`sort_into` was not set and is /"),
     ]:
         with pytest.raises(InputError, match=f"out.csv.partial can't be resumed with other settings .*{message}"):
-            predict_folder(model.path, [photos], out, resume=True, **OPTIONS | changed)
+            predict_folder(model.path, [photos], out, PredictOptions(resume=True, **OPTIONS | changed))
     with pytest.raises(InputError, match="the model is another file"):
-        predict_folder(write_model(), [photos], out, resume=True, **OPTIONS)
+        predict_folder(write_model(), [photos], out, PredictOptions(resume=True, **OPTIONS))
     with pytest.raises(InputError, match=r"the input was .*photos and is .*sub"):
-        predict_folder(model.path, [photos / "sub"], out, resume=True, **OPTIONS)
+        predict_folder(model.path, [photos / "sub"], out, PredictOptions(resume=True, **OPTIONS))
     assert {path.name: path.read_bytes() for path in tmp_path.glob("out.csv*")} == before
     # what doesn't change a row may change
-    predict_folder(model.path, [photos], out, resume=True, **OPTIONS | {"workers": 1, "max_failures": 1})
+    predict_folder(
+        model.path, [photos], out, PredictOptions(resume=True, **OPTIONS | {"workers": 1, "max_failures": 1})
+    )
 
 
 @pytest.mark.parametrize("change", ["added", "removed", "renamed"])
@@ -130,7 +134,7 @@ def test_other_files_are_refused(model: Any, photos: Path, tmp_path: Path, chang
         with pytest.raises(
             InputError, match="no longer those of the interrupted run: images were added, removed or re"
         ):
-            predict_folder(model.path, [photos], out, resume=True, **OPTIONS)
+            predict_folder(model.path, [photos], out, PredictOptions(resume=True, **OPTIONS))
     assert (tmp_path / "out.csv.partial").exists()
 
 
@@ -138,7 +142,7 @@ def test_files_that_come_later_may_change(model: Any, photos: Path, tmp_path: Pa
     out = tmp_path / "out.csv"
     interrupt(model, [photos], out)
     shutil.copy(photos / "a.png", photos / "zz.png")
-    assert predict_folder(model.path, [photos], out, resume=True, **OPTIONS).images == 13
+    assert predict_folder(model.path, [photos], out, PredictOptions(resume=True, **OPTIONS)).images == 13
 
 
 def test_what_cannot_be_trusted_is_refused(model: Any, photos: Path, tmp_path: Path) -> None:
@@ -153,11 +157,11 @@ def test_what_cannot_be_trusted_is_refused(model: Any, photos: Path, tmp_path: P
         if content == kept:
             os.truncate(partial, 50)
         with pytest.raises(InputError, match=message):
-            predict_folder(model.path, [photos], out, resume=True, **OPTIONS)
+            predict_folder(model.path, [photos], out, PredictOptions(resume=True, **OPTIONS))
 
 
 def test_with_nothing_to_go_on_with_it_starts(model: Any, photos: Path, tmp_path: Path) -> None:
-    summary = predict_folder(model.path, [photos], tmp_path / "out.csv", resume=True)
+    summary = predict_folder(model.path, [photos], tmp_path / "out.csv", PredictOptions(resume=True))
     assert (summary.images, summary.resumed) == (12, 0)
 
 
@@ -170,24 +174,24 @@ def test_a_disk_that_is_full_from_the_start_leaves_nothing_behind(
     (tmp_path / "out").mkdir()
     monkeypatch.setattr(writer.os, "fsync", full)
     with pytest.raises(InputError, match="can't write here: No space left on device"):
-        predict_folder(model.path, [photos], tmp_path / "out" / "labels.csv", **OPTIONS)
+        predict_folder(model.path, [photos], tmp_path / "out" / "labels.csv", PredictOptions(**OPTIONS))
     assert not list((tmp_path / "out").iterdir())
 
 
 def test_standard_output_that_is_closed(model: Any, photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdout", None)
     with pytest.raises(InputError, match="-: standard output is closed; name a file"):
-        predict_folder(model.path, [photos], "-", **OPTIONS)
+        predict_folder(model.path, [photos], "-", PredictOptions(**OPTIONS))
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="no such locks there")
 def test_two_runs_do_not_write_one_file(model: Any, photos: Path, tmp_path: Path) -> None:
     out = tmp_path / "out.csv"
     program = f"""
-from autodial.deploy import predict_folder
+from autodial.deploy import PredictOptions, predict_folder
 from autodial.errors import InputError
 try:
-    predict_folder({str(model.path)!r}, [{str(photos)!r}], {str(out)!r}, resume=True)
+    predict_folder({str(model.path)!r}, [{str(photos)!r}], {str(out)!r}, PredictOptions(resume=True))
 except InputError as error:
     print(error)
 """
@@ -209,7 +213,9 @@ def test_batches_are_the_same_after_a_resume(
     run = Predictor.run
     monkeypatch.setattr(Predictor, "run", lambda self, batch: (sizes.append(len(batch)), run(self, batch))[1])
     interrupt(model, [photos], tmp_path / "out.csv", batch_size=5)
-    predict_folder(model.path, [photos], tmp_path / "out.csv", resume=True, **OPTIONS | {"batch_size": 5})
+    predict_folder(
+        model.path, [photos], tmp_path / "out.csv", PredictOptions(resume=True, **OPTIONS | {"batch_size": 5})
+    )
     assert sizes == [5, 5, 2, 2]
 
 
@@ -227,7 +233,7 @@ def test_an_image_that_has_changed_is_refused_by_name(model: Any, photos: Path, 
             raise WorkError("Stopped.")
 
     with pytest.raises(WorkError, match="Stopped"):
-        predict_folder(model.path, [listed], out, progress=stop, **OPTIONS)
+        predict_folder(model.path, [listed], out, PredictOptions(**OPTIONS), progress=stop)
     path, message = photos / "a.png", "a.png has changed, by its size or its time of modification, since its row"
     if change == "content":
         path.write_bytes((photos / "b.JPG").read_bytes())
@@ -244,7 +250,7 @@ def test_an_image_that_has_changed_is_refused_by_name(model: Any, photos: Path, 
     before = out.with_name("out.csv.partial").read_bytes()
     for _ in range(2):
         with pytest.raises(InputError, match=message):
-            predict_folder(model.path, [listed], out, resume=True, **OPTIONS)
+            predict_folder(model.path, [listed], out, PredictOptions(resume=True, **OPTIONS))
     assert out.with_name("out.csv.partial").read_bytes() == before
     if change == "content":  # one that has no row yet may change, and a run from the start takes all as it is
         out.with_name("out.csv.partial").unlink()
@@ -254,8 +260,8 @@ def test_an_image_that_has_changed_is_refused_by_name(model: Any, photos: Path, 
         return
     if change in ("content", "came"):
         (photos / "b.JPG").write_bytes((photos / "c, d.bmp").read_bytes())
-        predict_folder(model.path, [listed], out, resume=True, **OPTIONS)
-        predict_folder(model.path, [listed], tmp_path / "whole.csv", **OPTIONS)
+        predict_folder(model.path, [listed], out, PredictOptions(resume=True, **OPTIONS))
+        predict_folder(model.path, [listed], tmp_path / "whole.csv", PredictOptions(**OPTIONS))
         assert out.read_bytes() == (tmp_path / "whole.csv").read_bytes()
 
 
@@ -273,12 +279,12 @@ def test_a_record_of_any_kind_is_refused_in_a_sentence(model: Any, photos: Path,
             continue  # as it was
         record.write_text(json.dumps(kept | {key: value}))
         with pytest.raises(InputError) as failure:
-            predict_folder(model.path, [photos], out, resume=True, **OPTIONS)
+            predict_folder(model.path, [photos], out, PredictOptions(resume=True, **OPTIONS))
         assert re.search("is damaged|other settings|has lost", str(failure.value)) and "\n" not in str(failure.value)
     del kept[key]
     record.write_text(json.dumps(kept))
     with pytest.raises(InputError, match=f'is damaged .the whole must be an object with "{key}"'):
-        predict_folder(model.path, [photos], out, resume=True, **OPTIONS)
+        predict_folder(model.path, [photos], out, PredictOptions(resume=True, **OPTIONS))
 
 
 @pytest.mark.parametrize("text", ["[" * 100_000, '{"settings":' * 100_000, "", "null", "[]", "3", "\udcff", "{}"])
@@ -287,7 +293,7 @@ def test_a_record_of_any_depth_is_refused_in_a_sentence(model: Any, photos: Path
     interrupt(model, [photos], out)
     (tmp_path / "out.csv.partial.json").write_bytes(text.encode("utf-8", "surrogateescape"))
     with pytest.raises(InputError, match=r"out.csv.partial.json is damaged"):
-        predict_folder(model.path, [photos], out, resume=True, **OPTIONS)
+        predict_folder(model.path, [photos], out, PredictOptions(resume=True, **OPTIONS))
 
 
 def test_without_what_the_rows_were_made_of_nothing_is_resumed(model: Any, photos: Path, tmp_path: Path) -> None:
@@ -295,12 +301,12 @@ def test_without_what_the_rows_were_made_of_nothing_is_resumed(model: Any, photo
     interrupt(model, [photos], out)
     os.truncate(marks, marks.stat().st_size - 1)
     with pytest.raises(InputError, match=r"partial.files has lost what was known of the rows"):
-        predict_folder(model.path, [photos], out, resume=True, **OPTIONS)
+        predict_folder(model.path, [photos], out, PredictOptions(resume=True, **OPTIONS))
     marks.unlink()
     with pytest.raises(InputError, match=r"can't be resumed: out.csv.partial.files is missing"):
-        predict_folder(model.path, [photos], out, resume=True, **OPTIONS)
+        predict_folder(model.path, [photos], out, PredictOptions(resume=True, **OPTIONS))
     (tmp_path / "out.csv.partial").unlink()
-    assert predict_folder(model.path, [photos], out, resume=True, **OPTIONS).resumed == 0
+    assert predict_folder(model.path, [photos], out, PredictOptions(resume=True, **OPTIONS)).resumed == 0
     assert [path.name for path in tmp_path.glob("out*")] == ["out.csv"]
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from autodial.deploy import predict_folder
+from autodial.deploy import PredictOptions, predict_folder
 from autodial.deploy.rows import FORMATS, Columns, Csv, Format, JsonLines, TableRow, score
 from autodial.errors import WorkError
 
@@ -103,7 +103,9 @@ def test_parquet_holds_the_same_as_csv(model: Any, photos: Path, tmp_path: Path,
     monkeypatch.setattr("autodial.deploy.rows.ROW_GROUP", 5)
     (photos / "b.JPG").write_bytes(b"broken")
     for name in ("out.csv", "out.parquet"):
-        predict_folder(model.path, [photos], tmp_path / name, top_k=2, entropy=True, logits=True, batch_size=4)
+        predict_folder(
+            model.path, [photos], tmp_path / name, PredictOptions(top_k=2, entropy=True, logits=True, batch_size=4)
+        )
     file = parquet.ParquetFile(tmp_path / "out.parquet")
     assert [file.metadata.row_group(i).num_rows for i in range(file.num_row_groups)] == [5, 5, 2]
     table = parquet.read_table(tmp_path / "out.parquet")

@@ -16,6 +16,7 @@ import cv2
 import numpy as np
 import pytest
 from adapted_model import adapted, write_images
+from exported_model import CLASSES, metadata, save_apart, save_model
 from serving import Service, serving
 
 from autodial.deploy import Predictor
@@ -214,6 +215,63 @@ def test_a_replaced_model_is_taken_over(
     assert not clients.faults, clients.faults[:3]
     assert clients.seen == set(labels.values())
     assert 'autodial_model_loads_total{model="m",outcome="ok"} 3.0' in text
+
+
+@pytest.fixture(scope="module")
+def pairs(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Path], bytes, list[str]]:
+    """Two models of two files each, an image, and its labels; they have other names for the classes, too.
+
+    The first graph with the second weights gives a third label.
+    """
+    folder = tmp_path_factory.mktemp("pairs")
+    rng = np.random.default_rng(4)
+    body = cv2.imencode(".png", rng.integers(0, 256, (6, 9, 3), dtype=np.uint8))[1].tobytes()
+    made, labels = [], []
+    for number, best in enumerate((0, 1)):
+        weights = np.zeros((6 * 9 * 3, len(CLASSES)))
+        weights[:, best] = 1
+        classes = CLASSES if number == 0 else (*CLASSES[2:], *CLASSES[:2])
+        (folder / str(number)).mkdir()
+        whole = save_model(folder / f"{number}.whole", weights, metadata(classes=classes))
+        made.append(save_apart(whole, folder / str(number) / "m.onnx"))
+        labels.append(classes[best])
+    return made, body, labels
+
+
+def replace_pair(source: Path, target: Path) -> None:
+    replace(Path(f"{source}.data"), Path(f"{target}.data"))
+    replace(source, target)
+
+
+@pytest.mark.parametrize("first", ["m.onnx", "m.onnx.data"])
+def test_a_model_of_two_files_is_taken_over_whole(
+    pairs: tuple[list[Path], bytes, list[str]], first: str, tmp_path: Path
+) -> None:
+    (old, new), body, (before, after) = pairs
+    served = tmp_path / "m.onnx"
+    replace_pair(old, served)
+    with serving(served, "--watch", "--quiet") as service, Clients(service, "m", {body: [before, after]}) as clients:
+
+        def label() -> str:
+            return str(service.ask("/v2/models/m/infer", body)[1]["results"][0]["label"])
+
+        assert label() == before
+        replace(new.with_name(first), tmp_path / first)
+        service.wait_for(r"m\.onnx\.data is cut short, or is not the file with the weights of m\.onnx: ")
+        assert label() == before
+        (other,) = {"m.onnx", "m.onnx.data"} - {first}
+        replace(new.with_name(other), tmp_path / other)
+        service.wait_for("the model m is now the new file")
+        assert label() == after
+    assert not clients.faults, clients.faults[:3]
+    assert clients.seen == {before, after}
+
+
+def test_a_model_of_two_files_that_says_nothing_of_them_is_not_taken_over(model: Any, tmp_path: Path) -> None:
+    served = save_apart(model.path, tmp_path / "m.onnx", checksum=False)
+    with serving(served, "--watch", "--quiet") as service:
+        replace_pair(served, served)
+        service.wait_for(r"served on as it was: .*m\.onnx has no checksum of m\.onnx\.data")
 
 
 @pytest.mark.slow

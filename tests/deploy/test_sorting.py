@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from autodial.deploy import predict_folder
+from autodial.deploy import PredictOptions, predict_folder
 from autodial.deploy.sorting import Sorter
 from autodial.errors import InputError, WorkError
 
@@ -46,7 +46,7 @@ def test_every_image_is_in_its_labels_folder(model: Any, photos: Path, tmp_path:
     (photos / "b.JPG").write_bytes(b"broken")
     (photos / "sub" / "a.png").write_bytes((photos / "a.png").read_bytes()[:-1] + b"\x82")  # same name, same label
     out, place = tmp_path / "out.csv", tmp_path / "sorted" / "here"
-    predict_folder(model.path, [photos], out, sort_into=place, copy=copy)
+    predict_folder(model.path, [photos], out, PredictOptions(sort_into=place, copy=copy))
     expected: dict[str, list[bytes]] = {}
     for path, label in labels(out).items():
         expected.setdefault(FOLDERS[label], []).append(Path(path).read_bytes())
@@ -56,14 +56,16 @@ def test_every_image_is_in_its_labels_folder(model: Any, photos: Path, tmp_path:
     found = [path for path in place.rglob("*") if not path.is_dir()]
     assert all(path.is_symlink() is not copy for path in found)
     before = sorted(found)
-    predict_folder(model.path, [photos], out, sort_into=place, copy=copy, resume=True)
+    predict_folder(model.path, [photos], out, PredictOptions(sort_into=place, copy=copy, resume=True))
     assert sorted(path for path in place.rglob("*") if not path.is_dir()) == before
 
 
 def test_refuses_a_place_that_can_t_be_made(model: Any, photos: Path, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(InputError, match="file is not a folder: name another folder to write to"):
-        predict_folder(model.path, [photos], tmp_path / "out.csv", sort_into=tmp_path / "file" / "below")
+        predict_folder(
+            model.path, [photos], tmp_path / "out.csv", PredictOptions(sort_into=tmp_path / "file" / "below")
+        )
     assert not (tmp_path / "out.csv.partial").exists()
 
 
@@ -149,14 +151,14 @@ def test_an_image_that_is_gone_is_a_row(model: Any, photos: Path, tmp_path: Path
         place(self, image, index, row)
 
     monkeypatch.setattr(Sorter, "place", late)
-    predict_folder(model.path, [photos], tmp_path / "out.csv", sort_into=tmp_path / "s", copy=True)
+    predict_folder(model.path, [photos], tmp_path / "out.csv", PredictOptions(sort_into=tmp_path / "s", copy=True))
     assert len(labels(tmp_path / "out.csv")) == 11
     assert "removed before it could be sorted" in (tmp_path / "out.csv").read_text(encoding="utf-8")
 
 
 def test_shards_sort_into_one_folder(model: Any, photos: Path, tmp_path: Path) -> None:
     for i in (1, 2, 3):
-        predict_folder(model.path, [photos], tmp_path / "o.csv", sort_into=tmp_path / "s", shard=(i, 3))
+        predict_folder(model.path, [photos], tmp_path / "o.csv", PredictOptions(sort_into=tmp_path / "s", shard=(i, 3)))
     names = {path.name for path in photos.rglob("*") if path.is_file()}
     assert {os.path.basename(os.readlink(path)) for path in (tmp_path / "s").rglob("*.*")} == names  # noqa: PTH115,PTH119
 
@@ -205,7 +207,7 @@ def interrupted(model: Any, inputs: list[Any], out: Path, **options: Any) -> Non
             raise WorkError("Stopped.")
 
     with pytest.raises(WorkError, match="Stopped"):
-        predict_folder(model.path, inputs, out, batch_size=2, progress=stop, **options)
+        predict_folder(model.path, inputs, out, PredictOptions(batch_size=2, **options), progress=stop)
 
 
 @pytest.mark.parametrize("options", [{}, {"copy": True}, {"shard": (2, 2), "drift": None}])
@@ -215,11 +217,15 @@ def test_what_was_sorted_before_is_sorted_again(
     (photos / "b.JPG").write_bytes(b"broken")
     (photos / "sub" / "a.png").write_bytes((photos / "c, d.bmp").read_bytes())  # meets a.png, maybe
     whole = tmp_path / "whole"
-    predict_folder(model.path, [photos], tmp_path / "whole.csv", batch_size=2, sort_into=whole, **options)
+    predict_folder(
+        model.path, [photos], tmp_path / "whole.csv", PredictOptions(batch_size=2, sort_into=whole, **options)
+    )
     place = tmp_path / "s"
     interrupted(model, [photos], tmp_path / "o.csv", sort_into=place, **options)
     shutil.rmtree(place)
-    predict_folder(model.path, [photos], tmp_path / "o.csv", batch_size=2, sort_into=place, resume=True, **options)
+    predict_folder(
+        model.path, [photos], tmp_path / "o.csv", PredictOptions(batch_size=2, sort_into=place, resume=True, **options)
+    )
 
     def listing(folder: Path) -> dict[str, bytes]:
         return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*.*") if path.is_file()}
@@ -236,7 +242,7 @@ def test_what_a_killed_copy_left_goes_with_the_next_run_but_not_what_is_being_co
     code = """
 import os, shutil, sys
 from pathlib import Path
-from autodial.deploy import predict_folder
+from autodial.deploy import PredictOptions, predict_folder
 copy2 = shutil.copy2
 def copy(source, place):
     copy2(source, place)
@@ -246,7 +252,7 @@ def copy(source, place):
     input()
 shutil.copy2 = copy
 model, photos, table, _ = sys.argv[1:]
-predict_folder(model, [photos], table, sort_into=Path(table).with_name("sorted"), copy=True)
+predict_folder(model, [photos], table, PredictOptions(sort_into=Path(table).with_name("sorted"), copy=True))
 """
 
     def start(table: str, how: str) -> subprocess.Popen[str]:
@@ -256,7 +262,9 @@ predict_folder(model, [photos], table, sort_into=Path(table).with_name("sorted")
     place = tmp_path / "sorted"
     assert start("killed.csv", "killed").wait() == 9
     assert len(list(place.rglob("*.tmp"))) == 1
-    predict_folder(model.path, [photos], tmp_path / "killed.csv", sort_into=place, copy=True, resume=True)
+    predict_folder(
+        model.path, [photos], tmp_path / "killed.csv", PredictOptions(sort_into=place, copy=True, resume=True)
+    )
     assert not list(place.rglob("*.tmp"))
     whole = content(place)
 
@@ -266,7 +274,9 @@ predict_folder(model, [photos], table, sort_into=Path(table).with_name("sorted")
     (other,) = place.rglob("*.tmp")
     foreign = other.with_name(".another-host-x.tmp")  # of a shard on another machine
     foreign.touch()
-    predict_folder(model.path, [photos], tmp_path / "other.csv", sort_into=place, copy=True, resume=True)
+    predict_folder(
+        model.path, [photos], tmp_path / "other.csv", PredictOptions(sort_into=place, copy=True, resume=True)
+    )
     assert other.exists() and foreign.exists()
     foreign.unlink()
     process.communicate("\n" * 100)

@@ -13,7 +13,7 @@ import typer
 from exported_model import CLASSES
 
 from autodial.commands.predict import predict
-from autodial.deploy import Predictor, choose_to_label, to_label, worth_labelling
+from autodial.deploy import PredictOptions, Predictor, choose_to_label, to_label, worth_labelling
 from autodial.errors import InputError, WorkError
 
 app = typer.Typer()
@@ -105,7 +105,7 @@ def test_features_of_other_images_are_refused() -> None:
 
 def test_a_list_of_what_to_label(model: Any, photos: Path, tmp_path: Path) -> None:
     (photos / "sub/x.png").write_bytes(b"broken")
-    made = choose_to_label(model.path, [photos], tmp_path / "out.csv", 5, top_k=2, entropy=True)
+    made = choose_to_label(model.path, [photos], tmp_path / "out.csv", 5, PredictOptions(top_k=2, entropy=True))
     assert (made.chosen, made.images, made.errors) == (5, 12, 1) and "x.png" in made.first_error
     table = rows(tmp_path / "out.csv")
     assert list(table[0]) == ["path", "label", "label_1", "probability_1", "label_2", "probability_2", "entropy"]
@@ -124,7 +124,7 @@ def test_few_images_are_held_and_the_choice_is_the_same(
     model: Any, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, batch_size: int
 ) -> None:
     monkeypatch.setattr(to_label, "POOL", 4)
-    choose_to_label(model.path, [photos], tmp_path / "out.csv", 3, batch_size=batch_size)
+    choose_to_label(model.path, [photos], tmp_path / "out.csv", 3, PredictOptions(batch_size=batch_size))
     files = sorted(str(path) for path in photos.rglob("*") if path.is_file())
     _, probabilities = Predictor(model.path).predict(files)
     assert [row["path"] for row in rows(tmp_path / "out.csv")] == [files[i] for i in worth_labelling(probabilities, 3)]
@@ -150,7 +150,8 @@ def test_the_command_writes_the_list_and_says_what_to_do(
 
 
 @pytest.mark.parametrize(
-    "options", [["--logits"], ["--resume"], ["--shard", "1/2"], ["--drift", "d.json"], ["--ray", "local"]]
+    "options",
+    [["--logits"], ["--resume"], ["--shard", "1/2"], ["--drift", "d.json"], ["--column", "image"], ["--ray", "local"]],
 )
 def test_options_for_all_images_are_refused(model: Any, photos: Path, tmp_path: Path, options: list[str]) -> None:
     with pytest.raises(InputError, match=f"{options[0]} is for a table of all images"):

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from shell import run_commands
 
 from autodial.cli import app
 
@@ -41,6 +39,7 @@ STAND_INS = {
     r"(digits_iter_[48])00": r"\1",
     r"--nproc-per-node 4": "--nproc-per-node 2",
     r"=0.05,0.1,0.2,0.4": "=0.05,0.1",
+    r"--to-label 50": "--to-label 12",
     r"torchrun .*": r"OMP_NUM_THREADS=1 \g<0>",
     r"s3://models/": "local://$PWD/",
     r"s3://photos/2024/": "local://$PWD/photos/",
@@ -101,7 +100,5 @@ def stood_in(code: str) -> str:
 
 def run(code: str, where: str) -> None:
     """Run commands, each of which must end well."""
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    command = ["bash", "-euo", "pipefail", "-c", code]
-    result = subprocess.run(command, env=os.environ | {"PATH": path}, capture_output=True, text=True, check=False)
+    result = run_commands(code)
     assert result.returncode == 0, f"{where}\n{code}\n{result.stdout}\n{result.stderr}"

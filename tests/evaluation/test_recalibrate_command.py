@@ -376,7 +376,7 @@ def test_an_interrupted_run_writes_nothing(autodial: Run, monkeypatch: pytest.Mo
     monkeypatch.setattr(Net, "run_layer", interrupt)
     status, _, err = autodial()
     assert status == 130
-    assert err.endswith("Interrupted: nothing was written.\n")
+    assert err.endswith("Interrupted: nothing was written\n")
     assert not Path("out.caffemodel").exists()
 
 

@@ -14,6 +14,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from twins import Twins
 
 from autodial.layers import alignment, alignment_torch
 from autodial.layers import alignment_triton as kernels
@@ -289,21 +290,6 @@ def test_whole_passes_against_torch_s_kernels(dtype: torch.dtype, relu: bool) ->
             results.append([*outputs, *torch.autograd.grad(outputs[0], (x, alpha), grad)])
         for got, expected in zip(*results, strict=True):
             close(got, expected, dtype)
-
-
-class Twins:
-    """A group of two processes with the same rows."""
-
-    rank, size = 0, 2
-
-    def share(self, rows: int, rank: int | None = None) -> slice:
-        return slice(0, rows // 2)
-
-    def sum(self, tensor: Tensor) -> Tensor:
-        return tensor.mul_(2)
-
-    def gather(self, tensor: Tensor) -> Tensor:
-        return torch.stack([tensor, tensor])
 
 
 @pytest.mark.parametrize("by", [kernels, alignment_torch])

@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from twins import Twins
 
 from autodial.layers import DomainAlignment, LayerError
 from autodial.layers.alignment import align
@@ -116,21 +117,6 @@ def test_a_prototxt_says_where_sources_begin(build) -> None:  # type: ignore[no-
     assert build('type: "Dial" dial_param { source_slice_point: 2 }', (9, 3)).points(9) == (2, 6)
     with pytest.raises(LayerError, match="has 2 sources, and test_stats: SOURCE does not say which"):
         build('type: "Dial" dial_param { source_slice_point: 2 test_stats: SOURCE }', (9, 3))
-
-
-class Twins:
-    """Two processes with the same rows of every part."""
-
-    rank, size = 0, 2
-
-    def share(self, rows: int, rank: int | None = None) -> slice:
-        return slice(0, rows // 2)
-
-    def sum(self, tensor: Tensor) -> Tensor:
-        return tensor.mul_(2)
-
-    def gather(self, tensor: Tensor) -> Tensor:
-        return torch.stack([tensor, tensor])
 
 
 def test_processes_share_a_batch() -> None:

@@ -117,7 +117,7 @@ def statistics(net: Net) -> list[Tensor]:
 
 
 def check(text: str, size: int, *, offset: float = 0.0, fused: bool = True) -> dict[str, Tensor]:
-    """That several threads' outputs, gradients and statistics are one's; the outputs."""
+    """Check that several threads' outputs, gradients and statistics are one's; returns the outputs."""
     whole = made(text)
     inputs = inputs_of(whole, offset)
     outputs, gradients = run(whole, inputs)

@@ -65,6 +65,27 @@ def test_what_is_refused(text: str, message: str) -> None:
         DataParallel(net, TWO)
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        'bottom: "x" bottom: "xx" type: "MMDLoss"',
+        'bottom: "x" bottom: "x" bottom: "x" bottom: "x" type: "JMMDLoss" jmmd_param { auto_sigma: true }',
+        'bottom: "x" bottom: "xx" type: "CORALLoss"',
+        'bottom: "x" bottom: "six" type: "MultiModalBatchNorm"',
+    ],
+)
+def test_layers_of_the_family_that_look_at_the_whole_batch_are_refused(text: str) -> None:
+    others = """
+      layer { name: "six" type: "DummyData" top: "six" dummy_data_param { shape { dim: 6 } } }
+      layer { name: "xx" type: "DummyData" top: "xx" dummy_data_param { shape { dim: 6 dim: 4 } } }
+    """
+    net = Net(parse_net(X + others + f'layer {{ name: "odd" top: "odd" {text} }}'), pb.TRAIN)
+    kind = net.param.layer[-1].type
+    message = rf'^layer "odd" \({kind}\) has a type that does not support training in several processes'
+    with pytest.raises(InputError, match=message):
+        DataParallel(net, TWO)
+
+
 def test_a_batch_that_is_too_small() -> None:
     net = Net(parse_net(XY), pb.TRAIN)
     with pytest.raises(InputError, match=r'^layer "y" \(Input\) has a batch of 4, too small for 5 processes'):

@@ -177,6 +177,27 @@ def test_a_net_of_ones_own(images: Any, capsys: pytest.CaptureFixture[str]) -> N
     assert (written("again")[1].max_iter, written("again")[1].lr_policy) == (300, "inv")
 
 
+def test_weights_that_the_solver_of_a_net_names(images: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    """As in training: the project starts from them, and its own solver, which lies elsewhere, names none."""
+    domains(images)
+    init("--epochs", "1", folder="mine")
+    run("train", "--solver", "mine/solver.prototxt", "--device", "cpu", "--workers", "0")
+    solver = written("mine")[1]
+    Path(f"mine/solver_iter_{solver.max_iter}.caffemodel").rename("mine/start.caffemodel")
+    solver.weights.append("start.caffemodel")
+    proto.write_text(solver, "mine/solver.prototxt")
+    capsys.readouterr()
+    init("--epochs", "1", arch="mine/train_val.prototxt", folder="second")
+    out = capsys.readouterr().out
+    assert "mine/solver.prototxt names the weights to start from, mine/start.caffemodel; --weights would" in out
+    assert "4 of 4 Convolution and InnerProduct layers start from the weights" in out
+    assert not written("second")[1].weights
+    assert shlex.split(out.strip().splitlines()[-1])[-2:] == ["--weights", "mine/start.caffemodel"]
+    Path("mine/start.caffemodel").unlink()
+    with pytest.raises(InputError, match=r'^mine/solver.prototxt: weights: "start.caffemodel" does not exist'):
+        init("--epochs", "1", arch="mine/train_val.prototxt", folder="third")
+
+
 PLAIN = """
 name: "plain"
 input: "data" input_shape { dim: 1 dim: 3 dim: 8 dim: 8 }

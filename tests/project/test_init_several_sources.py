@@ -17,9 +17,11 @@ from autodial.cli import app
 from autodial.data.image_list import ImageList
 from autodial.deploy import Predictor
 from autodial.errors import InputError
+from autodial.report.data import Sizes, count_rows, source_labels
 from autodial.report.evaluation import evaluate
 from autodial.report.latent_domains import LatentDomains
 from autodial.report.run import Run
+from autodial.report.trained_net import find_trained_net
 
 pytestmark = pytest.mark.usefixtures("here")
 
@@ -98,6 +100,21 @@ def test_from_folders_to_a_file_of_the_target_s_statistics(capsys: pytest.Captur
     assert "fc4-dial" in Path("report.html").read_text("utf-8")
 
 
+def test_labelled_images_of_the_target_are_not_a_source_s() -> None:
+    """What the report and the card say of two sources and a few labels of the target."""
+    Path("few.txt").write_text("target/a/1.png a\ntarget/d/2.png d\n")
+    init("--batch-size", "24", "--epochs", "1", "--labelled-target", "few.txt")
+    run("train", "--solver", "project/solver.prototxt", "--device", "cpu", "--workers", "0")
+    found = Run.read(Path("project/solver_run"))
+    # the test set lacks the two that are learned from
+    assert count_rows(found) == Sizes(source=36 + 18, target=20, test=18)
+    assert source_labels(found) == [0] * 12 + [1] * 12 + [2] * 12 + [1] * 6 + [2] * 6 + [3] * 6
+    weights = max(Path("project").glob("*.caffemodel"), key=lambda path: path.stat().st_mtime)
+    trained = find_trained_net(str(weights), "fc4")
+    assert trained is not None and trained.sources == ["source_1.txt", "source_2.txt"]
+    assert (trained.labelled_target, trained.labelled_images) == ("target_labelled.txt", 2)
+
+
 def check_domains(weights: str) -> None:
     """Compare the domains of the report with torch's layers."""
     cpu = torch.device("cpu")
@@ -152,10 +169,14 @@ def test_latent_domains_up_to_a_file(capsys: pytest.CaptureFixture[str]) -> None
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("--source", "one"), "the source 1 and the source 3 are the same, one"),
+        (("--source", "one"), "^source 1 and source 3 are the same, one"),
         (("--source", "one/a"), "one/a contains 12 images outside of class folders"),
         (("--source", "other"), r"other \(x, y\) and one \(a, b, c\) have no class in common"),
         (("--batch-size", "5"), r"a batch of 5 is too small for 2 sources and a target, .* raise --batch-size to 6"),
+        (
+            ("--latent", "9", "--batch-size", "19"),
+            r"a batch of 19 is too small for 9 latent domains and a target, .* raise --batch-size to 20",
+        ),
         (("--latent", "1"), "--latent 1: choose a number of domains from 2"),
     ],
 )
@@ -175,3 +196,19 @@ def test_lists_have_their_classes_by_name(images: Any) -> None:
     init("--batch-size", "24", "--epochs", "2", sources=("one", "lists/list.txt"))
     labels = {Path(entry.path).name: entry.label for entry in ImageList.read("project/source_2.txt").entries}
     assert labels == {"0.png": 3, "1.png": 0, "2.png": 3, "3.png": 0}
+
+
+def test_numbers_in_lists_keep_their_meaning() -> None:
+    """Classes 0 to 11 in one list and 0 to 10 in the other; names in order would put 10 behind 1."""
+    paths = sorted(Path().glob("one/*/*.png"))
+    for name, count in (("eleven", 11), ("twelve", 12)):
+        lines = [f"{path} {number}\n" for number, path in enumerate(paths[:count])]
+        Path(f"{name}.txt").write_text("".join(lines))
+        paths = paths[count:]
+    Path("labelled.txt").write_text("".join(f"{p} 2\n" for p in sorted(Path().glob("target/a/*.png"))))
+    init("--test", "labelled.txt", "--batch-size", "24", "--epochs", "2", sources=("eleven.txt", "twelve.txt"))
+    names = Path("project/labels.txt").read_text().split()
+    assert names == [str(number) for number in range(12)]
+    for written_list, given in (("source_1", "eleven"), ("source_2", "twelve"), ("test", "labelled")):
+        made, own = (ImageList.read(f"{name}.txt").entries for name in (f"project/{written_list}", given))
+        assert [names[entry.label] for entry in made] == [str(entry.label) for entry in own]

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from autodial.errors import InputError
-from autodial.project.scan import DomainImages, read_source, read_target, read_test
+from autodial.project.scan import DomainImages, read_labelled_target, read_source, read_target, read_test
 
 pytestmark = pytest.mark.usefixtures("here")
 
@@ -124,6 +124,18 @@ def test_one_name_in_two_unicode_forms_is_one_class() -> None:
         "2 folders in s have the name café in different Unicode forms, and make one class",
         'The classes "Cup" and "cup" differ only in case or spaces, and stay two classes',
     ]
+
+
+def test_numbers_in_a_list_beside_classes_that_are_called_by_numbers() -> None:
+    """Folders 0 to 10 are sorted by name, and 1-based ones begin with 1; a list counts from 0."""
+    touch("a.png")
+    Path("l.txt").write_text("a.png 2\n", encoding="utf-8")
+    for read in (read_test, read_labelled_target):
+        told = read(Path("l.txt"), sorted(map(str, range(11)))).notes
+        assert 'A number in l.txt is a place in labels.txt, from 0, and no name: 2 means class "10"' in told
+        assert any('0 means class "1"' in note for note in read(Path("l.txt"), ["1", "2", "3"]).notes)
+        for names in (["0", "1", "2"], ["cup", "jug", "mug"]):
+            assert not any("A number in" in note for note in read(Path("l.txt"), names).notes)
 
 
 @pytest.mark.parametrize("name", ["a\nb.png", b"\xe9.png"])

@@ -125,6 +125,11 @@ def test_values_that_are_not_finite_are_crosses() -> None:
     check(partial(figures.draw_curves, [curve("loss", [None])], [], ylabel="loss"))
 
 
+def test_alphas_that_are_not_finite_are_drawn() -> None:
+    """A map, as of a net with many Dial layers, whose weights became NaN before anything was displayed."""
+    check(partial(figures.draw_alphas_by_iteration, [curve(f"dial{i}", [None, None]) for i in range(10)], []))
+
+
 def test_hostile_names_are_drawn() -> None:
     check(partial(figures.draw_alphas_by_depth, [curve(name, [1.0, 0.7]) for name in HOSTILE]))
     check(partial(figures.draw_alphas_by_iteration, [curve(name, [1.0, 0.7]) for name in HOSTILE], []))

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
 import json
 import os
 import re
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,10 +17,13 @@ import cv2
 import pytest
 from cards import Card, read_card, rows
 from serving import serving
+from shell import run_commands
 
 from autodial.deploy import Predictor
 from autodial.proto import read_weights
+from autodial.report.run import Run
 from autodial.report.trained_net import find_trained_net
+from autodial.system.files import AppendedFile
 
 Autodial = Callable[..., tuple[int, str, str]]
 EXPORT = ("export", "--net", "net.prototxt", "--weights", "spots_iter_8.caffemodel", "-o", "spots.onnx")
@@ -46,7 +48,7 @@ def test_the_card_has_the_numbers_of_the_last_test(project: Path, autodial: Auto
     assert values["balanced_accuracy"] == pytest.approx(balanced, abs=1e-4)
     recalls = row["recalls"][scores]
     assert [line[1] for line in rows(card, "Classes")] == [f"{recall:.1%}" for recall in recalls]
-    assert rows(card, "Accuracy")[0][:2] == ["test.txt", "15"]  # 3 batches of 5
+    assert rows(card, "Accuracy")[0][:2] == ["test.txt", "14"]  # 3 batches of 5 read the first one twice
     assert "8 iterations, seed 5; source: `source.txt`; target: `target.txt`." in card.text
     assert str(project) not in (project / "README.md").read_text("utf-8")
     assert (card.head["license"], card.head["library_name"]) == ("mit", "onnx")
@@ -58,6 +60,57 @@ def test_recalibrated_weights_are_not_the_ones_that_were_tested(project: Path, a
     card = read_card(project / "README.md")
     assert "computed once more, over all training images, and was not scored itself" in card.text
     assert "metrics" not in card.head
+
+
+def test_the_record_travels_to_recalibrated_weights(project: Path, autodial: Autodial) -> None:
+    (project / "more").mkdir()
+    shutil.copy(project / "target" / "0.png", project / "more")
+    shutil.copy(project / "target" / "1.png", project / "more")
+    given = ("--net", "net.prototxt", "--device", "cpu", "--workers", "0")
+    status, _, err = autodial("recalibrate", *given, "--weights", "spots_iter_8.caffemodel", "-o", "new.caffemodel")
+    assert status == 0, err
+    found = find_trained_net("new.caffemodel", "fc")
+    assert found is not None and (found.iteration, found.recalibrated_on) == (8, ["source.txt", "target.txt"])
+    export = ("export", "--net", "net.prototxt", "--weights", "new.caffemodel", "-o", "spots.onnx")
+    status, out, _ = autodial(*export, "--card", "README.md")
+    assert status == 0 and out.splitlines()[-1] == "Wrote README.md: the model's card"
+    card, row = read_card(project / "README.md"), last_test(project)
+    words = " ".join(card.text.split())
+    over = "over all images of `source.txt` and `target.txt`"
+    assert f"has statistics that were computed once more, {over}, and was not scored itself" in words
+    assert f"`autodial recalibrate` then computed the stored statistics {over}. Alpha" in words
+    assert rows(card, "Accuracy")[0][2] == f"{row['outputs']['accuracy']:.1%}" and "metrics" not in card.head
+    # what is made of recalibrated weights was trained as these were, and normalizes as the last images are
+    again = ("--weights", "new.caffemodel", "--target", "more", "-o", "again.caffemodel")
+    assert autodial("recalibrate", *given, *again)[0] == 0
+    found = find_trained_net("again.caffemodel", "fc")
+    assert found is not None and (found.iteration, found.recalibrated_on) == (8, ["source.txt", "more"])
+    assert str(project) not in (project / "README.md").read_text("utf-8")
+
+
+def test_recalibration_changes_nothing_else_of_a_run(project: Path, autodial: Autodial) -> None:
+    before = Run.read(Path("run"))
+    given = ("--net", "net.prototxt", "--device", "cpu", "--workers", "0", "--weights", "spots_iter_8.caffemodel")
+    assert autodial("recalibrate", *given, "-o", "new.caffemodel")[0] == 0
+    after = Run.read(Path("run"))
+    assert (after.events[:-1], after.seconds, after.reached) == (before.events, before.seconds, before.reached)
+    # a run that goes on from there keeps the line
+    more = ("--snapshot", "spots_iter_8.solverstate", "--set", "solver.max_iter=10", "-o", "run", "--device", "cpu")
+    assert autodial("train", "--solver", "solver.prototxt", *more)[0] == 0
+    assert [made.of for made in Run.read(Path("run")).recalibrations] == [before.snapshots[0].sha256]
+
+
+def test_a_run_that_can_not_be_written_to_only_lacks_the_line(
+    project: Path, autodial: Autodial, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def full(file: AppendedFile, piece: bytes) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(AppendedFile, "append", full)
+    given = ("--net", "net.prototxt", "--device", "cpu", "--workers", "0", "--weights", "spots_iter_8.caffemodel")
+    assert autodial("recalibrate", *given, "-o", "new.caffemodel")[0] == 0
+    assert "run can't be written (No space left on device): a model card of new.caffemodel" in caplog.text
+    assert find_trained_net("new.caffemodel", "fc") is None
 
 
 def test_weights_that_no_run_wrote_are_not_known(project: Path, autodial: Autodial) -> None:
@@ -134,9 +187,9 @@ def card(project: Path, autodial: Autodial) -> Card:
 
 
 def run(code: str) -> str:
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    command = ["bash", "-euo", "pipefail", "-c", code]
-    return subprocess.run(command, env={**os.environ, "PATH": path}, capture_output=True, text=True, check=True).stdout
+    done = run_commands(code)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 def test_the_snippets_of_a_card_run(card: Card, project: Path) -> None:

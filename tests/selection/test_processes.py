@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 
 from autodial.selection import processes
 from autodial.selection.holdout import SourceLists
-from autodial.selection.job import Job, failure, read_result
+from autodial.selection.training_job import TrainingJob
 
 GIB = 2**30
 
@@ -26,6 +27,19 @@ def test_jobs_fill_cpus_gpus_and_memory() -> None:
     assert parallel(0, 12) == 1
 
 
+def test_parallel_jobs_share_the_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "available_cpus", lambda: 8)
+
+    def shares(**asked: int) -> tuple[int, int, int]:
+        got = processes.share_machine(3, torch.device("cpu"), 1, **asked)
+        return got.parallel, got.threads, got.workers
+
+    assert shares() == (3, 2, 1)
+    assert shares(parallel=2) == (2, 4, 3)
+    assert shares(parallel=2, workers=0) == (2, 4, 0)
+    assert shares(parallel=16) == (16, 1, 0)
+
+
 def test_container_limits(tmp_path: Path) -> None:
     unlimited = processes.free_memory(tmp_path)
     (tmp_path / "memory.max").write_text(f"{GIB}\n")
@@ -36,8 +50,8 @@ def test_container_limits(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def job(tmp_path: Path) -> Job:
-    return Job(
+def job(tmp_path: Path) -> TrainingJob:
+    return TrainingJob(
         folder=tmp_path,
         name="loss.loss_weight=1, seed 3",
         lists=(SourceLists(None, tmp_path / "held_out.txt", tmp_path / "sample.txt"),),
@@ -54,16 +68,16 @@ def job(tmp_path: Path) -> Job:
     )
 
 
-def test_job_survives_its_file(job: Job) -> None:
-    assert Job.read(job.write()) == job
-    assert read_result(job) is None
+def test_job_survives_its_file(job: TrainingJob) -> None:
+    assert TrainingJob.read(job.write()) == job
+    assert job.result() is None
 
 
-def test_processes_that_fail_are_reported(job: Job) -> None:
+def test_processes_that_fail_are_reported(job: TrainingJob) -> None:
     reports: list[int | None] = []
     # the solver does not exist
-    assert processes.run_jobs([job], 1, threads=1, workers=0, report=lambda _, status: reports.append(status))
+    assert processes.run_jobs([job], processes.Shares(1, 1, 0), lambda _, status: reports.append(status))
     assert reports == [None, 2]
-    assert failure(job, 2) == f"solver.prototxt does not exist: check the name of the prototxt file; see {job.log}"
-    assert failure(job, -9) == f"killed by signal 9; see {job.log}"
-    assert read_result(job) is None
+    assert job.failure(2) == f"solver.prototxt does not exist: check the name of the prototxt file; see {job.log}"
+    assert job.failure(-9) == f"killed by signal 9; see {job.log}"
+    assert job.result() is None

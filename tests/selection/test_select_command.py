@@ -26,8 +26,8 @@ from autodial.cli import app
 from autodial.data.image_list import ImageList
 from autodial.errors import InputError
 from autodial.selection import criteria
-from autodial.selection.job import Job
 from autodial.selection.outputs import Outputs
+from autodial.selection.training_job import TrainingJob
 from autodial.system.outputs import locked
 from autodial.training.solver import Solver
 
@@ -358,7 +358,7 @@ def test_interrupted_training_goes_on_from_its_snapshot(project: Path, selected:
     (folder,) = Path("chosen/candidates").glob("*=0.5-*/seed_5")
     path = folder / "job.json"
     path.write_text(path.read_text().replace(str(selected[0]), str(project)))
-    job = Job.read(path)
+    job = TrainingJob.read(path)
     solver = Solver.from_file("solver.prototxt", seed=job.seed, overrides=job.overrides)
     solver.step(6)
     solver.snapshot()
@@ -393,7 +393,7 @@ def test_damaged_results_are_named(project: Path) -> None:
         message = error("--try", TRY, "-o", "chosen")
         assert message.startswith(str(result.absolute())) or message.startswith(str(result))
         assert problem.replace('"the whole"', "the whole") in message
-        assert message.endswith("delete it, and the candidate is measured again")
+        assert message.endswith("delete it, and it is computed again")
     result.write_text(json.dumps(whole))
     outputs = result.with_name("outputs.npz")
     outputs.write_bytes(outputs.read_bytes()[:-99])

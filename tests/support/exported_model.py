@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -57,7 +58,14 @@ def save_model(path: Path, weights: np.ndarray, record: dict[str, Any] | None, c
     return path
 
 
-def save_apart(model: Path, path: Path) -> Path:
-    """A copy of a model with its weights in a second file, of the same name and `.data`."""
-    onnx.save(onnx.load(model), path, save_as_external_data=True, location=f"{path.name}.data", size_threshold=0)
+def save_apart(model: Path, path: Path, checksum: bool = True) -> Path:
+    """A copy of a model with its weights in a second file, of the same name and `.data`, and that file's checksum."""
+    second = f"{path.name}.data"
+    onnx.save(onnx.load(model), path, save_as_external_data=True, location=second, size_threshold=0)
+    if checksum:
+        graph = onnx.load(path, load_external_data=False)
+        for tensor in graph.graph.initializer:
+            digest = hashlib.sha1(path.with_name(second).read_bytes()).hexdigest()
+            tensor.external_data.add(key="checksum", value=digest)
+        path.write_bytes(graph.SerializeToString())
     return path

@@ -22,7 +22,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 
 
 def page_faults(*, keep: bool) -> int:
-    """Those of a request for 64 MiB after many like it."""
+    """The page faults of a request for 64 MiB after many like it."""
     command = [sys.executable, "-c", PROGRAM.format(keep=keep)]
     return int(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any, TypedDict
 
 import pytest
 
 from autodial.errors import InputError
-from autodial.system.json_files import FilePath, NotJsonError, WrongValueError, check, parse, read
+from autodial.system.json_files import FilePath, NotJsonError, WrongValueError, check, parse, read, read_dataclass
 
 
 def even(value: int) -> None:
@@ -113,6 +114,43 @@ def test_a_file_is_named_with_what_to_do(tmp_path: Path) -> None:
     path.unlink()
     with pytest.raises(InputError, match=r"x\.json does not exist"):
         read(path, Outer, remedy="delete it")
+
+
+@dataclass(frozen=True)
+class Part:
+    path: Path | None
+    numbers: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Whole:
+    folder: Path
+    parts: tuple[Part, ...]
+    name: str = "x"
+
+
+def test_a_dataclass_survives_its_file(tmp_path: Path) -> None:
+    path = tmp_path / "x.json"
+    whole = Whole(tmp_path / "a", (Part(None, ()), Part(Path("b"), (1, 2))))
+    path.write_text(json.dumps(asdict(whole), default=str))
+    assert read_dataclass(path, Whole, remedy="delete it") == whole
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({"folder": None}, '"folder" must be a string, not null'),
+        ({"folder": "a\0b"}, '"folder" must be a path'),
+        ({"parts": [{"path": 3, "numbers": []}]}, r'"parts\[0\].path" must be a string, not 3'),
+        ({"parts": [{"path": None, "numbers": [1.5]}]}, r'"parts\[0\].numbers\[0\]" must be a whole number, not 1.5'),
+        ({"parts": [{"path": None}]}, r'"parts\[0\]" must be an object with "numbers"'),
+    ],
+)
+def test_a_file_that_is_no_such_dataclass(tmp_path: Path, change: dict[str, Any], problem: str) -> None:
+    path = tmp_path / "x.json"
+    path.write_text(json.dumps({"folder": "a", "parts": [], "name": "x", **change}))
+    with pytest.raises(InputError, match=rf"x\.json is damaged, or of another program, {problem}.*: delete it$"):
+        read_dataclass(path, Whole, remedy="delete it")
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no named pipes")

@@ -35,7 +35,7 @@ def finished(results: list[tuple[int | None, Any]]) -> list[Any]:
 
 
 def assert_same_training(got: Any, expected: Any) -> None:
-    """That rows and ends agree to 1e-4, as those of one process do with the original's."""
+    """Check that rows and ends agree to 1e-4, as those of one process do with the original's."""
     (train, test, state), (train_of_one, test_of_one, state_of_one) = got, expected
     assert [row.iteration for row in train] == [row.iteration for row in train_of_one]
     for row, other in zip((*train, *test), (*train_of_one, *test_of_one), strict=True):

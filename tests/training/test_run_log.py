@@ -92,7 +92,7 @@ def test_snapshots_are_logged_with_their_contents_hash(tmp_path: Path) -> None:
     log.saved(model, state)
     log.close()
     RunLog(tmp_path / "run", {}, iteration=0, resumed=True).close()
-    # the snapshot that the run went on from stands, the row that is logged anew does not
+    # the snapshot that the run went on from stands, the row that is logged again does not
     start, snapshot, again = read_events(tmp_path / "run")
     assert (start["event"], again["event"]) == ("start", "start")
     del snapshot["time"]

@@ -6,7 +6,7 @@ clash have numbers of their own. In binary files (wire.py) the layer's type says
 
 from __future__ import annotations
 
-from . import (
+from autodial.proto.dialects import (
     augmentation,
     batch_normalization,
     brelu,
@@ -45,7 +45,7 @@ from . import (
     xlearn,
     yolo,
 )
-from .dialect import Dialect
+from autodial.proto.dialects.dialect import Dialect
 
 CAFFE = Dialect(
     "",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .dialect import Dialect
+from autodial.proto.dialects.dialect import Dialect
 
 DIALECT = Dialect(
     "enet",

@@ -1,20 +1,14 @@
-"""Intel's Caffe (intel/caffe)."""
+"""Intel's Caffe (intel/caffe), which contains SSD."""
 
 from __future__ import annotations
 
-from .dialect import Dialect
+from autodial.proto.dialects import ssd
+from autodial.proto.dialects.dialect import Dialect
 
 DIALECT = Dialect(
     "intel",
     {
-        "annotated_data_param": ("AnnotatedData",),
-        "multibox_loss_param": ("MultiBoxLoss",),
-        "permute_param": ("Permute",),
-        "prior_box_param": ("PriorBox",),
-        "detection_output_param": ("DetectionOutput",),
-        "detection_evaluate_param": ("DetectionEvaluate",),
-        "norm_param": ("Normalize",),
-        "video_data_param": ("VideoData",),
+        **ssd.DIALECT.types,
         "split_param": ("Split",),
         "roi_pooling_param": ("ROIPooling",),
     },

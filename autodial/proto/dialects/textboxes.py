@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from .dialect import Dialect
+from autodial.proto.dialects.dialect import Dialect
 
 DIALECT = Dialect("textboxes", {})
