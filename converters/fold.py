@@ -62,6 +62,7 @@ def fold(
     *,
     outputs: Sequence[str],
     keep_affine: bool = False,
+    keep_of_batch: bool = False,
 ) -> Folded:
     """Replace each Dial, BatchNorm and BN layer by an affine, compose it with Scale layers, merge it where it is exact.
 
@@ -74,13 +75,16 @@ def fold(
         blobs: each layer's blobs, by layer name, in the net's shapes.
         outputs: names of the outputs' blobs.
         keep_affine: leave the composed affines as Scale layers.
+        keep_of_batch: leave BatchNorm and BN layers that normalize with the statistics of the batch instead of refusing
+            them; a BN becomes a BatchNorm layer with a Scale layer behind it.
 
     Raises:
         InputError: a Dial or BatchNorm layer (named) uses batch statistics, has blobs missing, never stored its
             statistics, or holds a variance that is negative or not a number.
     """
     for layer in net.layer:
-        check_frozen(layer)
+        if not (keep_of_batch and is_of_batch(layer)):
+            check_frozen(layer)
     net, blobs = split_bn(net, blobs)
     graph = Graph(net.layer)
     ends: list[int] = []
@@ -103,7 +107,8 @@ def fold(
     for node in graph.nodes:
         if node.param.type == "MultiModalBatchNorm":  # stays, as its weights come with each image
             _stored(node.param, work)
-    domains = {_freeze(node.param, work) for node in graph.nodes if node.param.type in ("Dial", "BatchNorm")} - {None}
+    frozen = [node for node in graph.nodes if node.param.type in ("Dial", "BatchNorm") and not is_of_batch(node.param)]
+    domains = {_freeze(node.param, work) for node in frozen} - {None}
 
     shares = Counter(spec.name for node in graph.nodes for spec in node.param.param if spec.name)
     for node in graph.nodes:
@@ -131,11 +136,21 @@ def fold(
     )
 
 
+def is_of_batch(layer: pb.LayerParameter) -> bool:
+    """Whether a layer is a BatchNorm or BN that normalizes with the statistics of the batch."""
+    phase = layer.phase if layer.HasField("phase") else pb.TEST
+    if layer.type == "BN":
+        return read_bn(layer.bn_param).uses[phase] == "batch"
+    if layer.type != "BatchNorm":
+        return False
+    options = layer.batch_norm_param
+    return not options.use_global_stats if options.HasField("use_global_stats") else phase == pb.TRAIN
+
+
 def check_frozen(layer: pb.LayerParameter) -> None:
     """Raise InputError, naming the layer, if it normalizes with the statistics of the batch or drops values."""
     if layer.type == "BN":
-        phase = layer.phase if layer.HasField("phase") else pb.TEST
-        if read_bn(layer.bn_param).uses[phase] == "batch":
+        if is_of_batch(layer):
             raise InputError(
                 f'layer "{layer.name}" (BN) normalizes with the statistics of the batch, so its output depends on the '
                 "other images of the batch and it can't be folded: in TEST, state bn_mode: INFERENCE for SegNet's "

@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from autodial import __version__
-from autodial.converters.fold import Folded, fold
+from autodial.converters.fold import Folded, fold, is_of_batch
 from autodial.converters.net_comparison import (
     NetRunner,
     OutputComparison,
@@ -35,6 +35,7 @@ from autodial.errors import InputError, WorkError
 from autodial.layers import DomainAlignment, Shape, layer_class, registry
 from autodial.layers.batch_norm import StoredStatistics
 from autodial.layers.bn import BN
+from autodial.layers.proposal import PYTHON_LAYER
 from autodial.net.net import OTHERS, Net
 from autodial.netparam.graph import Graph, Node
 from autodial.netparam.net_state import filter_net
@@ -146,9 +147,16 @@ def convert(
         graph.net(net_param.name, *ends.values()),
         {name: [blob.detach().numpy() for blob in net.layer(name).blobs] for name in net.layer_names},
         outputs=list(ends),
+        keep_of_batch=True,
     )
     deployed = _deployed(folded, phase, base_dir)
     cases, tried, notes = _cases(net, fed, dynamic)
+    of_batch = [layer.name for layer in folded.net.layer if is_of_batch(layer)]
+    if of_batch:
+        notes.append(
+            f"as the prototxt says, {counted(len(of_batch), 'layer')} ({_first(of_batch)}) will normalize with the "
+            "statistics of the batch, so that a row's result depends on the other rows"
+        )
     written = write_graph(
         deployed,
         known_shapes(deployed, cases),
@@ -224,14 +232,40 @@ def _outputs(graph: Graph, names: Sequence[str] | None) -> dict[str, int]:
 
 
 def _check_computed(graph: Graph, node: Node) -> None:
-    """Raise InputError, with a way around it, if a layer is of a type that is not computed."""
-    if node.param.type in registry:
+    """Raise InputError, with a way around it, if a layer is of a type that is not computed, or a user's class."""
+    problem = _problem(node)
+    if problem is None:
         return
-    made = [graph.names[value] for value in node.bottoms if not is_data(graph.producer(value).param)]
-    around = f"; to convert the net up to there, name in `outputs` what it reads: {','.join(made)}" if made else ""
-    raise InputError(
-        f'layer "{node.param.name}": AutoDIAL does not compute layers of the type {node.param.type}{around}'
-    )
+    kept = _before_unwritten(graph)
+    around = f"; to convert what comes before such layers, name in `outputs`: {','.join(kept)}" if kept else ""
+    raise InputError(f'layer "{node.param.name}": {problem}{around}')
+
+
+def _problem(node: Node) -> str | None:
+    """Why no file can hold a layer, whatever its options are; None if one can."""
+    param = node.param
+    if param.type == "Python" and (param.python_param.module, param.python_param.layer) != PYTHON_LAYER:
+        return "an ONNX file can't hold a Python class"
+    if param.type not in registry:
+        return f"AutoDIAL does not compute layers of the type {param.type}"
+    return None
+
+
+def _before_unwritten(graph: Graph) -> list[str]:
+    """The blobs of layers that a file can hold which other layers read, or none."""
+    made: list[int] = []
+    read: set[int] = set()
+    lost: set[int] = set()
+    read_by_lost: set[int] = set()
+    for node in graph.nodes:
+        if _problem(node) is not None or lost.intersection(node.bottoms):
+            lost.update(node.tops)
+            read_by_lost.update(node.bottoms)
+        else:
+            read.update(node.bottoms)
+            made += [] if is_data(node.param) else node.tops
+    ends = [value for value in made if value in read_by_lost or value not in read]
+    return list(dict.fromkeys(graph.names[value] for value in ends))
 
 
 def _load(net: Net, weights: Weights | None) -> list[str]:
@@ -253,19 +287,22 @@ def _load(net: Net, weights: Weights | None) -> list[str]:
     return missing
 
 
+def _first(names: Sequence[str]) -> str:
+    """The first names, and how many more there are."""
+    return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+
+
 def _note_missing(missing: Sequence[str], weights: Weights | None) -> str:
-    shown = ", ".join(missing[:5]) + (f" and {len(missing) - 5} more" if len(missing) > 5 else "")
     if weights is None:
         return "no weights were given, so the file holds what the layers' fillers give"
-    return f"the weights lack {counted(len(missing), 'layer')} ({shown}), which keep what their fillers give"
+    return f"the weights lack {counted(len(missing), 'layer')} ({_first(missing)}), which keep what their fillers give"
 
 
 def _deployed(folded: Folded, phase: pb.Phase, base_dir: Path | None) -> Net:
     """The folded net with its blobs."""
     net = Net(folded.net, phase, base_dir=base_dir)
-    net.load_weights(
-        Weights(folded.net.name, [LayerWeights(layer, folded.blobs.get(layer.name, [])) for layer in folded.net.layer])
-    )
+    held = [layer for layer in folded.net.layer if layer.name in folded.blobs]
+    net.load_weights(Weights(folded.net.name, [LayerWeights(layer, folded.blobs[layer.name]) for layer in held]))
     return net
 
 

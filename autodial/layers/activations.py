@@ -197,6 +197,23 @@ class Clip(Elementwise):
         return top.masked_fill(top < self.low, self.low)
 
 
+@register("BReLU")
+class BReLU(Clip):
+    """Clip by another name (brelu_layer.cpp); its options are `brelu_param`'s."""
+
+    options = ("brelu_param",)
+
+    @classmethod
+    def from_caffe(cls, context: LayerContext) -> BReLU:
+        param = context.param.brelu_param
+        for field in ("minval", "maxval"):
+            if not param.HasField(field):
+                raise LayerError(f"brelu_param.{field} is missing")
+        if param.minval > param.maxval:
+            raise LayerError(f"brelu_param.minval {param.minval:g} is above maxval {param.maxval:g}")
+        return cls(param.minval, param.maxval)
+
+
 @register("Dropout")
 class Dropout(Elementwise):
     """In training, zeroes elements with probability `dropout_ratio` and divides the others by 1 - dropout_ratio

@@ -43,7 +43,7 @@ class BaseConvolution(Layer):
 
     bottoms: ClassVar[tuple[int, int | None]] = (1, None)
     tops: ClassVar[tuple[int, int | None]] = (1, None)
-    options = ("convolution_param",)
+    options: ClassVar[tuple[str, ...]] = ("convolution_param",)
     rows = Rows.INDEPENDENT
     backward_reads_bottoms = True
 
@@ -173,6 +173,65 @@ class Convolution(BaseConvolution):
 class DepthwiseConvolution(Convolution):
     """Convolution by another name (yonghenglh6): depthwise if `group` is the number of channels, which it is not by
     default."""
+
+
+@register("Convolution3D")
+class Convolution3D(Convolution):
+    """Convolution over frames, rows and columns (convolution3d_layer.cpp of C3D).
+
+    Bottom: (N, C, L, H, W); top: (N, num_output, L', H', W'). The options are those of `convolution3d_param`, or of
+    `convolution_param` in nets of C3D 1.0.
+    """
+
+    bottoms = (1, 1)
+    tops = (1, 1)
+    options = ("convolution_param", "convolution3d_param")
+    fork_fields = tuple(f"convolution_param.{name}" for name in ("kernel_depth", "temporal_pad", "temporal_stride"))
+
+    @classmethod
+    def from_caffe(cls, context: LayerContext) -> Convolution3D:
+        old, new = context.param.convolution_param, context.param.convolution3d_param
+        if old.ListFields() and new.ListFields():
+            raise LayerError("give convolution3d_param or, as C3D 1.0 has it, convolution_param, and not both")
+        if len(context.bottom_shapes[0]) != 5:
+            raise LayerError(f"needs a bottom of 5 axes (N, C, L, H, W), not {context.bottom_shapes[0]}")
+        given = old if old.ListFields() else new
+        for field, _ in old.ListFields():
+            if field.name not in _FIELDS_3D:
+                raise LayerError(f"convolution_param.{field.name} is not for Convolution3D: remove it")
+        param = pb.ConvolutionParameter(
+            num_output=given.num_output,
+            bias_term=given.bias_term,
+            group=old.group if given is old else new.filter_group,
+            weight_filler=given.weight_filler,
+            bias_filler=given.bias_filler,
+            kernel_size=_frames(given, "kernel_depth", "kernel_size", None),
+            stride=_frames(given, "temporal_stride", "stride", 1),
+            pad=_frames(given, "temporal_pad", "pad", 0),
+        )
+        return cls._of(context, param)
+
+
+_FIELDS_3D = (
+    "num_output", "bias_term", "kernel_size", "stride", "pad", "group", "weight_filler", "bias_filler", "kernel_depth",
+    "temporal_pad", "temporal_stride", "engine",
+)  # fmt: skip
+
+
+def _frames(
+    param: pb.ConvolutionParameter | pb.Convolution3DParameter, frames: str, pixels: str, default: int | None
+) -> list[int]:
+    """Numbers along frames, rows and columns, from a field for frames and one for pixels in both directions."""
+    given = getattr(param, pixels)
+    values = [*given] if isinstance(param, pb.ConvolutionParameter) else [given] if param.HasField(pixels) else []
+    if len(values) > 1:
+        raise LayerError(f"{pixels} must be one number for rows and columns, not {values}")
+    if default is None and not (values and param.HasField(frames)):
+        raise LayerError(f"needs {pixels} and {frames}")
+    fallback = 0 if default is None else default  # needed where it is None, and given
+    along: int = getattr(param, frames) if param.HasField(frames) else fallback
+    side = values[0] if values else fallback
+    return [along, side, side]
 
 
 @register("ConvolutionDepthwise")

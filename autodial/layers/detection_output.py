@@ -22,9 +22,13 @@ class DetectionOutput(Layer):
 
     Bottoms: locations (N, P * 4), or (N, P * classes * 4) without `share_location`, prior by prior; scores
     (N, P * classes), prior by prior; priors (1, 2, P * 4), the boxes and their variances, as PriorBox gives them; and
-    an image, which nothing reads. Top: (1, 1, D, 7) with the rows image, label, score, xmin, ymin, xmax, ymax, by
-    image, then label, then falling score. An image without detections has no row. If no image has any, there are N
-    rows: the image's number and six times -1. There is no gradient.
+    an image, which nothing reads, or what RefineDet's first step gives: the scores (N, P * 2) of no object and of an
+    object, and locations (N, P * 4). These change the priors first, and where an object's score is below `objectness`,
+    the scores of all classes are 0, and that of class 0 is 1 (RefineDet's detection_output_layer.cpp).
+
+    Top: (1, 1, D, 7) with the rows image, label, score, xmin, ymin, xmax, ymax, by image, then label, then falling
+    score. An image without detections has no row. If no image has any, there are N rows: the image's number and six
+    times -1. There is no gradient.
 
     Args:
         num_classes: the classes, with the background.
@@ -37,10 +41,11 @@ class DetectionOutput(Layer):
         top_k: best scores of an image and label that are looked at; -1 for all.
         eta: what a threshold above 0.5 is multiplied by after each detection that stays.
         keep_top_k: best detections of an image that stay; -1 for all.
+        objectness: see above.
     """
 
-    bottoms = (3, 4)
-    no_gradient = (0, 1, 2, 3)
+    bottoms = (3, 5)
+    no_gradient = (0, 1, 2, 3, 4)
     in_place = False
     full_precision = True
     rows = Rows.NONE
@@ -58,6 +63,7 @@ class DetectionOutput(Layer):
         top_k: int = -1,
         eta: float = 1.0,
         keep_top_k: int = -1,
+        objectness: float = 0.01,
     ) -> None:
         super().__init__()
         if num_classes < 1:
@@ -69,12 +75,15 @@ class DetectionOutput(Layer):
         self.num_classes, self.share_location, self.background = num_classes, share_location, background
         self.code_type, self.variance_in_target, self.confidence = code_type, variance_in_target, confidence
         self.nms_threshold, self.top_k, self.eta, self.keep_top_k = nms_threshold, top_k, eta, keep_top_k
+        self.objectness = objectness
 
     @classmethod
     def from_caffe(cls, context: LayerContext) -> DetectionOutput:
         param = context.param.detection_output_param
-        if param.HasField("objectness_score"):
-            raise LayerError("objectness_score, for the two steps of RefineDet, is not supported")
+        if param.use_polygon:
+            raise LayerError("detection_output_param.use_polygon, of TextBoxes++, is not supported")
+        if param.HasField("objectness_score") and len(context.bottom_shapes) < 5:
+            raise LayerError("objectness_score needs what RefineDet's first step gives: 5 bottoms")
         for field in ("save_output_param", "visualize"):
             if param.HasField(field):
                 _log.warning(
@@ -94,18 +103,19 @@ class DetectionOutput(Layer):
             top_k=nms.top_k if nms.HasField("top_k") else -1,
             eta=nms.eta,
             keep_top_k=param.keep_top_k,
+            objectness=param.objectness_score if param.HasField("objectness_score") else 0.01,
         )
 
     def top_shapes(self, bottom_shapes: Sequence[Shape]) -> list[Shape]:
-        locations, scores, priors, *_ = bottom_shapes
+        locations, scores, priors, *others = bottom_shapes
         if len(priors) < 3 or priors[1] != 2 or priors[2] % 4 or any(length != 1 for length in priors[3:]):
             raise LayerError(f"the third bottom must be priors (1, 2, P * 4), boxes and variances, not {priors}")
         count = priors[2] // 4
         sets = 1 if self.share_location else self.num_classes
-        for what, shape, wanted in (
-            ("locations", locations, count * sets * 4),
-            ("scores", scores, count * self.num_classes),
-        ):
+        wanted_of = [("locations", locations, count * sets * 4), ("scores", scores, count * self.num_classes)]
+        if len(others) == 2:
+            wanted_of += [("scores of the first step", others[0], 2 * count), ("its locations", others[1], 4 * count)]
+        for what, shape, wanted in wanted_of:
             if len(shape) < 2 or shape[0] != locations[0] or shape[1] != wanted or any(n != 1 for n in shape[2:]):
                 raise LayerError(
                     f"for {count} priors, {self.num_classes} classes and share_location: "
@@ -114,11 +124,17 @@ class DetectionOutput(Layer):
         return [(1, 1, 1, 7)]
 
     @torch.no_grad()
-    def forward(self, locations: Tensor, scores: Tensor, priors: Tensor, image: Tensor | None = None) -> Tensor:
+    def forward(self, locations: Tensor, scores: Tensor, priors: Tensor, *others: Tensor) -> Tensor:
         device = locations.device
         images = locations.shape[0]
-        boxes = self.decode(locations.cpu(), priors.cpu())
-        by_label = scores.cpu().reshape(images, -1, self.num_classes).transpose(1, 2)
+        by_prior = scores.cpu().reshape(images, -1, self.num_classes)
+        first = None
+        if len(others) == 2:
+            first = others[1].cpu()
+            without = others[0].cpu().reshape(images, -1, 2)[..., 1:] < self.objectness
+            by_prior = by_prior.where(~without, torch.eye(self.num_classes)[0])
+        boxes = self.decode(locations.cpu(), priors.cpu(), first)
+        by_label = by_prior.transpose(1, 2)
         rows = [
             torch.cat([torch.full((len(found), 1), float(i)), found], 1)
             for i in range(images)
@@ -130,27 +146,36 @@ class DetectionOutput(Layer):
             rows = [nothing]
         return torch.cat(rows).reshape(1, 1, -1, 7).to(device)
 
-    def decode(self, locations: Tensor, priors: Tensor) -> Tensor:
+    def decode(self, locations: Tensor, priors: Tensor, first: Tensor | None = None) -> Tensor:
         """Boxes (N, P, sets, 4) as corners, in parts of the image; there is one set for all classes, or one per class.
+
+        Args:
+            locations, priors: the bottoms.
+            first: locations (N, P * 4) that change the priors before.
 
         Raises:
             LayerError: a prior without area, which the code type divides or multiplies by.
         """
         prior, variance = priors.reshape(-1)[: 2 * priors.shape[2]].reshape(2, -1, 1, 4).unbind()
+        if first is not None:
+            prior = self._moved(prior, variance, first.reshape(first.shape[0], -1, 1, 4))
         sets = 1 if self.share_location else self.num_classes
-        change = locations.reshape(locations.shape[0], -1, sets, 4)
+        return self._moved(prior, variance, locations.reshape(locations.shape[0], -1, sets, 4))
+
+    def _moved(self, prior: Tensor, variance: Tensor, change: Tensor) -> Tensor:
+        """Boxes (P, 1, 4) or (N, P, 1, 4) with changes (N, P, sets, 4)."""
         if not self.variance_in_target:
             change = change * variance
         if self.code_type == "CORNER":
             return prior + change
         low, high = prior[..., :2], prior[..., 2:]
         size = high - low
-        if not torch.compiler.is_compiling() and len(wrong := (~(size > 0).all(-1)).flatten().nonzero()):
+        if not torch.compiler.is_compiling() and len(wrong := (~(size > 0).all(-1)).flatten(-2).nonzero()):
             raise LayerError(
-                f"code_type {self.code_type} needs priors with an area, and number {int(wrong[0])} has none"
+                f"code_type {self.code_type} needs priors with an area, and number {int(wrong[0, -1])} has none"
             )
         if self.code_type == "CORNER_SIZE":
-            return prior + change * size.repeat(1, 1, 2)
+            return prior + change * torch.cat([size, size], -1)
         centre = change[..., :2] * size + (low + high) / 2
         half = change[..., 2:].exp() * size / 2
         return torch.cat([centre - half, centre + half], -1)

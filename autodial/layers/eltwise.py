@@ -89,3 +89,8 @@ class Axpy(Layer):
 
     def forward(self, scale: Tensor, x: Tensor, y: Tensor) -> Tensor:
         return scale.reshape(*scale.shape[:2], *[1] * (x.ndim - 2)) * x + y
+
+
+@register("AxpyFast")
+class AxpyFast(Axpy):
+    """Axpy by another name (waifu2x's fork)."""

@@ -24,6 +24,8 @@ def fill(tensor: Tensor, filler: pb.FillerParameter, generator: torch.Generator)
     Raises:
         LayerError: for an unknown type, an impossible range, or a shape that the type can't fill.
     """
+    if filler.HasField("scale") and filler.scale != 1:
+        raise LayerError("a filler's scale, which only other versions of Caffe have, is not supported here")
     if filler.sparse != -1 and filler.type != "gaussian":
         raise LayerError(f'a filler of type "{filler.type}" does not support sparse')
     with torch.no_grad():

@@ -14,6 +14,7 @@ from autodial.layers.shares import Rows
 from autodial.proto import messages as pb
 
 Pair = tuple[int, int]
+Triple = tuple[int, int, int]
 
 
 @register("Pooling")
@@ -186,6 +187,90 @@ class Pooling(Layer):
         if any(self.pad) and (count - 1) * stride >= length + pad:
             count -= 1
         return count
+
+
+@register("Pooling3D")
+class Pooling3D(Layer):
+    """Maximum or average over windows of frames, rows and columns (pooling3d_layer.cpp of C3D).
+
+    Bottom: (N, C, L, H, W); top: (N, C, L', H', W'), where L' = ceil((L - kernel) / stride) + 1, and likewise H'
+    and W'. An average is over what of the window lies in the bottom. The options are those of `pooling3d_param`, or
+    of `pooling_param` in nets of C3D 1.0.
+
+    Args:
+        method: "MAX" or "AVE".
+        kernel_size, stride: (frames, rows, columns).
+    """
+
+    options = ("pooling_param", "pooling3d_param")
+    fork_fields = ("pooling_param.kernel_depth", "pooling_param.temporal_stride")
+    rows = Rows.INDEPENDENT
+
+    def __init__(self, method: str, kernel_size: Triple, stride: Triple = (1, 1, 1)) -> None:
+        super().__init__()
+        if method not in ("MAX", "AVE"):
+            raise LayerError(f"pool must be MAX or AVE, not {method}")
+        for name, values in (("kernel_size and kernel_depth", kernel_size), ("stride and temporal_stride", stride)):
+            if min(values) < 1:
+                raise LayerError(f"{name} must be positive")
+        self.method, self.kernel_size, self.stride = method, kernel_size, stride
+
+    @classmethod
+    def from_caffe(cls, context: LayerContext) -> Pooling3D:
+        old, new = context.param.pooling_param, context.param.pooling3d_param
+        if old.ListFields() and new.ListFields():
+            raise LayerError("give pooling3d_param or, as C3D 1.0 has it, pooling_param, and not both")
+        param = old if old.ListFields() else new
+        for field, _ in old.ListFields():
+            if field.name not in _FIELDS_3D:
+                raise LayerError(f"pooling_param.{field.name} is not for Pooling3D: remove it")
+        if param.pad:
+            raise LayerError("pad is not supported here: the fork's maxima ignore it")
+        return cls(
+            pb.Pooling3DParameter.PoolMethod.Name(int(param.pool)),
+            (param.kernel_depth, param.kernel_size, param.kernel_size),
+            (param.temporal_stride, param.stride, param.stride),
+        )
+
+    def top_shapes(self, bottom_shapes: Sequence[Shape]) -> list[Shape]:
+        (shape,) = bottom_shapes
+        if len(shape) != 5:
+            raise LayerError(f"needs a bottom of 5 axes (N, C, L, H, W), not {shape}")
+        out = [self.out_length(axis, length) for axis, length in enumerate(shape[2:])]
+        if min(out) < 1:
+            raise LayerError(f"the window {self.kernel_size} does not fit bottom {shape}")
+        check_size("the bottom with what its windows cover beyond it", (*shape[:2], *self._covered(shape[2:])))
+        return [(*shape[:2], *out)]
+
+    def forward(self, bottom: Tensor) -> Tensor:
+        size = bottom.shape[2:]
+        margins = [
+            side
+            for length, reach in zip(size[::-1], self._covered(size)[::-1], strict=True)
+            for side in (0, reach - length)
+        ]
+        if self.method == "MAX":
+            padded = F.pad(bottom, margins, value=torch.finfo(bottom.dtype).min) if any(margins) else bottom
+            return F.max_pool3d(padded, self.kernel_size, self.stride)
+        top = F.avg_pool3d(F.pad(bottom, margins), self.kernel_size, self.stride)
+        if not any(margins):
+            return top
+        inside = F.pad(bottom.new_ones(1, 1, *size), margins)
+        return top / F.avg_pool3d(inside, self.kernel_size, self.stride)
+
+    def out_length(self, axis: int, length: int) -> int:
+        """Windows along an axis, 0 for frames, 1 for rows, 2 for columns, of that length."""
+        return -(-(length - self.kernel_size[axis]) // self.stride[axis]) + 1
+
+    def _covered(self, size: Sequence[int]) -> list[int]:
+        """How far the windows reach along each axis, at least to its end."""
+        return [
+            max((self.out_length(axis, length) - 1) * self.stride[axis] + self.kernel_size[axis], length)
+            for axis, length in enumerate(size)
+        ]
+
+
+_FIELDS_3D = ("pool", "kernel_size", "stride", "pad", "kernel_depth", "temporal_stride", "engine")
 
 
 def _ceil(param: pb.PoolingParameter) -> bool:

@@ -77,6 +77,8 @@ class PriorBox(Layer):
     @classmethod
     def from_caffe(cls, context: LayerContext) -> PriorBox:
         param = context.param.prior_box_param
+        if param.denser_prior_boxes:
+            raise LayerError("prior_box_param.denser_prior_boxes, of TextBoxes++, is not supported")
         image_size = _pair(param, "img_size", "img_h", "img_w")
         return cls(
             param.min_size,

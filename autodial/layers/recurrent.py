@@ -1,4 +1,4 @@
-"""Caffe's recurrent layers: RNN, LSTM, and LSTMUnit, a step of an LSTM."""
+"""Caffe's recurrent layers: RNN, LSTM, and LSTMUnit, a step of an LSTM; and those of forks that read text."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from autodial.layers.base import Layer, LayerContext, LayerError, Shape, check_size, register
 from autodial.layers.fillers import fill
 from autodial.layers.shares import Rows
+from autodial.proto import messages as pb
 from autodial.wording import counted
 
 _log = logging.getLogger(__name__)
@@ -178,9 +179,88 @@ class LSTM(Recurrent):
     states = 2
     gates = 4
 
+    @classmethod
+    def unread_options(cls, param: pb.LayerParameter) -> list[str]:
+        others = ["lstm_param"] if "lstm_param" not in cls.options and param.HasField("lstm_param") else []
+        return [*super().unread_options(param), *others]
+
     def _step(self, inputs: Tensor, state: State) -> State:
         hidden, cell = state
         return _lstm_step(torch.addmm(inputs, hidden, self.hidden_weight.t()), cell)
+
+
+@register("Lstm")
+class Lstm(LSTM):
+    """LSTM over whole sequences (lstm_layer.cpp of CTPN): (T, N, values) -> (T, N, H).
+
+    Each pass begins with a state of 0. The blobs are W_x, W_h, b. The arguments are those of Recurrent.
+    """
+
+    bottoms = (1, 1)
+    tops = (1, 1)
+    options = ("lstm_param",)
+
+    @classmethod
+    def from_caffe(cls, context: LayerContext) -> Lstm:
+        param = context.param.lstm_param
+        if param.clipping_threshold:
+            _log.warning(
+                'Layer "%s": lstm_param.clipping_threshold, a bound of gradients, is ignored', context.param.name
+            )
+        layer = cls(context.bottom_shapes[0][-1], param.num_output)
+        for blob in layer.blobs:
+            fill(blob, param.bias_filler if blob.ndim == 1 else param.weight_filler, context.generator)
+        return layer
+
+    @property
+    def blobs(self) -> tuple[Tensor, ...]:
+        return self.input_weight, self.hidden_weight, self.input_bias
+
+    def top_shapes(self, bottom_shapes: Sequence[Shape]) -> list[Shape]:
+        (shape,) = bottom_shapes
+        if len(shape) != 3:
+            raise LayerError(f"Lstm needs a bottom of 3 axes (steps, streams, values), not {shape}")
+        return super().top_shapes([shape, shape[:2]])
+
+    def forward(self, bottom: Tensor) -> Tensor | tuple[Tensor, ...]:  # type: ignore[override]
+        return super().forward(bottom, torch.ones_like(bottom[:, :, 0]))
+
+    def _kept(self, inputs: Tensor) -> State:
+        return (inputs.new_zeros(inputs.shape[1], self.num_output),) * self.states
+
+
+@register("ContinuationIndicator")
+class ContinuationIndicator(Layer):
+    """Where sequences continue, as LSTM reads it (continuation_indicator_layer.cpp of CRNN): nowhere in the first step.
+
+    Args:
+        time_step: T.
+        batch_size: N; the top is (T, N).
+    """
+
+    bottoms = (0, 0)
+    rows = Rows.NONE
+
+    def __init__(self, time_step: int, batch_size: int) -> None:
+        super().__init__()
+        for name, value in (("time_step", time_step), ("batch_size", batch_size)):
+            if value < 1:
+                raise LayerError(f"{name} must be positive, not {value}")
+        check_size("the top", (time_step, batch_size))
+        self.register_buffer("value", torch.ones(time_step, batch_size))
+        self.value: Tensor
+        self.value[0] = 0
+
+    @classmethod
+    def from_caffe(cls, context: LayerContext) -> ContinuationIndicator:
+        param = context.param.continuation_indicator_param
+        return cls(param.time_step, param.batch_size)
+
+    def top_shapes(self, bottom_shapes: Sequence[Shape]) -> list[Shape]:
+        return [tuple(self.value.shape)]
+
+    def forward(self) -> Tensor:
+        return self.value
 
 
 @register("LSTMUnit")

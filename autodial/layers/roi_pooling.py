@@ -70,6 +70,8 @@ class ROIPooling(RegionPooling):
     @classmethod
     def from_caffe(cls, context: LayerContext) -> ROIPooling:
         param = context.param.roi_pooling_param
+        if param.pad_ratio:
+            raise LayerError("roi_pooling_param.pad_ratio, of MS-CNN, is not supported: only 0 is")
         for field in ("pooled_h", "pooled_w"):
             if not getattr(param, field):
                 raise LayerError(f"roi_pooling_param.{field} is missing or 0")

@@ -1,5 +1,5 @@
-"""Layers of Caffe and its forks that move data without computing: Concat, Slice, Crop, Flatten, Reshape, Permute,
-ShuffleChannel, Tile, Split, Silence."""
+"""Layers of Caffe and its forks that move data without computing: Concat, Slice, Crop, CropCenter, Flatten, Reshape,
+Permute, Transpose, Reverse, ShuffleChannel, Tile, Split, Silence."""
 
 from __future__ import annotations
 
@@ -143,6 +143,44 @@ class Crop(Layer):
         return list(zip(axes, offsets, strict=True))
 
 
+@register("CropCenter")
+class CropCenter(Layer):
+    """The bottom without its rim (crop_center_layer.cpp of waifu2x's fork).
+
+    Args:
+        crop_size: for each axis, how many places are cut off at both of its ends.
+    """
+
+    in_place = False
+    rows = Rows.INDEPENDENT
+
+    def __init__(self, crop_size: Sequence[int]) -> None:
+        super().__init__()
+        self.crop_size = tuple(crop_size)
+
+    @classmethod
+    def from_caffe(cls, context: LayerContext) -> CropCenter:
+        return cls(context.param.crop_center_param.crop_size)
+
+    @property
+    def axis(self) -> int | None:
+        """0 if rows of the batch are cut off, so that rows are no longer rows; else None."""
+        return 0 if self.crop_size and self.crop_size[0] else None
+
+    def top_shapes(self, bottom_shapes: Sequence[Shape]) -> list[Shape]:
+        (shape,) = bottom_shapes
+        if len(self.crop_size) != len(shape):
+            raise LayerError(f"crop_size {list(self.crop_size)} must have a number for each axis of bottom {shape}")
+        if any(length <= 2 * cut for length, cut in zip(shape, self.crop_size, strict=True)):
+            raise LayerError(f"crop_size {list(self.crop_size)} leaves nothing of bottom {shape}")
+        return [tuple(length - 2 * cut for length, cut in zip(shape, self.crop_size, strict=True))]
+
+    def forward(self, bottom: Tensor) -> Tensor:
+        for axis, cut in enumerate(self.crop_size):
+            bottom = bottom.narrow(axis, cut, bottom.shape[axis] - 2 * cut)
+        return bottom
+
+
 @register("Flatten")
 class Flatten(Layer):
     """Axes `axis` to `end_axis`, both included, made one (flatten_layer.cpp)."""
@@ -263,6 +301,47 @@ class Permute(Layer):
 
     def _whole(self, num_axes: int) -> tuple[int, ...]:
         return (*self.order, *(axis for axis in range(num_axes) if axis not in self.order))
+
+
+@register("Transpose")
+class Transpose(Permute):
+    """The axes in another order (transpose_layer.cpp of CTPN): Permute with `dim`, which names all axes."""
+
+    @classmethod
+    def from_caffe(cls, context: LayerContext) -> Transpose:
+        dim = list(context.param.transpose_param.dim)
+        if sorted(dim) != list(range(len(context.bottom_shapes[0]))):
+            raise LayerError(f"dim {dim} must name each axis of bottom {context.bottom_shapes[0]} once")
+        return cls(dim)
+
+
+@register("Reverse")
+class Reverse(Layer):
+    """An axis backwards (reverse_layer.cpp of CTPN).
+
+    Args:
+        axis: from 0 on.
+    """
+
+    in_place = False
+    rows = Rows.INDEPENDENT
+
+    def __init__(self, axis: int = 0) -> None:
+        super().__init__()
+        self.axis = axis
+
+    @classmethod
+    def from_caffe(cls, context: LayerContext) -> Reverse:
+        return cls(context.param.reverse_param.axis)
+
+    def top_shapes(self, bottom_shapes: Sequence[Shape]) -> list[Shape]:
+        (shape,) = bottom_shapes
+        if not 0 <= self.axis < len(shape):
+            raise LayerError(f"axis {self.axis} is out of range for bottom {shape}")
+        return [shape]
+
+    def forward(self, bottom: Tensor) -> Tensor:
+        return bottom.flip(self.axis)
 
 
 @register("ShuffleChannel")

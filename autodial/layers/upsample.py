@@ -1,4 +1,4 @@
-"""The two layers called Upsample: SegNet's, with a second bottom, and that of the ports of YOLO."""
+"""The two layers called Upsample, SegNet's, with a second bottom, and that of the ports of YOLO; and Unpooling."""
 
 from __future__ import annotations
 
@@ -90,6 +90,47 @@ class Upsample(Layer):
             length * scale - less for length, scale, less in zip(shape[2:], self.scale, self.less, strict=True)
         )
         return height, width
+
+
+@register("Unpooling")
+class Unpooling(Upsample):
+    """Upsample with two bottoms, values and places, by another name (unpooling_layer.cpp of DeconvNet's fork).
+
+    The top's height is that which is stated, or else, for the bottom with which the net is built, the larger one of
+    (H - 1) stride + kernel - 2 pad and H stride - pad + 1; and likewise its width.
+    """
+
+    bottoms = (2, 2)
+    options = ("unpooling_param",)
+
+    @classmethod
+    def from_caffe(cls, context: LayerContext) -> Unpooling:
+        param = context.param.unpooling_param
+        if param.unpool != pb.UnpoolingParameter.MAX:
+            name = pb.UnpoolingParameter.UnpoolMethod.Name(param.unpool)
+            raise LayerError(f"unpooling_param.unpool: {name} is not supported: only MAX is")
+        kernel, stride, pad = (_pair(param, *names) for names in (("kernel_size", "kernel"), ("stride",), ("pad",)))
+        if param.HasField("unpool_size"):
+            size = param.unpool_size, param.unpool_size
+        elif param.HasField("unpool_h") and param.HasField("unpool_w"):
+            size = param.unpool_h, param.unpool_w
+        else:
+            if min(*kernel, *stride) < 1:
+                raise LayerError("unpooling_param needs unpool_size, or kernel_size and stride from 1 on")
+            height, width = (
+                max((length - 1) * step + extent - 2 * edge, length * step - edge + 1)
+                for length, extent, step, edge in zip(context.bottom_shapes[0][2:], kernel, stride, pad, strict=True)
+            )
+            size = height, width
+        return cls(size=size, places=True)
+
+
+def _pair(param: pb.UnpoolingParameter, field: str, stem: str | None = None) -> Pair:
+    """(height, width) from one field for both, or from STEM_h and STEM_w; STEM is the field's name unless stated."""
+    both = [f"{stem or field}_{side}" for side in "hw"]
+    if any(param.HasField(name) for name in both):
+        return getattr(param, both[0]), getattr(param, both[1])
+    return (getattr(param, field),) * 2
 
 
 def _segnet(param: pb.UpsampleParameter) -> Upsample:

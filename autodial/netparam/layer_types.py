@@ -14,10 +14,11 @@ PER_CHANNEL = frozenset(
 """Types that keep the channels and have parameters or statistics for each (Layer.per_channel)."""
 
 PARAMETRIZED = frozenset({
-    "BN", "BatchNorm", "Bias", "Convolution", "ConvolutionDepthwise", "Deconvolution", "DepthwiseConvolution", "Dial",
-    "Embed", "InnerProduct", "LSTM", "MultiModalBatchNorm", "Normalize", "PReLU", "Parameter", "Python", "RNN", "Scale",
+    "BN", "BatchNorm", "Bias", "Convolution", "Convolution3D", "ConvolutionDepthwise", "Deconvolution",
+    "DepthwiseConvolution", "Dial", "Embed", "InnerProduct", "LSTM", "Lstm", "MultiModalBatchNorm", "Normalize",
+    "PReLU", "Parameter", "Python", "RNN", "Scale",
 })  # fmt: skip
 """Types that have parameters or statistics, at least with some options (Layer.blobs)."""
 
-NO_IMAGES = frozenset({"DummyData", "Parameter"})
+NO_IMAGES = frozenset({"ContinuationIndicator", "DummyData", "Parameter"})
 """Types that never have bottoms and bring no data: constants, the size of a crop, parameters."""

@@ -16,6 +16,8 @@ from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
 from autodial.errors import InputError
+from autodial.proto.schema import types_with_options
+from autodial.proto.upgrade import V1_TYPES
 from autodial.wording import shortened
 
 # C++ isspace; other Unicode spaces are errors outside of strings. A number includes what directly follows it, so that
@@ -103,13 +105,11 @@ class Parser:
             if token.kind == "end":
                 if opener is None:
                     return
-                self._fail(opener, f'this "{opener.text}" is never closed: a "{_CLOSER[opener.text]}" is missing')
+                self._fail_open(opener)
             if token.kind == "symbol" and token.text in _CLOSER.values():
                 if opener is None:
                     self._fail(token, f'this "{token.text}" closes nothing: remove it, or look above for one too many')
-                if token.text != _CLOSER[opener.text]:
-                    line, _ = self._line_and_column(opener)
-                    self._fail(token, f'"{_CLOSER[opener.text]}" must close the "{opener.text}" of line {line}')
+                self._check_closes(token, opener)
                 self._take()
                 return
             self._read_field(message, first)
@@ -120,7 +120,10 @@ class Parser:
         if token.kind != "identifier":
             self._fail(token, f"a field's name must stand here, not {self._describe(token)}")
         field = message.DESCRIPTOR.fields_by_name.get(token.text)
-        if field is None:
+        if field is None or field.name == "foreign_text":
+            if self._is_of_foreign_layer(token):
+                message.foreign_text.append(self._text[token.start : self._skip_block()])  # type: ignore[attr-defined]
+                return
             self._fail(token, self._unknown_field(token.text))
         repeated = not field.has_presence  # in proto2 every singular field tells presence
         if not repeated:
@@ -141,6 +144,35 @@ class Parser:
         else:
             self._read_value(message, field)
         _ = self._accept(";") or self._accept(",")
+
+    def _is_of_foreign_layer(self, token: _Token) -> bool:
+        """Whether a field that no message has is one of options, in a layer of a type that has no options here."""
+        following = self._tokens[self._index + (self._peek().text == ":")]
+        block = self._blocks[-1]
+        if block.descriptor.name != "LayerParameter" or not token.text.endswith("_param"):
+            return False
+        layer_type = self._said("type", block)
+        known = types_with_options() | {each.lower() for each in V1_TYPES.values()}
+        return following.text in _CLOSER and bool(layer_type) and str(layer_type).lower() not in known
+
+    def _skip_block(self) -> int:
+        """Take a block whose fields nobody knows, down to its end; the index in the text behind it."""
+        self._accept(":")
+        openers: list[_Token] = []
+        while True:
+            token = self._take()
+            if token.kind == "end":
+                self._fail_open(openers[-1])
+            if token.kind == "unclosed":
+                self._fail(token, f"here is {self._describe(token)}")
+            if token.kind != "symbol":
+                continue
+            if token.text in _CLOSER:
+                openers.append(token)
+            elif token.text in _CLOSER.values():
+                self._check_closes(token, openers.pop())
+                if not openers:
+                    return token.start + 1
 
     def _read_value(self, message: Message, field: Any) -> None:
         if field.message_type is not None:
@@ -275,6 +307,14 @@ class Parser:
         self._index += 1
         return True
 
+    def _check_closes(self, token: _Token, opener: _Token) -> None:
+        if token.text != _CLOSER[opener.text]:
+            line, _ = self._line_and_column(opener)
+            self._fail(token, f'"{_CLOSER[opener.text]}" must close the "{opener.text}" of line {line}')
+
+    def _fail_open(self, opener: _Token) -> NoReturn:
+        self._fail(opener, f'this "{opener.text}" is never closed: a "{_CLOSER[opener.text]}" is missing')
+
     def _fail_value(self, field: Any, wanted: str) -> NoReturn:
         """Refuse the value that begins at the current token."""
         token = self._peek()
@@ -306,16 +346,21 @@ class Parser:
         layers = [block for block in self._blocks if block.descriptor.name in _LAYER_MESSAGES]
         if not layers:
             return ""
+        name = self._said("name", layers[-1])
+        return f"layer {layers[-1].number}, which has no name: " if name is None else f'layer "{shortened(name)}": '
+
+    def _said(self, field: str, block: _Block) -> str | None:
+        """What a block says for a field that is a string, which may come after the current token."""
         depth = 0
-        for index in range(layers[-1].opener + 1, len(self._tokens) - 2):
+        for index in range(block.opener + 1, len(self._tokens) - 2):
             token, following, value = self._tokens[index : index + 3]
             if token.kind == "symbol":
                 depth += (token.text in _CLOSER) - (token.text in _CLOSER.values())
             if depth < 0:
                 break
-            if depth == 0 and (token.text, following.text, value.kind) == ("name", ":", "string"):
-                return f'layer "{shortened(value.text[1:-1])}": '
-        return f"layer {layers[-1].number}, which has no name: "
+            if depth == 0 and (token.text, following.text, value.kind) == (field, ":", "string"):
+                return value.text[1:-1]
+        return None
 
     @staticmethod
     def _describe(token: _Token) -> str:
@@ -345,7 +390,9 @@ class Parser:
         problem = f'{block.descriptor.name} has no field "{shortened(word)}"'
         if any(word in around.descriptor.fields_by_name for around in outer):
             return f'{problem}: remove it, or close the block before it with "}}"'
-        if match := next((name for name in block.descriptor.fields_by_name if _is_slip(word, name)), None):
+        if match := next(
+            (name for name in block.descriptor.fields_by_name if word != name and _is_slip(word, name)), None
+        ):
             return f'{problem}: did you mean "{match}"?'
         kind, other = _ROOTS.get(block.descriptor.name, ("", ""))
         if other and word in block.descriptor.file.message_types_by_name[other].fields_by_name:

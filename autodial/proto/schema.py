@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
@@ -116,9 +116,23 @@ def fork_fields(message: Message) -> list[str]:
     """What a message says that only forks of Caffe know, as paths such as "pooling_param.ceil_mode".
 
     Left out are fields that change nothing in what a net computes, those that state their default, and in layers the
-    messages of a fork's own layer types.
+    messages of a fork's own layer types, but for those that no fork here has.
     """
-    return [path for path in _fork_fields(message) if message.DESCRIPTOR.name != "LayerParameter" or "." in path]
+    paths = list(_fork_fields(message))
+    if message.DESCRIPTOR.name != "LayerParameter":
+        return paths
+    foreign: Iterable[str] = getattr(message, "foreign_text")  # noqa: B009
+    return [*(path for path in paths if "." in path), *(re.split(r"\W", text, maxsplit=1)[0] for text in foreign)]
+
+
+@cache
+def types_with_options() -> frozenset[str]:
+    """The layer types that have a message of options here, in small letters."""
+    names = (name for message, name in schema().fields if message == "LayerParameter" and name.endswith("_param"))
+    claimed = (layer_type for dialect in DIALECTS for types in dialect.types.values() for layer_type in types)
+    return frozenset(
+        {name.removesuffix("_param").replace("_", "") for name in names} | {each.lower() for each in claimed}
+    )
 
 
 def _fork_fields(message: Message) -> Iterator[str]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import codecs
 import os
+import re
 
-from google.protobuf import text_format
+from google.protobuf import text_encoding, text_format
 from google.protobuf.message import Message
 
 from autodial.errors import InputError
@@ -13,6 +14,9 @@ from autodial.proto import messages as pb
 from autodial.proto.parser import Parser, top_level_names
 from autodial.proto.upgrade import upgrade_net, upgrade_solver
 from autodial.system.files import is_binary, read_bytes, replacing
+
+_FOREIGN = re.compile(r'^( *)foreign_text: "((?:[^"\\\n]|\\.)*)"\n', re.MULTILINE)
+"""A message of a layer of a type that no fork here has, as text within text."""
 
 
 def read_net(path: str | os.PathLike[str]) -> pb.NetParameter:
@@ -48,7 +52,7 @@ def read_old_text(path: str | os.PathLike[str]) -> tuple[pb.NetParameter | pb.So
 def to_text(message: Message) -> str:
     """`message` in the text format, one field a line, in the order of the field numbers."""
     text: str = text_format.MessageToString(message, as_utf8=True)
-    return text
+    return _FOREIGN.sub(lambda match: f"{match[1]}{text_encoding.CUnescape(match[2]).decode()}\n", text)
 
 
 def write_text(message: Message, path: str | os.PathLike[str]) -> None:

@@ -16,9 +16,10 @@ from autodial.proto import messages as pb
 from autodial.proto.dialects import FORKS
 
 _TRANSFORMATIONS = ("scale", "mean_file", "crop_size", "mirror")
+_OF_VIDEOS = ("Convolution3D", "Pooling3D")
 _TRANSFORMED = {"Data": "data_param", "ImageData": "image_data_param", "WindowData": "window_data_param"}
 
-_V1_TYPES = {
+V1_TYPES = {
     "NONE": "", "ABSVAL": "AbsVal", "ACCURACY": "Accuracy", "ARGMAX": "ArgMax", "BNLL": "BNLL", "CONCAT": "Concat",
     "CONTRASTIVE_LOSS": "ContrastiveLoss", "CONVOLUTION": "Convolution", "DATA": "Data",
     "DECONVOLUTION": "Deconvolution", "DROPOUT": "Dropout", "DUMMY_DATA": "DummyData",
@@ -111,10 +112,11 @@ class _Problem(Exception):  # noqa: N818
 def upgrade_net(net: pb.NetParameter, name: str) -> list[str]:
     """Bring a NetParameter up to date in place (Caffe: UpgradeNetAsNeeded).
 
-    V0 and V1 layers become `layer`s, V0's padding layers the pad of the layer that reads them, transformation fields of
-    V1's data layers a transform_param, net-level `input`s a layer of type Input (nothing where they have no shapes and
-    a layer makes their blobs), and BatchNorm layers with three `param`s get lr_mult and decay_mult 0 there, and
-    the names that forks gave to a convolution's dilation become `dilation`.
+    V0 and V1 layers become `layer`s, V0's padding layers the pad of the layer that reads them, transformation
+    fields of V1's data layers a transform_param, net-level `input`s a layer of type Input (nothing where they have
+    no shapes and a layer makes their blobs; five `input_dim` each in a net of C3D 1.0), and BatchNorm layers with
+    three `param`s get lr_mult and decay_mult 0 there, and the names that forks gave to a convolution's dilation
+    become `dilation`.
 
     Args:
         net: the message; its blobs come along.
@@ -239,7 +241,7 @@ def _from_v1(layer: pb.V1LayerParameter, new: pb.LayerParameter) -> None:
     """Fill the LayerParameter `new` from a V1LayerParameter."""
     for field, value in layer.ListFields():
         if field.name == "type":
-            new.type = _V1_TYPES[pb.V1LayerParameter.LayerType.Name(value)]
+            new.type = V1_TYPES[pb.V1LayerParameter.LayerType.Name(value)]
         elif field.name in _PARAM_SPECS:
             _set_specs(new, field.name, value)
         else:
@@ -279,8 +281,10 @@ def _upgrade_inputs(net: pb.NetParameter) -> list[str]:
         return ["inputs without a shape"]
     if dims and net.input_shape:
         raise _Problem("input_dim and input_shape are both given: keep one of them")
-    shapes = [list(shape.dim) for shape in net.input_shape] or [dims[i : i + 4] for i in range(0, len(dims), 4)]
-    if len(shapes) != len(names) or (dims and len(dims) % 4):
+    reads_videos = any(layer.type in _OF_VIDEOS for layer in net.layer)
+    axes = 5 if reads_videos and len(dims) == 5 * len(names) else 4  # C3D 1.0
+    shapes = [list(shape.dim) for shape in net.input_shape] or [dims[i : i + axes] for i in range(0, len(dims), axes)]
+    if len(shapes) != len(names) or (dims and len(dims) % axes):
         stated = f"{len(dims)} input_dim" if dims else f"{len(shapes)} input_shape"
         raise _Problem(
             f"{len(names)} input and {stated} don't fit: give an input_shape, or four input_dim, for each input"

@@ -71,11 +71,16 @@ def detection_output(graph: GraphWriter, layer: DetectionOutput, bottoms: Bottom
     """
     if layer.eta < 1 and layer.nms_threshold > 0.5:
         raise NoOnnxFormError("NonMaxSuppression has one threshold, and eta lowers it with each detection")
-    locations, scores, priors, *_ = bottoms
+    locations, scores, priors, *others = bottoms
     sets = 1 if layer.share_location else layer.num_classes
     labels = [label for label in range(layer.num_classes) if label != layer.background]
-    boxes = _decoded(graph, layer, locations, priors, sets)  # (N, P, sets, 4)
+    first = others[1] if len(others) == 2 else None
+    boxes = _decoded(graph, layer, locations, priors, sets, first)  # (N, P, sets, 4)
     by_class = graph.node("Reshape", scores.name, graph.integers([0, -1, layer.num_classes]))
+    if first is not None:
+        objects = graph.node("Reshape", others[0].name, graph.integers([0, -1, 2]))
+        without = graph.node("Less", graph.sliced(objects, 2, 1, 2), graph.constant(layer.objectness))
+        by_class = graph.node("Where", without, graph.constant(np.eye(layer.num_classes)[0]), by_class)
     by_class = graph.node("Transpose", by_class, perm=[0, 2, 1])
     count = None if priors.shape[2] is None else priors.length(2) // 4
     if layer.share_location:
@@ -92,19 +97,29 @@ def detection_output(graph: GraphWriter, layer: DetectionOutput, bottoms: Bottom
     return [graph.node("Reshape", _or_nothing(graph, rows, images), graph.integers([1, 1, -1, 7]))]
 
 
-def _decoded(graph: GraphWriter, layer: DetectionOutput, locations: Value, priors: Value, sets: int) -> str:
+def _decoded(
+    graph: GraphWriter, layer: DetectionOutput, locations: Value, priors: Value, sets: int, first: Value | None
+) -> str:
     """The corners of the boxes, (N, P, sets, 4)."""
     pairs = graph.node("Reshape", priors.name, graph.integers([2, -1, 1, 4]))
     prior, variance = graph.picked(pairs, 0), graph.picked(pairs, 1)
+    if first is not None:
+        change = graph.node("Reshape", first.name, graph.integers([0, -1, 1, 4]))
+        prior = _moved(graph, layer, prior, variance, change)
     change = graph.node("Reshape", locations.name, graph.integers([0, -1, sets, 4]))
+    return _moved(graph, layer, prior, variance, change)
+
+
+def _moved(graph: GraphWriter, layer: DetectionOutput, prior: str, variance: str, change: str) -> str:
+    """Boxes (P, 1, 4) or (N, P, 1, 4) with changes (N, P, sets, 4)."""
     if not layer.variance_in_target:
         change = graph.node("Mul", change, variance)
     if layer.code_type == "CORNER":
         return graph.node("Add", prior, change)
-    low, high = graph.nodes_of("Split", [prior], 2, axis=2, num_outputs=2)
+    low, high = graph.nodes_of("Split", [prior], 2, axis=-1, num_outputs=2)
     size = graph.node("Sub", high, low)
     if layer.code_type == "CORNER_SIZE":
-        return graph.node("Add", prior, graph.node("Mul", change, graph.node("Concat", size, size, axis=2)))
+        return graph.node("Add", prior, graph.node("Mul", change, graph.node("Concat", size, size, axis=-1)))
     move, grow = graph.nodes_of("Split", [change], 2, axis=3, num_outputs=2)
     centre = graph.node("Add", graph.node("Mul", move, size), graph.scaled(graph.node("Add", low, high), 0.5))
     half = graph.scaled(graph.node("Mul", graph.node("Exp", grow), size), 0.5)

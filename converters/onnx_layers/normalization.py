@@ -71,6 +71,18 @@ def multimodal_batch_norm(graph: GraphWriter, layer: MultiModalBatchNorm, bottom
     return [graph.node("Mul", scaled, weight)]
 
 
-@writes(BatchNorm, BN, DomainAlignment)
+@writes(BatchNorm)
+def batch_norm(graph: GraphWriter, layer: BatchNorm, bottoms: Bottoms, tops: Tops) -> list[str]:
+    """With the statistics of the batch; folding removes layers with stored ones."""
+    (x,) = bottoms
+    if layer.uses_stored:
+        return statistics(graph, layer, bottoms, tops)
+    axes = graph.integers([0, *range(2, x.ndim)])
+    centred = graph.node("Sub", x.name, graph.node("ReduceMean", x.name, axes))
+    variance = graph.node("ReduceMean", graph.node("Mul", centred, centred), axes)
+    return [graph.node("Div", centred, graph.node("Sqrt", graph.scaled(variance, shift=layer.eps)))]
+
+
+@writes(BN, DomainAlignment)
 def statistics(graph: GraphWriter, layer: BatchNorm | BN | DomainAlignment, bottoms: Bottoms, tops: Tops) -> list[str]:
     raise NoOnnxFormError("its statistics have not been folded")

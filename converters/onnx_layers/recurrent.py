@@ -12,7 +12,7 @@ from onnx import TensorProto, helper
 
 from autodial.converters.onnx_layers.registry import writes
 from autodial.converters.onnx_layers.writer import GraphWriter, Shape, Value, tensors
-from autodial.layers.recurrent import LSTM, RNN, LSTMUnit, Recurrent
+from autodial.layers.recurrent import LSTM, RNN, ContinuationIndicator, Lstm, LSTMUnit, Recurrent
 
 Bottoms = Sequence[Value]
 Tops = Sequence[Shape]
@@ -47,6 +47,19 @@ def recurrent(graph: GraphWriter, layer: LSTM | RNN, bottoms: Bottoms, tops: Top
         hidden = graph.node("Add", hidden, graph.weight(layer.output_bias.detach().numpy(), "output_bias"))
         hidden = graph.node("Tanh", hidden)
     return [hidden, *(graph.unsqueezed(state, 0) for state in states)] if layer.expose_hidden else [hidden]
+
+
+@writes(Lstm)
+def lstm(graph: GraphWriter, layer: Lstm, bottoms: Bottoms, tops: Tops) -> list[str]:
+    """LSTM with the indicator that it does without: each step continues what was before."""
+    (x,) = bottoms
+    cont = graph.node("Expand", graph.constant(1), graph.axis_lengths(x, 0, 2))
+    return recurrent(graph, layer, [x, Value(cont, x.shape[:2])], tops)
+
+
+@writes(ContinuationIndicator)
+def continuation_indicator(graph: GraphWriter, layer: ContinuationIndicator, bottoms: Bottoms, tops: Tops) -> list[str]:
+    return [graph.weight(layer.value.numpy(), "indicator")]
 
 
 @writes(LSTMUnit)

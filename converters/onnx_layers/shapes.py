@@ -9,7 +9,7 @@ from autodial.converters.onnx_layers.writer import GraphWriter, Shape, Value
 from autodial.layers import Concat, Crop, Flatten, Reshape, Silence, Slice, Split, Tile
 from autodial.layers.gradient_scaler import GradientScaler
 from autodial.layers.rows import BatchReindex, Filter
-from autodial.layers.shape import Permute, ShuffleChannel
+from autodial.layers.shape import CropCenter, Permute, Reverse, ShuffleChannel
 
 Bottoms = Sequence[Value]
 Tops = Sequence[Shape]
@@ -51,6 +51,15 @@ def crop(graph: GraphWriter, layer: Crop, bottoms: Bottoms, tops: Tops) -> list[
     return [graph.node("Slice", x.name, starts, ends, graph.integers(axes))]
 
 
+@writes(CropCenter)
+def crop_center(graph: GraphWriter, layer: CropCenter, bottoms: Bottoms, tops: Tops) -> list[str]:
+    cut = {axis: size for axis, size in enumerate(layer.crop_size) if size}
+    if not cut:
+        return [bottoms[0].name]
+    starts, ends = graph.integers(cut.values()), graph.integers(-size for size in cut.values())
+    return [graph.node("Slice", bottoms[0].name, starts, ends, graph.integers(cut))]
+
+
 @writes(Flatten)
 def flatten(graph: GraphWriter, layer: Flatten, bottoms: Bottoms, tops: Tops) -> list[str]:
     x = bottoms[0]
@@ -84,6 +93,11 @@ def permute(graph: GraphWriter, layer: Permute, bottoms: Bottoms, tops: Tops) ->
     x = bottoms[0]
     order = (*layer.order, *(axis for axis in range(x.ndim) if axis not in layer.order))
     return [x.name if order == tuple(range(x.ndim)) else graph.node("Transpose", x.name, perm=order)]
+
+
+@writes(Reverse)
+def reverse(graph: GraphWriter, layer: Reverse, bottoms: Bottoms, tops: Tops) -> list[str]:
+    return [graph.sliced(bottoms[0].name, layer.axis, -1, -(2**63) + 1, -1)]
 
 
 @writes(ShuffleChannel)

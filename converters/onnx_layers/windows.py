@@ -12,6 +12,7 @@ from autodial.converters.onnx_layers.writer import GraphWriter, NoOnnxFormError,
 from autodial.layers import Convolution, Deconvolution, Pooling
 from autodial.layers.convolution import BaseConvolution
 from autodial.layers.im2col import Im2col
+from autodial.layers.pooling import Pooling3D
 from autodial.layers.spp import SPP
 from autodial.layers.windows import Windows
 
@@ -98,6 +99,24 @@ def im2col(graph: GraphWriter, layer: Im2col, bottoms: Bottoms, tops: Tops) -> l
 @writes(Pooling)
 def pooling(graph: GraphWriter, layer: Pooling, bottoms: Bottoms, tops: Tops) -> list[str]:
     return _pooled(graph, layer, bottoms[0], tops[0])
+
+
+@writes(Pooling3D)
+def pooling_3d(graph: GraphWriter, layer: Pooling3D, bottoms: Bottoms, tops: Tops) -> list[str]:
+    """The windows that reach beyond the bottom are spelled out as padding."""
+    (x,) = bottoms
+    over = [
+        max(((count or 0) - 1) * stride + extent - length, 0)
+        for count, stride, extent, length in zip(
+            tops[0][2:], layer.stride, layer.kernel_size, x.lengths(2), strict=True
+        )
+    ]
+    options = {
+        "kernel_shape": list(layer.kernel_size),
+        "strides": list(layer.stride),
+        "pads": [0, 0, 0, *over] if any(over) else None,
+    }
+    return [graph.node("MaxPool" if layer.method == "MAX" else "AveragePool", x.name, **options)]
 
 
 @writes(SPP)

@@ -147,10 +147,158 @@ def test_missing_statistics_of_bn_keep_values_in_bounds(tmp_path: Path) -> None:
     assert 0 < np.abs(got).max() < 1e6
 
 
-def test_bn_with_the_statistics_of_the_batch_is_refused(tmp_path: Path) -> None:
-    net = parse_net(DEPLOY.replace('"BatchNorm"', '"BN" bn_param { scale_filler { value: 1 } }'))
-    with pytest.raises(InputError, match=r'layer "bn" \(BN\) normalizes with the statistics of the batch.*INFERENCE'):
-        convert(net, random_weights(net), tmp_path / "net.onnx")
+@pytest.mark.parametrize(
+    ("fields", "scaled"),
+    [
+        ('"BN" bn_param { scale_filler { value: 1 } }', True),
+        ('"BN" bn_param { bn_mode: LEARN }', True),
+        ('"BatchNorm" batch_norm_param { use_global_stats: false eps: 0.01 }', False),
+    ],
+    ids=["segnet", "segnet, stated", "batch norm"],
+)
+def test_the_statistics_of_the_batch(fields: str, scaled: bool, tmp_path: Path) -> None:
+    bn = f'layer {{ name: "bn" type: {fields} bottom: "conv" top: "n" }}'
+    net = parse_net(DEPLOY[: DEPLOY.index('layer { name: "bn"')] + bn)
+    weights = random_weights(net)
+    report = convert(net, weights, tmp_path / "net.onnx")
+    assert report.verified and "1 layer (bn) will normalize with the statistics of the batch" in report.notes[0]
+    blobs = {layer.name: [torch.from_numpy(blob) for blob in layer.blobs] for layer in weights.layers}
+    slope, bias = (blob.view(-1) for blob in blobs["bn"][:2]) if scaled else (None, None)
+    for rows in (1, 5):
+        x = np.random.default_rng(rows).normal(0, 50, (rows, 3, 12, 10)).astype(np.float32)
+        (got,) = session(report.output).run(["n"], {"data": x})
+        maps = F.conv2d(torch.from_numpy(x), blobs["conv"][0], padding=1)
+        want = F.batch_norm(maps, None, None, slope, bias, training=True, eps=1e-5 if scaled else 0.01)
+        np.testing.assert_allclose(got, want, rtol=1e-3, atol=1e-4)
+
+
+def test_layers_of_nets_that_read_text(tmp_path: Path) -> None:
+    """The end of CTPN, against torch's LSTM."""
+    text = """
+      layer { name: "x" type: "Input" top: "x" input_param { shape { dim: 1 dim: 4 dim: 3 dim: 6 } } }
+      layer { name: "t" type: "Transpose" bottom: "x" top: "t" transpose_param { dim: [3, 2, 0, 1] } }
+      layer { name: "r" type: "Reshape" bottom: "t" top: "r" reshape_param { shape { dim: -1 } axis: 1 num_axes: 2 } }
+      layer { name: "back" type: "Reverse" bottom: "r" top: "back" reverse_param { axis: 0 } }
+      layer { name: "lstm" type: "Lstm" bottom: "back" top: "lstm" lstm_param { num_output: 5 } }
+      layer { name: "y" type: "Reverse" bottom: "lstm" top: "y" }
+    """
+    net = parse_net(text)
+    weights = random_weights(net)
+    report = convert(net, weights, tmp_path / "net.onnx")
+    assert report.verified and report.outputs == {"y": (6, None, 5)}
+    module = torch.nn.LSTM(4, 5)
+    gates = [0, 1, 3, 2]
+    with torch.no_grad():
+        mine = (module.weight_ih_l0, module.weight_hh_l0, module.bias_ih_l0)
+        for parameter, blob in zip(mine, weights.layers[0].blobs, strict=True):
+            parameter.copy_(torch.cat([torch.from_numpy(blob).chunk(4)[i] for i in gates]))
+        module.bias_hh_l0.zero_()
+    x = np.random.default_rng(1).normal(size=(2, 4, 3, 6)).astype(np.float32)
+    (got,) = session(report.output).run(["y"], {"x": x})
+    steps = torch.from_numpy(x).permute(3, 2, 0, 1).flatten(1, 2).flip(0)
+    np.testing.assert_allclose(got, module(steps)[0].flip(0).detach(), rtol=1e-4, atol=1e-5)
+
+
+def test_layers_of_nets_that_read_videos(tmp_path: Path) -> None:
+    text = """
+      layer { name: "x" type: "Input" top: "x" input_param { shape { dim: 1 dim: 3 dim: 7 dim: 9 dim: 8 } } }
+      layer { name: "c" type: "Convolution3D" bottom: "x" top: "c"
+        convolution3d_param { num_output: 4 kernel_size: 3 kernel_depth: 2 pad: 1 temporal_stride: 2 } }
+      layer { name: "max" type: "Pooling3D" bottom: "c" top: "max"
+        pooling3d_param { kernel_size: 2 kernel_depth: 2 stride: 2 temporal_stride: 2 } }
+      layer { name: "mean" type: "Pooling3D" bottom: "c" top: "mean"
+        pooling3d_param { pool: AVE kernel_size: 2 kernel_depth: 2 stride: 2 temporal_stride: 2 } }
+    """
+    net = parse_net(text)
+    weights = random_weights(net)
+    report = convert(net, weights, tmp_path / "net.onnx")
+    assert report.verified and report.outputs == dict.fromkeys(("max", "mean"), (None, 4, 2, 5, 4))
+    x = np.random.default_rng(1).normal(size=(2, 3, 7, 9, 8)).astype(np.float32)
+    got = session(report.output).run(["max", "mean"], {"x": x})
+    maps = F.conv3d(torch.from_numpy(x), *map(torch.from_numpy, weights.layers[0].blobs), (2, 1, 1), (0, 1, 1))
+    np.testing.assert_allclose(got[0], F.max_pool3d(maps, 2, 2, ceil_mode=True), rtol=1e-4, atol=1e-5)
+    want = F.avg_pool3d(maps, 2, 2, ceil_mode=True, count_include_pad=False)
+    np.testing.assert_allclose(got[1], want, rtol=1e-4, atol=1e-5)
+
+
+def test_layers_of_nets_that_segment_and_enlarge(tmp_path: Path) -> None:
+    text = """
+      layer { name: "x" type: "Input" top: "x" input_param { shape { dim: 1 dim: 2 dim: 6 dim: 6 } } }
+      layer { name: "a" type: "Pooling" bottom: "x" top: "a" top: "places" pooling_param { kernel_size: 2 stride: 2 } }
+      layer { name: "b" type: "Unpooling" bottom: "a" bottom: "places" top: "b" unpooling_param { unpool_size: 6 } }
+      layer { name: "mean" type: "Pooling" bottom: "x" top: "mean" pooling_param { pool: AVE global_pooling: true } }
+      layer { name: "c" type: "AxpyFast" bottom: "mean" bottom: "b" bottom: "x" top: "c" }
+      layer { name: "y" type: "CropCenter" bottom: "c" top: "y" crop_center_param { crop_size: [0, 0, 1, 2] } }
+    """
+    report = convert(parse_net(text), None, tmp_path / "net.onnx")
+    assert report.outputs == {"y": (None, 2, 4, 2)}
+    x = torch.randn(3, 2, 6, 6, generator=torch.Generator().manual_seed(1))
+    (got,) = session(report.output).run(["y"], {"x": x.numpy()})
+    back = F.max_unpool2d(*F.max_pool2d(x, 2, return_indices=True), 2)
+    np.testing.assert_allclose(got, (x.mean((2, 3), keepdim=True) * back + x)[:, :, 1:-1, 2:-2], rtol=1e-4, atol=1e-6)
+
+
+def test_layers_at_the_end_that_no_file_can_hold_are_cut_off(tmp_path: Path) -> None:
+    end = 'python_param { module: "layers.text_proposal_layer" layer: "ProposalLayer" }'
+    net = parse_net(f"""{DEPLOY}
+      layer {{ name: "end" type: "Python" bottom: "prob" bottom: "data" top: "rois" {end} }}
+      layer {{ name: "pool" type: "ROIPooling" bottom: "map" bottom: "rois" top: "regions" }}
+      layer {{ name: "other" type: "Softmax" bottom: "up" top: "other" }}""")
+    problem = 'layer "end": an ONNX file can\'t hold a Python class; to convert .*, name in `outputs`: map,prob,other$'
+    with pytest.raises(InputError, match=problem):
+        convert(net, None, tmp_path / "net.onnx")
+    assert list(convert(net, None, tmp_path / "net.onnx", outputs=["prob", "other"]).outputs) == ["prob", "other"]
+
+
+def test_detections_in_two_steps(tmp_path: Path) -> None:
+    """RefineDet's last layer; `tests/layers/test_detection.py` holds the layer against loops."""
+    shapes = {"loc": (1, 240), "conf": (1, 180), "priors": (1, 2, 240), "objects": (1, 120), "first": (1, 240)}
+    inputs = "".join(
+        f'layer {{ name: "{name}" type: "Input" top: "{name}" input_param {{ shape {{ dim: {list(shape)} }} }} }}'
+        for name, shape in shapes.items()
+    )
+    fields = "num_classes: 3 code_type: CENTER_SIZE objectness_score: 0.4 confidence_threshold: 0.3 keep_top_k: 20"
+    net = parse_net(f"""{inputs} layer {{ name: "y" type: "DetectionOutput" {" ".join(f'bottom: "{n}"' for n in shapes)}
+      top: "y" detection_output_param {{ {fields} nms_param {{ nms_threshold: 0.45 top_k: 30 }} }} }}""")
+    rng = np.random.default_rng(1)
+    low = rng.uniform(0, 0.7, (60, 2))
+    boxes = np.concatenate([low, low + rng.uniform(0.05, 0.3, (60, 2))], 1)
+    samples = {
+        "loc": rng.normal(0, 0.5, (2, 240)),
+        "conf": rng.dirichlet([0.5] * 3, (2, 60)).reshape(2, -1),
+        "priors": np.stack([boxes.ravel(), np.tile([0.1, 0.1, 0.2, 0.2], 60)])[None],
+        "objects": rng.uniform(0, 1, (2, 120)),
+        "first": rng.normal(0, 0.5, (2, 240)),
+    }
+    given = {name: array.astype(np.float32) for name, array in samples.items()}
+    report = convert(net, None, tmp_path / "net.onnx", samples=given, dynamic="batch")
+    assert report.verified, report.unverified
+    (got,) = session(report.output).run(["y"], given)
+    want = Net(net, pb.TEST)({name: torch.from_numpy(array) for name, array in given.items()})["y"]
+    assert got.shape == want.shape and got.shape[2] > 20
+    np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
+
+
+def test_an_indicator_is_a_constant(tmp_path: Path) -> None:
+    text = """
+      layer { name: "x" type: "Input" top: "x" input_param { shape { dim: 4 dim: 2 dim: 3 } } }
+      layer { name: "cont" type: "ContinuationIndicator" top: "cont"
+        continuation_indicator_param { time_step: 4 batch_size: 2 } }
+      layer { name: "y" type: "LSTM" bottom: "x" bottom: "cont" top: "y" recurrent_param { num_output: 5 } }
+    """
+    net = parse_net(text)
+    report = convert(net, random_weights(net), tmp_path / "net.onnx")
+    assert report.verified and list(report.inputs) == ["x"]
+
+
+def test_a_layer_of_a_type_that_nobody_knows_is_cut_off(tmp_path: Path) -> None:
+    foreign = 'layer { name: "boxes" type: "BoxOutput" bottom: "prob" top: "boxes" box_output_param { fg_thr: -5 } }'
+    net = parse_net(DEPLOY + foreign)
+    with pytest.raises(
+        InputError, match=r'layer "boxes": AutoDIAL does not compute layers of the type BoxOutput.*: prob$'
+    ):
+        convert(net, None, tmp_path / "net.onnx")
+    assert list(convert(net, None, tmp_path / "net.onnx", outputs=["prob"]).outputs) == ["prob"]
 
 
 def test_the_phase_may_be_written_in_small_letters(autodial: Any, tmp_path: Path) -> None:

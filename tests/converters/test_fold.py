@@ -405,3 +405,11 @@ def test_a_frozen_layer_agrees_with_the_original(name: str) -> None:
     folded = fold(net, blobs, outputs=[top])
     assert types(folded) == ["Input", "Scale"]
     np.testing.assert_allclose(run(folded, record[f"in/{bottom}"]), record[f"out/{top}"], rtol=2e-4, atol=2e-5)
+
+
+def test_bn_with_the_statistics_of_the_batch_is_refused_or_kept() -> None:
+    bn = 'layer { name: "bn" type: "BN" bottom: "x" top: "y" bn_param { scale_filler { value: 1 } } }'
+    net, blobs = parse_net(INPUT + bn), {"bn": [normal(1, 1, 4, 1, 1), normal(2, 1, 4, 1, 1)]}
+    with pytest.raises(InputError, match=r'layer "bn" \(BN\) normalizes with the statistics of the batch.*INFERENCE'):
+        fold(net, blobs, outputs=["y"])
+    assert types(fold(net, blobs, outputs=["y"], keep_of_batch=True)) == ["Input", "BatchNorm", "Scale"]

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from detection_loops import detections, proposals, psroi_pool, roi_pool
+from detection_loops import decode, detections, proposals, psroi_pool, roi_pool
 
 from autodial.layers.base import LayerError
 from autodial.layers.boxes import suppress
@@ -172,6 +172,36 @@ def test_detections(build, code: str, options: dict) -> None:
     np.testing.assert_allclose(top[0, 0], want, 1e-4, 1e-5)
 
 
+@pytest.mark.parametrize("code", ["CORNER", "CENTER_SIZE"])
+@pytest.mark.parametrize("share", [True, False])
+def test_detections_in_two_steps(build, code: str, share: bool) -> None:
+    """RefineDet: the first step moves each image's priors, and makes priors without an object background."""
+    loc, conf, priors = ssd_inputs(3, 3, 60, 1 if share else CLASSES)
+    first, _, _ = ssd_inputs(4, 3, 60, 1)
+    objects = np.random.default_rng(5).uniform(0, 1, (3, 60, 2)).astype(np.float32)
+    fields = f"""num_classes: {CLASSES} share_location: {str(share).lower()} code_type: {code} objectness_score: 0.4
+        confidence_threshold: 0.05 nms_param {{ nms_threshold: 0.45 top_k: 40 }} keep_top_k: 30"""
+    bottoms = (loc, conf, priors, objects.reshape(3, -1), first)
+    layer = build(
+        f'type: "DetectionOutput" detection_output_param {{ {fields} }}', *(each.shape for each in bottoms), phase=1
+    )
+    want = []
+    for i in range(3):
+        boxes, variances = priors[0].reshape(2, -1, 4).tolist()
+        moved = [decode(*each, code) for each in zip(boxes, variances, first[i].reshape(-1, 4).tolist(), strict=True)]
+        scores = conf[i].reshape(-1, CLASSES).copy()
+        scores[objects[i, :, 1] < 0.4] = [1, 0, 0, 0]
+        rows = detections(
+            loc[i : i + 1], scores.reshape(1, -1), np.stack([np.ravel(moved), priors[0, 1]])[None], CLASSES,
+            code=code, share=share, background=0, in_target=False, confidence=0.05, nms=0.45,
+            top_k=40, eta=1.0, keep=30,
+        )  # fmt: skip
+        want += [[i, *row[1:]] for row in rows]
+    top = layer(*map(torch.from_numpy, bottoms))
+    assert top.shape == (1, 1, len(want), 7) and len(want) > 30
+    np.testing.assert_allclose(top[0, 0], want, 1e-4, 1e-5)
+
+
 def test_boxes_without_area_stay(build) -> None:
     boxes = torch.tensor([[0.0, 0, 1, 1], [0.8, 0, 0.2, 1], [0.5, 0.5, 0.5, 0.5], [0, 0, 1, 0.9], [1, 0, 2, 1]])
     for eta in (1.0, 0.99):
@@ -203,6 +233,8 @@ def test_ignored_options_are_named(build, caplog: pytest.LogCaptureFixture) -> N
         ("num_classes: 2 share_location: false", ((1, 8), (1, 4), (1, 2, 8)), r"locations must be \(1, 16\)"),
         ("num_classes: 2 nms_param { nms_threshold: -1 }", ((1, 8), (1, 4), (1, 2, 8)), "nms_threshold"),
         ("num_classes: 2 nms_param { eta: 0 }", ((1, 8), (1, 4), (1, 2, 8)), "eta must be in"),
+        ("num_classes: 2 objectness_score: 0.1", ((1, 8), (1, 4), (1, 2, 8)), "objectness_score needs.*5 bottoms"),
+        ("num_classes: 2", ((1, 8), (1, 4), (1, 2, 8), (1, 5), (1, 8)), r"scores of the first step must be \(1, 4\)"),
     ],
 )
 def test_detection_output_refuses(build, fields: str, bottoms, message: str) -> None:

@@ -38,6 +38,8 @@ SAME_NUMBERS = {
     "DetectionOutput": ("visualize", "visualize_threshold", "save_file", "save_output_param"),
     "Im2col": ("engine", "force_nd_im2col"),
     "LSTM": ("debug_info",),
+    "Lstm": ("clipping_threshold",),
+    "Pooling3D": ("engine",),
     "Pooling": ("engine",),
     "RNN": ("debug_info",),
     "SPP": ("engine",),
@@ -93,11 +95,15 @@ DETECTIONS = [
         "code_type: CORNER variance_encoded_in_target: true",
     )
 ]
+DETECTIONS.append(
+    Case("detection_output_param { num_classes: 3 }", ((2, 24), (2, 18), (1, 2, 24), (2, 12), (2, 24)), phase=pb.TEST)
+)
 CASES: dict[str, list[Case]] = {
     "AbsVal": [Case()],
     "Accuracy": [Case("", (CLASSES, LABELS)), Case("", ((4, 4, 4), (4, 4)))],
     "ArgMax": [Case("", (CLASSES,))],
     "Axpy": [Case("", ((4, 4), IMAGES, IMAGES))],
+    "AxpyFast": [Case("", ((4, 4), IMAGES, IMAGES))],
     "BN": [
         *filled("bn_param { slope_filler { FILLER } bias_filler { FILLER } }"),
         *filled("bn_param { var_eps: 0.001 scale_filler { FILLER } shift_filler { FILLER } }"),
@@ -106,6 +112,7 @@ CASES: dict[str, list[Case]] = {
         Case("bn_param { moving_average: true }", phase=pb.TEST),
     ],
     "BNLL": [Case()],
+    "BReLU": [Case("brelu_param { minval: 0 maxval: 0.2 }")],
     "BatchNorm": [Case(), Case(phase=pb.TEST)],
     "BatchReindex": [Case("", (IMAGES, (4,)))],
     "Bias": [*filled("bias_param { filler { FILLER } }"), Case("", (IMAGES, (4,)))],
@@ -125,7 +132,19 @@ CASES: dict[str, list[Case]] = {
         ),
     ],
     "ConvolutionDepthwise": [],
+    "ContinuationIndicator": [Case("continuation_indicator_param { time_step: 3 batch_size: 2 }", ())],
+    "Convolution3D": [
+        *(
+            case._replace(bottoms=((2, 4, 5, 7, 6),))
+            for message in ("convolution_param", "convolution3d_param")
+            for case in filled(
+                f"{message} {{ num_output: 6 kernel_size: 2 kernel_depth: 2 "
+                "weight_filler { FILLER } bias_filler { FILLER } }"
+            )
+        ),
+    ],
     "Crop": [Case("", (IMAGES, (4, 4, 3, 3)))],
+    "CropCenter": [Case("crop_center_param { crop_size: [0, 0, 1, 1] }")],
     "DepthwiseConvolution": [],
     "DetectionOutput": DETECTIONS,
     "Dial": [
@@ -171,6 +190,10 @@ CASES: dict[str, list[Case]] = {
     ],
     "LSTM": RECURRENT,
     "LSTMUnit": [Case("", ((1, 3, 2), (1, 3, 8), (1, 3)), 2)],
+    "Lstm": [
+        case._replace(bottoms=((3, 2, 4),))
+        for case in filled("lstm_param { num_output: 3 weight_filler { FILLER } bias_filler { FILLER } }")
+    ],
     "Log": [Case()],
     "MMDLoss": [Case("", (CLASSES, CLASSES))],
     "MVN": [Case()],
@@ -191,6 +214,10 @@ CASES: dict[str, list[Case]] = {
         Case("pooling_param { kernel_size: 2 stride_h: 2 stride_w: 2 }"),
         Case("pooling_param { kernel_size: 2 pad_h: 1 pad_w: 1 }"),
         Case("pooling_param { }"),
+    ],
+    "Pooling3D": [
+        Case(f"{message} {{ kernel_size: 2 kernel_depth: 2 }}", ((2, 4, 5, 7, 6),))
+        for message in ("pooling_param", "pooling3d_param")
     ],
     "Power": [Case()],
     "PriorBox": [
@@ -220,6 +247,7 @@ CASES: dict[str, list[Case]] = {
     "ReLU6": [Case()],
     "Reduction": [Case()],
     "Reshape": [Case("reshape_param { shape { dim: 4 dim: -1 } }")],
+    "Reverse": [Case()],
     "SPP": [Case("spp_param { pyramid_height: 2 }")],
     "Scale": [*filled("scale_param { bias_term: true filler { FILLER } bias_filler { FILLER } }"), Case()],
     "ShuffleChannel": [Case()],
@@ -240,6 +268,17 @@ CASES: dict[str, list[Case]] = {
     "TanH": [Case()],
     "Threshold": [Case()],
     "Tile": [Case("tile_param { tiles: 2 }")],
+    "Transpose": [Case("transpose_param { dim: [0, 2, 1, 3] }")],
+    "Unpooling": [
+        Case(f"unpooling_param {{ kernel_size: 2 {more} }}", (IMAGES, IMAGES))
+        for more in (
+            "stride: 2",
+            "unpool_h: 14 unpool_w: 12",
+            "kernel_h: 3 kernel_w: 2",
+            "pad_h: 1 pad_w: 1",
+            "stride_h: 1 stride_w: 2",
+        )
+    ],
     "Upsample": [
         Case(),
         Case("upsample_param { scale_h: 2 scale_w: 2 }", ((4, 4, 2, 2),) * 2),
@@ -376,7 +415,8 @@ def observe(param: Any, case: Case) -> list[Any]:
 def options_of(kind: str) -> list[str]:
     """The paths of all options of a layer type, such as `convolution_param.weight_filler.std`."""
     fields = pb.LayerParameter.DESCRIPTOR.fields
-    read = [field for field in fields if field.name.replace("_", "") == f"{kind.lower()}param"]
+    own = {"LSTM": "recurrent", "Lstm": "lstm"}.get(kind, kind.lower())
+    read = [field for field in fields if field.name.replace("_", "") == f"{own}param"]
     read += [field for field in fields if field.name in registry[kind].options and field not in read]
     return [f"{field.name}.{path}" for field in read for path in paths(field.message_type)]
 

@@ -3,17 +3,33 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from google.protobuf import text_format
 from originals import RECORDS, shared_files
 
 from autodial.errors import InputError, WorkError
-from autodial.proto import messages, parse_net, parse_solver, read_net, read_solver, to_text, write_text
+from autodial.net.net import Net
+from autodial.proto import (
+    LayerWeights,
+    Weights,
+    fork_fields,
+    messages,
+    parse_net,
+    parse_solver,
+    read_net,
+    read_solver,
+    read_weights,
+    to_text,
+    write_text,
+    write_weights,
+)
 from autodial.proto.parser import Parser
 
 ROOT = Path(__file__).parents[2]
@@ -222,6 +238,59 @@ def test_a_text_of_another_kind(text: str) -> None:
         InputError, match=r"^n is not the prototxt of a solver: it has none of its fields, such as net$"
     ):
         parse_solver(text, "n")
+
+
+FOREIGN = """layer {
+  name: "boxes"
+  type: "BoxOutput"
+  box_output_param: { thr: -5 # not an end: }
+    field < name: "a } b" > sizes: [1, 2] }
+  bottom: "x"
+  top: "y"
+  scale_param { axis: 2 }
+  more_param <>
+}"""
+
+
+def test_options_of_a_layer_type_that_nobody_knows_are_kept_as_they_are(tmp_path: Path) -> None:
+    net = parse_net(FOREIGN)
+    (layer,) = net.layer
+    assert (layer.name, list(layer.top), layer.scale_param.axis) == ("boxes", ["y"], 2)
+    text = to_text(net)
+    for part in (
+        'box_output_param: { thr: -5 # not an end: }\n    field < name: "a } b" > sizes: [1, 2] }',
+        "more_param <>",
+    ):
+        assert part in text
+    assert parse_net(text) == net
+    assert fork_fields(layer) == ["box_output_param", "more_param"]
+    write_weights(Weights("n", [LayerWeights(layer, [np.ones(2, np.float32)])]), tmp_path / "n.caffemodel")
+    (read,) = read_weights(tmp_path / "n.caffemodel").layers
+    assert read.param.foreign_text == layer.foreign_text and len(read.blobs) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        ('type: "Convolution" box_output_param { a: 1 }', 'LayerParameter has no field "box_output_param"'),
+        ('type: "Silence" box_output_param { a: 1 }', 'LayerParameter has no field "box_output_param"'),
+        ('type: "BoxOutput" box_output { a: 1 }', 'LayerParameter has no field "box_output"'),
+        ('type: "BoxOutput" box_output_param: 1', 'LayerParameter has no field "box_output_param"'),
+        ('type: "BoxOutput" foreign_text: "a"', 'LayerParameter has no field "foreign_text"'),
+        ('type: "BoxOutput" box_output_param { a: 1 >', '"}" must close the "{" of line 1'),
+        ('type: "BoxOutput" box_output_param { a { b: 1 }', 'this "{" is never closed'),
+        ('type: "BoxOutput" box_output_param { a: "b }', 'here is a string whose closing " is missing'),
+    ],
+)
+def test_other_unknown_fields_are_refused(text: str, error: str) -> None:
+    with pytest.raises(InputError, match=re.escape(error)):
+        parse_net(f'layer {{ name: "a" {text}')
+
+
+def test_a_layer_with_options_that_nobody_knows_is_not_built() -> None:
+    text = 'layer { name: "a" type: "Axpy" bottom: "x" top: "y" axpy_param { a: 1 } }'
+    with pytest.raises(InputError, match=r'layer "a".*axpy_param, which only other versions of Caffe have'):
+        Net(parse_net('input: "x" input_shape { dim: 1 }' + text), messages.TEST)
 
 
 def test_vendor_fields_name_is_not_taken_from_a_neighbouring_layer_or_block() -> None:

@@ -458,3 +458,23 @@ def test_old_weights_of_mixed_forms_are_refused(tmp_path: Path) -> None:
 def test_upgraded_text_is_text_of_today() -> None:
     net = read_net(UPGRADE / "v0_net.prototxt")
     assert as_stated(to_text(net)) == net
+
+
+def test_nets_of_c3d_have_inputs_of_five_axes() -> None:
+    text = """input: "video" input_dim: 2 input_dim: 3 input_dim: 16 input_dim: 8 input_dim: 9
+      layers { name: "c" type: CONVOLUTION3D bottom: "video" top: "c" convolution_param { kernel_depth: 3 } }
+      layers { name: "p" type: POOLING3D bottom: "c" top: "p" pooling_param { temporal_stride: 2 } }"""
+    layers = parse_net(text).layer
+    assert [layer.type for layer in layers] == ["Input", "Convolution3D", "Pooling3D"]
+    assert list(layers[0].input_param.shape[0].dim) == [2, 3, 16, 8, 9]
+    assert layers[1].convolution_param.kernel_depth == 3 and layers[2].pooling_param.temporal_stride == 2
+    with pytest.raises(InputError, match="1 input and 5 input_dim don't fit"):
+        parse_net(text.partition("layers")[0])
+
+
+def test_nets_of_deconvnet() -> None:
+    text = """layers { name: "b" type: BN bottom: "x" top: "y" bn_param { bn_mode: INFERENCE } }
+      layers { name: "u" type: UNPOOLING bottom: "y" bottom: "m" top: "z" unpooling_param { unpool_size: 8 } }"""
+    bn, unpooling = parse_net(text).layer
+    assert bn.type == "BN" and bn.bn_param.bn_mode == messages.BNParameter.INFERENCE
+    assert unpooling.type == "Unpooling" and unpooling.unpooling_param.unpool_size == 8

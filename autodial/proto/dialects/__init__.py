@@ -9,8 +9,11 @@ from __future__ import annotations
 from autodial.proto.dialects import (
     augmentation,
     batch_normalization,
+    brelu,
     bvlc_master,
+    c3d,
     ceil_mode,
+    deconvnet,
     deeplab,
     deformable,
     enet,
@@ -18,9 +21,11 @@ from autodial.proto.dialects import (
     fcn,
     flownet2,
     focal_loss,
+    foreign,
     grl,
     intel,
     latent_domains,
+    mscnn,
     nvcaffe,
     openpose,
     proposal,
@@ -30,10 +35,13 @@ from autodial.proto.dialects import (
     rfcn,
     ristretto,
     segnet,
+    sequences,
     several_sources,
     shufflenet,
     ssd,
+    textboxes,
     tsn,
+    waifu2x,
     xlearn,
     yolo,
 )
@@ -59,7 +67,8 @@ FORKS = tuple(
     for module in (
         bvlc_master, ceil_mode, ssd, fcn, rcnn, rfcn, pspnet, deeplab, segnet, enet, yolo, shufflenet, proposal, xlearn,
         grl, latent_domains, openpose, tsn, face, nvcaffe, intel, refinedet, flownet2, ristretto, deformable,
-        focal_loss, batch_normalization, augmentation, several_sources,
+        focal_loss, batch_normalization, augmentation, several_sources, deconvnet, c3d,
+        sequences, waifu2x, mscnn, textboxes, brelu, foreign,
     )
 )  # fmt: skip
 """Where several could have written a field, the first is taken."""
