@@ -39,7 +39,7 @@ def report(
         str | None,
         typer.Option(
             metavar="NAME,NAME",
-            help="The Dial layers whose features are shown, for one run.",
+            help="The Dial layers whose features are shown, for one run. A net with latent domains has none.",
             show_default="the first, a middle and the last one",
         ),
     ] = None,
@@ -116,14 +116,17 @@ def report(
 
 def _choose_layers(run: Run, names: str | None) -> Sequence[str]:
     """The Dial layers that `names` lists, or the first, a middle and the last one."""
+    from autodial.report.evaluation import without_dials
+
     dials = run.dials
     if names is None:
         return list(dict.fromkeys([*dials[:1], *dials[len(dials) // 2 :][:1], *dials[-1:]]))
+    if not dials:
+        raise InputError(f"--layers {names}: {without_dials(run)}, whose features the page would show: leave it out")
     asked = list(dict.fromkeys(split_names(names)))
     for name in asked:
         if name not in dials:
-            there = f"it has {', '.join(dials)}" if dials else "it has none"
-            raise InputError(f'--layers {names}: the net has no Dial layer "{name}"; {there}')
+            raise InputError(f'--layers {names}: the net has no Dial layer "{name}"; it has {", ".join(dials)}')
     return asked
 
 

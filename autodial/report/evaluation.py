@@ -156,6 +156,11 @@ def evaluate(
         )
 
 
+def without_dials(run: Run) -> str:
+    """What a run's net without Dial layers has in their place, as a clause."""
+    return f"the net has {'latent domains and ' if count_domains(run.train_net) else ''}no Dial layer"
+
+
 def _or_absent(make: Callable[[], T]) -> T | Absent:
     try:
         return make()
@@ -288,8 +293,7 @@ class _Model:
     def features(self) -> list[LayerFeatures]:
         """The features of the watched layers; the target's were seen by `predict`, the source's images are run here."""
         if not self._captures:
-            latent = count_domains(self._run.train_net)
-            raise InputError("the net has latent domains and no Dial layer" if latent else "the net has no Dial layer")
+            raise InputError(without_dials(self._run))
         readers = self._source_readers()
         for number, (domain, (net, reader, source_data)) in enumerate(readers.items()):
             theirs, ours = net.blob_shapes[source_data.blob][1:], self._net.blob_shapes[self._data.blob][1:]

@@ -79,7 +79,7 @@ def free_memory(cgroup: Path = CGROUP) -> int:
     """
     free = sys.maxsize
     with suppress(OSError, ValueError):
-        lines = Path("/proc/meminfo").read_text().splitlines()
+        lines = Path("/proc/meminfo").read_text("utf-8").splitlines()
         free = next(int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:"))
     with suppress(OSError, ValueError):  # of "max", too
         limit, used = (int((cgroup / name).read_text()) for name in ("memory.max", "memory.current"))

@@ -37,7 +37,7 @@ def cgroup_quota(cgroups: Path = _CGROUPS, mount: Path = _MOUNT) -> float | None
         mount: the folder with the groups' files.
     """
     try:
-        lines = cgroups.read_text().splitlines()
+        lines = cgroups.read_text("utf-8").splitlines()
     except OSError:  # not Linux
         return None
     quotas = []
@@ -65,7 +65,7 @@ def _version_2(folder: Path) -> float | None:
 
 def _read(path: Path) -> str:
     try:
-        return path.read_text().strip()
+        return path.read_text("utf-8").strip()
     except OSError:
         return ""
 

@@ -22,7 +22,7 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\x80-\x9f\u202a-\u202e\u2
 
 
 @dataclass
-class Figures:
+class Tally:
     """How many cases of a kind ended how; `findings` are sentences on those that should not have ended so."""
 
     cases: int = 0
@@ -87,37 +87,37 @@ def fresh(whole: Path, case: Path) -> None:
     shutil.copytree(whole, case, symlinks=True)
 
 
-def judge(figures: Figures, name: str, arguments: list[str], answer: dict[str, Any], case: Path) -> None:
+def judge(tally: Tally, name: str, arguments: list[str], answer: dict[str, Any], case: Path) -> None:
     """Count how a case ended, and note what is to be objected to."""
-    figures.cases += 1
+    tally.cases += 1
 
     def find(what: str) -> None:
-        figures.findings.append(f"{name}: {what}: autodial {' '.join(arguments)}")
+        tally.findings.append(f"{name}: {what}: autodial {' '.join(arguments)}")
 
     if "hang" in answer or answer.get("seconds", 0) > CPU_SECONDS:
-        figures.hangs += 1
+        tally.hangs += 1
         find("it took longer than 10 s")
     elif "signal" in answer:
-        figures.crashes += 1
+        tally.crashes += 1
         find(f"it killed the process (signal {answer['signal']})")
     elif answer["trace"] or "Traceback" in answer["err"]:
-        figures.tracebacks += 1
+        tally.tracebacks += 1
         last = (answer["trace"] or answer["err"]).strip().splitlines()
         find(f"a traceback ({last[-1][:200]}; {next((x.strip() for x in last[::-1] if 'File ' in x), '')})")
     elif answer["status"] == 0:
-        figures.accepted += 1
+        tally.accepted += 1
     elif answer["status"] in (1, 2) and "error: " in answer["err"]:
-        figures.refused += 1
+        tally.refused += 1
     else:
-        figures.others += 1
+        tally.others += 1
         find(f"status {answer['status']} without a sentence: {answer['err'][-200:]!r}")
     if found := _CONTROL.search(answer.get("out", "") + answer.get("err", "")):
-        figures.others += 1
+        tally.others += 1
         find(f"the character {found[0]!r} reached the terminal")
     left = [path.name for path in case.rglob("*.tmp")]
     if left:
-        figures.others += 1
+        tally.others += 1
         find(f"{left[0]} was left")
     if any(SECRET.encode() in path.read_bytes() for path in case.glob("new.*") if path.is_file()):
-        figures.others += 1
+        tally.others += 1
         find("another file's text is in the output")

@@ -6,15 +6,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from attack import HEADER, Figures, Victim
+from attack import HEADER, Tally, Victim
 from material import make
 
-TABLE = pytest.StashKey[dict[str, Figures]]()
+TABLE = pytest.StashKey[dict[str, Tally]]()
 
 
 @pytest.fixture(scope="session")
-def table(request: pytest.FixtureRequest) -> dict[str, Figures]:
-    """Figures by kind, which are printed at the end."""
+def table(request: pytest.FixtureRequest) -> dict[str, Tally]:
+    """Tallies by kind, which are printed at the end."""
     return request.config.stash.setdefault(TABLE, {})
 
 
@@ -45,5 +45,5 @@ def seed(request: pytest.FixtureRequest) -> int:
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     if table := config.stash.get(TABLE, {}):
         terminalreporter.write_line("\n" + HEADER)
-        for kind, figures in table.items():
-            terminalreporter.write_line(figures.row(kind))
+        for kind, tally in table.items():
+            terminalreporter.write_line(tally.row(kind))

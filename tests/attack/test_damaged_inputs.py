@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from attack import Figures, Victim, fresh, judge
+from attack import Tally, Victim, fresh, judge
 from kinds import KINDS, PREDICT, REPORT, RESUME, TABLE, TEST, TIME, scoring
 
 pytestmark = [
@@ -35,13 +35,13 @@ def test_what_is_whole_is_accepted(arguments: list[str], victim: Victim, project
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_damaged(
-    kind: str, rounds: int, seed: int, victim: Victim, project: tuple[Path, Path], table: dict[str, Figures]
+    kind: str, rounds: int, seed: int, victim: Victim, project: tuple[Path, Path], table: dict[str, Tally]
 ) -> None:
-    figures = table.setdefault(kind, Figures())
+    tally = table.setdefault(kind, Tally())
     whole, case = project
     for number in range(rounds):
         name = f"{kind}/{seed}/{number}"
         fresh(whole, case)
         arguments = KINDS[kind](random.Random(name), case)
-        judge(figures, name, arguments, victim.run(arguments, case), case)
-    assert not figures.findings, "\n".join(figures.findings)
+        judge(tally, name, arguments, victim.run(arguments, case), case)
+    assert not tally.findings, "\n".join(tally.findings)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from attack import Figures, fresh
+from attack import Tally, fresh
 from material import QUICK
 
 pytestmark = [
@@ -77,13 +77,13 @@ def test_killed(
     rounds: int,
     seed: int,
     project: tuple[Path, Path],
-    table: dict[str, Figures],
+    table: dict[str, Tally],
     tmp_path: Path,
 ) -> None:
     import forked
 
     forked.preload()
-    command, figures = COMMANDS[name], table.setdefault(f"killed: {name}", Figures())
+    command, tally = COMMANDS[name], table.setdefault(f"killed: {name}", Tally())
     (whole, case), log = project, tmp_path / "log.txt"
 
     def left_alone() -> float:
@@ -98,7 +98,7 @@ def test_killed(
     for number in range(max(1, rounds // 10) if name == "select" else rounds):
         rng = random.Random(f"{name}/{seed}/{number}")
         fresh(whole, case)
-        figures.cases += 1
+        tally.cases += 1
         status, kills, wanted = None, 0, rng.randrange(1, 4)
         while status is None and kills < wanted:
             status = forked.kill_after(forked.start(command.arguments(case), case, log), rng.uniform(0, seconds))
@@ -111,8 +111,8 @@ def test_killed(
         left = [path for path in now if path not in expected]
         problem = problem or (f"lost or changed: {lost[:3]}" if lost else f"left behind: {left[:3]}" if left else "")
         if problem:
-            figures.others += 1
-            figures.findings.append(f"{name}/{seed}/{number}, killed {kills} times: {problem}")
+            tally.others += 1
+            tally.findings.append(f"{name}/{seed}/{number}, killed {kills} times: {problem}")
         else:
-            figures.accepted += 1
-    assert not figures.findings, "\n".join(figures.findings)
+            tally.accepted += 1
+    assert not tally.findings, "\n".join(tally.findings)

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="Windows has no forkserver, and no groups of processes")
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 

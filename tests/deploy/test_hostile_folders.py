@@ -21,6 +21,7 @@ if sys.platform == "win32":
     pytest.skip("these names and files can't be made there", allow_module_level=True)
 
 import hostile_files
+from memory import RSS_UNIT
 
 SMALL = (200, 90)
 LARGE = (2000, 100)
@@ -181,5 +182,5 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
     many.write_text("".join(f"{path}\n" for path in list(expected) * 200))
     command = [sys.executable, "-c", program, str(model.path), str(tmp_path), str(few), str(many)]
     grown = int(subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True).stdout)
-    assert grown / (1 if sys.platform == "darwin" else 1024) < 8 * (1024 if sys.platform == "darwin" else 1)
+    assert grown * RSS_UNIT < 8 * 2**20
     assert len(read(tmp_path / "many.csv")) == 12_000

@@ -98,6 +98,39 @@ def workers_here(what: bytes = b"ray::Worker") -> list[int]:
     return found
 
 
+def predict_as_a_command(
+    model: Any, photos: Path, output: Path, *options: str, **variables: str
+) -> subprocess.CompletedProcess[str]:
+    """`autodial predict` in a process whose environment names no cluster."""
+    command = [sys.executable, "-m", "autodial", "predict", model.path, photos.name, "-o", output, *options]
+    environment = {name: text for name, text in os.environ.items() if not name.startswith("RAY_")}
+    return subprocess.run(
+        command,
+        cwd=photos.parent,
+        env=environment | variables,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+
+
+@pytest.mark.slow
+def test_without_a_cluster_a_sentence_says_so(model: Any, photos: Path, tmp_path: Path) -> None:
+    """The tests below start a cluster, which Ray would find among this machine's processes."""
+    pytest.importorskip("ray")
+    for address, words in [
+        ("auto", "there is no Ray cluster that this machine can use"),
+        ("127.0.0.1:1", "nothing answers there (Connection refused)"),
+        ("ray://127.0.0.1:1", "nothing answers there (Connection refused)"),
+    ]:
+        aside = {"RAY_TMPDIR": str(tmp_path)}  # where Ray would read of a cluster of this machine
+        refused = predict_as_a_command(model, photos, tmp_path / "no.csv", "--ray", address, **aside)
+        assert refused.returncode == 2
+        assert refused.stderr.startswith(f"autodial: error: --ray {address}: {words}")
+        assert len(refused.stderr.splitlines()) == 1
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/cmdline").exists(), reason="processes are found in /proc")
 def test_a_killed_worker_changes_nothing(
@@ -225,21 +258,8 @@ def test_images_of_which_workers_die_end_the_run(model: Any, photos: Path, clust
 @pytest.mark.slow
 def test_the_command_starts_ray_by_itself(model: Any, photos: Path, tmp_path: Path) -> None:
     pytest.importorskip("ray")
-    command = [sys.executable, "-m", "autodial", "predict", model.path, photos.name, "-o"]
-    environment = {name: text for name, text in os.environ.items() if not name.startswith("RAY_")}
-    run: Any = {"cwd": photos.parent, "env": environment, "capture_output": True, "text": True, "timeout": 300}
-    subprocess.run([*command, tmp_path / "one.csv"], check=True, **run)
-    ran = subprocess.run([*command, tmp_path / "ray.csv", "--ray", "local", "--workers", "1"], check=True, **run)
+    one = predict_as_a_command(model, photos, tmp_path / "one.csv")
+    ran = predict_as_a_command(model, photos, tmp_path / "ray.csv", "--ray", "local", "--workers", "1")
+    assert one.returncode == ran.returncode == 0, ran.stderr
     assert (tmp_path / "ray.csv").read_bytes() == (tmp_path / "one.csv").read_bytes()
     assert "1 worker of Ray on 1 machine" in ran.stderr and "INFO" not in ran.stderr
-    run["env"]["RAY_TMPDIR"] = str(tmp_path)  # where Ray would find a cluster of this machine
-    refused = subprocess.run([*command, tmp_path / "no.csv", "--ray", "auto"], **run)
-    assert refused.returncode == 2
-    assert refused.stderr.startswith("autodial: error: --ray auto: there is no Ray cluster that this machine can use")
-    assert len(refused.stderr.splitlines()) == 1
-    for address in ("127.0.0.1:1", "ray://127.0.0.1:1"):
-        refused = subprocess.run([*command, tmp_path / "no.csv", "--ray", address], **run)
-        assert refused.returncode == 2
-        assert refused.stderr.startswith(
-            f"autodial: error: --ray {address}: nothing answers there (Connection refused)"
-        )

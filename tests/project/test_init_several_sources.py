@@ -156,6 +156,8 @@ def test_latent_domains_up_to_a_file(capsys: pytest.CaptureFixture[str]) -> None
     assert "2 latent domains, no Dial layers" in page and "Latent domains of the source" in page
     assert "Over 54 source images." in page and "Domain 2: the source images with the largest weights" in page
     check_domains(weights)
+    with pytest.raises(InputError, match=r"--layers conv1: the net has latent domains and no Dial layer.*leave it"):
+        run("report", "project/solver_run", "--layers", "conv1")
     with pytest.raises(InputError, match="the net has latent domains"):
         run("recalibrate", *net, "-o", "new.caffemodel")
     with pytest.raises(InputError, match=r"the net has latent domains .* the net can be exported as it is"):

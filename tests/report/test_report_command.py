@@ -372,6 +372,8 @@ def test_a_variant_without_dial_layers(autodial: Autodial, read_page: ReadPage, 
     assert "No alphas: the net has no Dial layer." in page.text
     assert "No features: the net has no Dial layer." in page.text
     assert page.tables["By class"][0][1:3] == ["source labels", "mean prediction on the target"]
+    status, _, err = autodial("report", "plain", "--layers", "conv", *OPTIONS)
+    assert status == 2 and "--layers conv: the net has no Dial layer, whose features the page would show" in err
 
 
 def test_what_is_refused(autodial: Autodial, project: Path, tmp_path: Path) -> None:

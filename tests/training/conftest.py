@@ -91,6 +91,8 @@ def no_process_outlives_its_test() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def processes() -> multiprocessing.context.ForkServerContext:
     """Where processes come from that have torch loaded, and no threads of its."""
+    if "forkserver" not in multiprocessing.get_all_start_methods():
+        pytest.skip("Windows has no forkserver")
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["autodial.training.solver"])
     return context

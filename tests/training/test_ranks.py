@@ -23,6 +23,8 @@ from autodial.system.ranks import LostRankError, Ranks
 from autodial.training.run_record import read_log
 from autodial.training.solver import Solver
 
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="Windows has no forkserver, and no such signals")
+
 OnRanks = Callable[..., list[tuple[int | None, Any]]]
 Edit = Callable[[str, str, str], None]
 TRAIN = ("train", "--solver", "solver.prototxt", "--workers", "0", "--device", "cpu")
@@ -238,6 +240,7 @@ def test_ranks_end_with_a_snapshot_when_torchrun_is_killed(project: Path) -> Non
     assert f"and {state.name}" in out
 
 
+@pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="looks for a process in /proc")
 def test_torchrun_s_run_ends_with_a_snapshot_when_a_rank_is_killed(project: Path) -> None:
     process = endless_run()
     environments = {path.parent: path for path in Path("/proc").glob("[0-9]*/environ")}
