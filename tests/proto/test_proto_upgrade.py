@@ -160,7 +160,8 @@ def test_every_v1_type_has_todays_name() -> None:
         "NONE": "", "SOFTMAX_LOSS": "SoftmaxWithLoss", "HOLE_CONVOLUTION": "Convolution",
         # and where the capitals are not those of its words
         "ABSVAL": "AbsVal", "ARGMAX": "ArgMax", "BNLL": "BNLL", "HDF5_DATA": "HDF5Data", "HDF5_OUTPUT": "HDF5Output",
-        "LRN": "LRN", "MVN": "MVN", "RELU": "ReLU", "TANH": "TanH",
+        "LRN": "LRN", "MVN": "MVN", "RELU": "ReLU", "TANH": "TanH", "BN": "BN", "CONVOLUTION3D": "Convolution3D",
+        "POOLING3D": "Pooling3D",
     }  # fmt: skip
     for name, number in V1.LayerType.items():
         net = messages.NetParameter(layers=[{"name": "l", "type": number}])
