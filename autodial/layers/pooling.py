@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import reduce
+from math import prod
 
 import torch
 import torch.nn.functional as F
@@ -11,15 +13,18 @@ from torch import Tensor
 from autodial.layers.base import Layer, LayerContext, LayerError, Shape, check_size, register
 from autodial.layers.draws import Draws
 from autodial.layers.shares import Rows
+from autodial.layers.windows import Lengths
 from autodial.proto import messages as pb
 
-Pair = tuple[int, int]
 Triple = tuple[int, int, int]
 
 
 @register("Pooling")
 class Pooling(Layer):
     """Maximum, average or random value over windows (pooling_layer.cpp): (N, C, H, W) -> (N, C, H', W').
+
+    Videos and volumes, (N, C, D, H, W), are pooled by the same rules along all three axes (pooling_layer.cpp of BVLC's
+    pull request 3983, pooling_nd_layer.cpp of 3D-Caffe).
 
     Tops: the values and, if asked for, each maximum's place in its channel, row * W + column, -1 over a window without
     real pixels; no gradient flows through the places.
@@ -37,8 +42,8 @@ class Pooling(Layer):
 
     Args:
         method: "MAX", "AVE" or "STOCHASTIC"; the last takes no pad.
-        kernel_size: (height, width) in pixels; None pools the whole image.
-        stride, pad: (height, width) in pixels; pad < kernel_size.
+        kernel_size: (height, width) in pixels, or (depth, height, width); None pools the whole image.
+        stride, pad: as many numbers, in pixels; pad < kernel_size.
         mask: whether there is a second top, the places; of maxima only.
         ceil: whether a window that begins inside the image counts although it ends beyond. BVLC calls it round_mode,
             other forks ceil_mode.
@@ -52,10 +57,10 @@ class Pooling(Layer):
     def __init__(
         self,
         method: str,
-        kernel_size: Pair | None,
+        kernel_size: Lengths | None,
         *,
-        stride: Pair = (1, 1),
-        pad: Pair = (0, 0),
+        stride: Lengths = (1, 1),
+        pad: Lengths = (0, 0),
         mask: bool = False,
         ceil: bool = True,
     ) -> None:
@@ -65,17 +70,15 @@ class Pooling(Layer):
         if mask and method != "MAX":
             raise LayerError(f"a second top, the places of the maxima, goes with pool MAX, not with {method}")
         if min(stride) < 1:
-            raise LayerError(f"stride must be positive, not {stride[0]} x {stride[1]}")
+            raise LayerError(f"stride must be positive, not {_by(stride)}")
         if kernel_size is None:
-            if stride != (1, 1) or pad != (0, 0):
+            if max(stride) > 1 or any(pad):
                 raise LayerError("global_pooling takes neither a stride nor a pad")
         elif min(kernel_size) < 1:
-            raise LayerError(f"kernel_size must be positive, not {kernel_size[0]} x {kernel_size[1]}")
-        elif pad[0] >= kernel_size[0] or pad[1] >= kernel_size[1]:
-            raise LayerError(
-                f"pad {pad[0]} x {pad[1]} must be smaller than kernel_size {kernel_size[0]} x {kernel_size[1]}"
-            )
-        if method == "STOCHASTIC" and pad != (0, 0):
+            raise LayerError(f"kernel_size must be positive, not {_by(kernel_size)}")
+        elif any(margin >= extent for margin, extent in zip(pad, kernel_size, strict=True)):
+            raise LayerError(f"pad {_by(pad)} must be smaller than kernel_size {_by(kernel_size)}")
+        if method == "STOCHASTIC" and any(pad):
             raise LayerError("pool STOCHASTIC takes no pad: pad the images before")
         self.method, self.kernel_size, self.stride, self.pad, self.mask = method, kernel_size, stride, pad, mask
         self.ceil = ceil
@@ -84,7 +87,8 @@ class Pooling(Layer):
     @classmethod
     def from_caffe(cls, context: LayerContext) -> Pooling:
         param = context.param.pooling_param
-        kernel = _pair(param, "kernel_size", "kernel", None)
+        axes = 3 if len(context.bottom_shapes[0]) == 5 else 2
+        kernel = _lengths(param, "kernel_size", "kernel", None, axes)
         if param.global_pooling and kernel:
             raise LayerError("global_pooling takes no kernel_size: the kernel is the whole image")
         if not param.global_pooling and not kernel:
@@ -92,16 +96,17 @@ class Pooling(Layer):
         return cls(
             pb.PoolingParameter.PoolMethod.Name(param.pool),
             kernel,
-            stride=_pair(param, "stride", "stride", 1) or (1, 1),
-            pad=_pair(param, "pad", "pad", 0) or (0, 0),
+            stride=_lengths(param, "stride", "stride", 1, axes) or (1,) * axes,
+            pad=_lengths(param, "pad", "pad", 0, axes) or (0,) * axes,
             mask=context.num_tops > 1,
             ceil=_ceil(param),
         )
 
     def top_shapes(self, bottom_shapes: Sequence[Shape]) -> list[Shape]:
         (shape,) = bottom_shapes
-        if len(shape) != 4:
-            raise LayerError(f"pooling needs a bottom of 4 axes (N, C, H, W), not {shape}")
+        if len(shape) != 2 + len(self.stride):
+            names = "(N, C, H, W)" if len(self.stride) == 2 else "(N, C, D, H, W)"
+            raise LayerError(f"pooling needs a bottom of {2 + len(self.stride)} axes {names}, not {shape}")
         out = self._out_size(shape[2:])
         if min(out) < 1:
             raise LayerError(
@@ -114,53 +119,59 @@ class Pooling(Layer):
             (*shape[:2], *(length + pad + more for length, pad, more in zip(shape[2:], self.pad, after, strict=True))),
         )
         if self.method == "STOCHASTIC":
-            kernel = self.kernel_size or (shape[2], shape[3])
-            check_size("the values of all windows", (*shape[:2], *out, kernel[0] * kernel[1]))
+            check_size("the values of all windows", (*shape[:2], *out, prod(self.kernel_size or shape[2:])))
         return [(*shape[:2], *out)] * (1 + self.mask)
 
     def reseed(self, seed: int) -> None:
         self._draws.reseed(seed)
 
     def forward(self, bottom: Tensor) -> Tensor | tuple[Tensor, Tensor]:
-        size = (bottom.shape[2], bottom.shape[3])
+        size = tuple(bottom.shape[2:])
         kernel = self.kernel_size or size
         out = self._out_size(size)
         after = self._margin(size)
-        margins = (self.pad[1], after[1], self.pad[0], after[0])
+        margins = [side for pair in zip(self.pad[::-1], after[::-1], strict=True) for side in pair]
         if self.method == "MAX":
             if any(margins):
                 bottom = F.pad(bottom, margins, value=torch.finfo(bottom.dtype).min)
+            pool = F.max_pool2d if len(size) == 2 else F.max_pool3d
             if not self.mask:
-                return F.max_pool2d(bottom, kernel, self.stride)
-            top, place = F.max_pool2d(bottom, kernel, self.stride, return_indices=True)
-            row, column = place // bottom.shape[3] - self.pad[0], place % bottom.shape[3] - self.pad[1]
-            place = (row * size[1] + column).where(top > torch.finfo(top.dtype).min, -1)
+                return pool(bottom, kernel, self.stride)
+            top, place = pool(bottom, kernel, self.stride, return_indices=True)
+            place = _without_margins(place, bottom.shape[2:], size, self.pad)
+            place = place.where(top > torch.finfo(top.dtype).min, -1)
             return top, place.to(top.dtype)
         if any(margins):
             bottom = F.pad(bottom, margins)
         if self.method == "STOCHASTIC":
             return self._drawn(bottom, kernel) if self.training else self._expected(bottom, kernel)
-        top = F.avg_pool2d(bottom, kernel, self.stride)
+        top = self._average(bottom, kernel)
         if all(extra <= pad for extra, pad in zip(after, self.pad, strict=True)):
             return top
         # Some windows are cut off at the pad's edge: undo the division by the whole kernel, divide by what is left.
-        rows, columns = (
-            [min(extent, length + 2 * pad - i * stride) for i in range(count)]
+        lengths = (
+            bottom.new_tensor([min(extent, length + 2 * pad - i * stride) for i in range(count)])
             for count, stride, extent, pad, length in zip(out, self.stride, kernel, self.pad, size, strict=True)
         )
-        return top * (kernel[0] * kernel[1]) / torch.outer(bottom.new_tensor(rows), bottom.new_tensor(columns))
+        return top * prod(kernel) / reduce(lambda sizes, along: sizes.unsqueeze(-1) * along, lengths)
 
-    def _drawn(self, bottom: Tensor, kernel: Pair) -> Tensor:
+    def _average(self, bottom: Tensor, kernel: Lengths) -> Tensor:
+        return (F.avg_pool2d if len(kernel) == 2 else F.avg_pool3d)(bottom, kernel, self.stride)
+
+    def _drawn(self, bottom: Tensor, kernel: Lengths) -> Tensor:
         """A value of each window, the first up to which the sum reaches a random share of the whole."""
-        windows = bottom.unfold(2, kernel[0], self.stride[0]).unfold(3, kernel[1], self.stride[1]).flatten(4)
-        sums = windows.detach().cumsum(4)
-        goal = sums[..., -1:] * self._draws.uniform(sums[..., -1], self.shares).unsqueeze(4)
-        place = (sums < goal).sum(4, keepdim=True).clamp(max=windows.shape[4] - 1)
-        return windows.gather(4, place).squeeze(4)
+        windows = bottom
+        for axis, (extent, stride) in enumerate(zip(kernel, self.stride, strict=True), 2):
+            windows = windows.unfold(axis, extent, stride)
+        windows = windows.flatten(bottom.ndim)
+        sums = windows.detach().cumsum(-1)
+        goal = sums[..., -1:] * self._draws.uniform(sums[..., -1], self.shares).unsqueeze(-1)
+        place = (sums < goal).sum(-1, keepdim=True).clamp(max=windows.shape[-1] - 1)
+        return windows.gather(-1, place).squeeze(-1)
 
-    def _expected(self, bottom: Tensor, kernel: Pair) -> Tensor:
+    def _expected(self, bottom: Tensor, kernel: Lengths) -> Tensor:
         """The mean of the values that `_drawn` may give."""
-        sums, squares = (F.avg_pool2d(values, kernel, self.stride) for values in (bottom, bottom.square()))
+        sums, squares = (self._average(values, kernel) for values in (bottom, bottom.square()))
         return torch.where(sums > 0, squares / sums.where(sums > 0, 1), 0)
 
     def _margin(self, size: Sequence[int]) -> list[int]:
@@ -172,18 +183,17 @@ class Pooling(Layer):
             )
         ]
 
-    def _out_size(self, size: Sequence[int]) -> Pair:
+    def _out_size(self, size: Sequence[int]) -> Lengths:
         kernel = self.kernel_size or size
-        height, width = (
+        return tuple(
             self._out_length(length, extent, stride, pad)
             for length, extent, stride, pad in zip(size, kernel, self.stride, self.pad, strict=True)
         )
-        return height, width
 
     def _out_length(self, length: int, kernel: int, stride: int, pad: int) -> int:
         room = length + 2 * pad - kernel
         count = (-(-room // stride) if self.ceil else room // stride) + 1
-        # As in Caffe, a pad along either axis switches the rule on for both.
+        # As in Caffe, a pad along any axis switches the rule on for all.
         if any(self.pad) and (count - 1) * stride >= length + pad:
             count -= 1
         return count
@@ -282,15 +292,30 @@ def _ceil(param: pb.PoolingParameter) -> bool:
     return param.round_mode == pb.PoolingParameter.CEIL
 
 
-def _pair(param: pb.PoolingParameter, field: str, stem: str, default: int | None) -> Pair | None:
-    """(height, width) from one field for both, or from STEM_h and STEM_w together; None where unset."""
+def _lengths(param: pb.PoolingParameter, field: str, stem: str, default: int | None, axes: int) -> Lengths | None:
+    """A number for each axis, from one field for all, or from STEM_h and STEM_w together; None where unset."""
     given = [param.HasField(f"{stem}_h"), param.HasField(f"{stem}_w")]
     if param.HasField(field) and any(given):
         raise LayerError(f"pooling_param sets both {field} and {stem}_h or {stem}_w: keep one form")
+    if any(given) and axes != 2:
+        raise LayerError(f"pooling_param.{stem}_h and {stem}_w are for 2 spatial axes, and the bottom has {axes}")
     if any(given) and not all(given):
         raise LayerError(f"pooling_param needs {stem}_h and {stem}_w together")
     if all(given):
         return getattr(param, f"{stem}_h"), getattr(param, f"{stem}_w")
     if param.HasField(field):
-        return (getattr(param, field),) * 2
-    return None if default is None else (default, default)
+        return (getattr(param, field),) * axes
+    return None if default is None else (default,) * axes
+
+
+def _without_margins(place: Tensor, padded: Sequence[int], size: Sequence[int], pad: Lengths) -> Tensor:
+    """Places in a padded channel as places in the channel itself."""
+    moved, stride = torch.zeros_like(place), 1
+    for length, with_margins, margin in zip(size[::-1], padded[::-1], pad[::-1], strict=True):
+        moved += (place % with_margins - margin) * stride
+        place, stride = place // with_margins, stride * length
+    return moved
+
+
+def _by(lengths: Lengths) -> str:
+    return " x ".join(map(str, lengths))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import reduce
 from math import prod
 
 import numpy as np
@@ -156,7 +157,7 @@ def _pooled(graph: GraphWriter, layer: Pooling, x: Value, top: Shape) -> list[st
             raise NoOnnxFormError("windows without pixels have no place of a maximum")
         filler = [graph.constant(np.finfo(np.float32).min)] if layer.method == "MAX" else []
         name = graph.node("Pad", name, graph.integers([0, 0, *layer.pad, 0, 0, *after]), *filler)
-        pads = [0] * 4
+        pads = [0] * len(pads)
     if layer.method == "MAX":
         return _maxima(graph, layer, x, name, pads=pads)
     if layer.method == "STOCHASTIC":
@@ -165,13 +166,13 @@ def _pooled(graph: GraphWriter, layer: Pooling, x: Value, top: Shape) -> list[st
     if all(extra <= pad for extra, pad in zip(after, layer.pad, strict=True)):
         return [y]
     # Windows that are cut off at the pad's edge are divided by what is left of them.
-    rows, columns = (
-        [extent / min(extent, length + 2 * pad - i * stride) for i in range(count)]
+    factors = (
+        np.array([extent / min(extent, length + 2 * pad - i * stride) for i in range(count)])
         for count, stride, extent, pad, length in zip(
             counts, layer.stride, layer.kernel_size, layer.pad, size, strict=True
         )
     )
-    return [graph.node("Mul", y, graph.constant(np.outer(rows, columns)))]
+    return [graph.node("Mul", y, graph.constant(reduce(np.multiply.outer, factors)))]
 
 
 def _pooled_globally(graph: GraphWriter, layer: Pooling, x: Value) -> list[str]:

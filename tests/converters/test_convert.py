@@ -14,6 +14,7 @@ import onnxruntime
 import pytest
 import torch
 import torch.nn.functional as F
+from caffe_loops import pool
 from random_weights import random_weights
 
 from autodial.converters import net_convert, onnx_model
@@ -219,6 +220,28 @@ def test_layers_of_nets_that_read_videos(tmp_path: Path) -> None:
     np.testing.assert_allclose(got[0], F.max_pool3d(maps, 2, 2, ceil_mode=True), rtol=1e-4, atol=1e-5)
     want = F.avg_pool3d(maps, 2, 2, ceil_mode=True, count_include_pad=False)
     np.testing.assert_allclose(got[1], want, rtol=1e-4, atol=1e-5)
+
+
+def test_poolings_of_volumes(tmp_path: Path) -> None:
+    size = (9, 8, 7)
+    poolings = {
+        "a": ("MAX", (3,) * 3, (2,) * 3, (1,) * 3),
+        "b": ("AVE", (3,) * 3, (2,) * 3, (0,) * 3),
+        "c": ("AVE", size, (1,) * 3, (0,) * 3),
+        "d": ("MAX", (1,) * 3, (4,) * 3, (0,) * 3),  # the last windows hold nothing
+    }
+    text = """
+      layer { name: "x" type: "Input" top: "x" input_param { shape { dim: 1 dim: 2 dim: 9 dim: 8 dim: 7 } } }
+      layer { name: "a" type: "Pooling" bottom: "x" top: "a" pooling_param { kernel_size: 3 stride: 2 pad: 1 } }
+      layer { name: "b" type: "Pooling" bottom: "x" top: "b" pooling_param { pool: AVE kernel_size: 3 stride: 2 } }
+      layer { name: "c" type: "Pooling" bottom: "x" top: "c" pooling_param { pool: AVE global_pooling: true } }
+      layer { name: "d" type: "Pooling" bottom: "x" top: "d" pooling_param { kernel_size: 1 stride: 4 } }
+    """
+    report = convert(parse_net(text), None, tmp_path / "net.onnx")
+    assert report.verified
+    x = np.random.default_rng(1).normal(size=(2, 2, *size)).astype(np.float32)
+    for name, got in zip(poolings, session(report.output).run(list(poolings), {"x": x}), strict=True):
+        np.testing.assert_allclose(got, pool(x, *poolings[name]), rtol=1e-4, atol=1e-5)
 
 
 def test_layers_of_nets_that_segment_and_enlarge(tmp_path: Path) -> None:

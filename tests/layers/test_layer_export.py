@@ -64,6 +64,7 @@ LAYERS = [
     ('type: "SPP" spp_param { pyramid_height: 3 }', [IMAGES]),
     ('type: "Pooling" pooling_param { pool: STOCHASTIC kernel_size: 3 stride: 2 }', [IMAGES]),
     ('type: "Pooling" pooling_param { kernel_size: 2 stride: 2 round_mode: FLOOR }', [IMAGES]),
+    ('type: "Pooling" pooling_param { pool: AVE kernel_size: 3 stride: 2 }', [(2, 3, 4, 5, 4)]),
     ('type: "Axpy"', [(2, 6), IMAGES, IMAGES]),
     ('type: "ConvolutionDepthwise" convolution_param { kernel_size: 3 pad: 1 stride: 1 }', [IMAGES]),
     ('type: "Permute" permute_param { order: 0 order: 2 order: 3 order: 1 }', [IMAGES]),

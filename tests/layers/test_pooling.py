@@ -12,11 +12,11 @@ from caffe_loops import FLT_MAX, max_places, pool
 from autodial.layers import LayerError, Pooling
 
 
-def configurations(count):
+def configurations(count, axes=2):
     """Random (size, kernel, stride, pad) that Caffe accepts."""
     rng = np.random.default_rng(0)
     while count:
-        size, kernel, stride = (tuple(map(int, rng.integers(1, high, 2))) for high in (12, 6, 5))
+        size, kernel, stride = (tuple(map(int, rng.integers(1, high, axes))) for high in (12, 6, 5))
         pad = tuple(int(rng.integers(0, k)) for k in kernel)
         try:
             Pooling("MAX", kernel, stride=stride, pad=pad).top_shapes([(1, 1, *size)])
@@ -53,6 +53,32 @@ def test_gradient(method: str) -> None:
         top = layer(x)
         real = torch.isfinite(top) & (top > -FLT_MAX)
         assert torch.autograd.gradcheck(lambda x, layer=layer, real=real: layer(x)[real], x)
+
+
+@pytest.mark.parametrize("method", ["MAX", "AVE"])
+def test_volumes(method: str) -> None:
+    rng = np.random.default_rng(4)
+    for size, kernel, stride, pad in configurations(30, 3):
+        x = rng.integers(-4, 4, (2, 2, *size)).astype(np.float32)
+        layer = Pooling(method, kernel, stride=stride, pad=pad, mask=method == "MAX")
+        want = pool(x, method, kernel, stride, pad)
+        case = f"{size=} {kernel=} {stride=} {pad=}"
+        assert layer.top_shapes([x.shape])[0] == want.shape, case
+        top = layer(torch.from_numpy(x))
+        if method == "MAX":
+            top, places = top
+            np.testing.assert_array_equal(places, max_places(x, kernel, stride, pad, want.shape[2:]), err_msg=case)
+        np.testing.assert_allclose(top, want, 1e-5, 1e-6, err_msg=case)
+
+
+def test_stochastic_pooling_of_volumes(build) -> None:
+    x = torch.arange(54.0).reshape(2, 1, 3, 3, 3)
+    layer = build('type: "Pooling" pooling_param { pool: STOCHASTIC kernel_size: 3 }', x.shape)
+    layer.reseed(0)
+    drawn = layer(x)
+    assert drawn.shape == (2, 1, 1, 1, 1) and all(drawn[n] in x[n] for n in range(2))
+    want = x.square().flatten(1).sum(1) / x.flatten(1).sum(1)
+    torch.testing.assert_close(layer.eval()(x).flatten(), want)
 
 
 def test_second_top_is_the_places_of_the_maxima() -> None:
@@ -131,6 +157,26 @@ def test_fields(build, fields: str, shape: tuple[int, ...]) -> None:
 def test_refused(build, fields: str, message: str) -> None:
     with pytest.raises(LayerError, match=message):
         build(f'type: "Pooling" pooling_param {{ {fields} }}', (2, 3, 9, 9)).top_shapes([(2, 3, 9, 9)])
+
+
+@pytest.mark.parametrize(
+    ("fields", "shape"),
+    [
+        ("kernel_size: 2 stride: 2", (2, 3, 4, 5, 3)),
+        ("kernel_size: 3 stride: 2 pad: 1", (2, 3, 4, 5, 4)),
+        ("pool: AVE global_pooling: true", (2, 3, 1, 1, 1)),
+    ],
+)
+def test_fields_for_volumes(build, fields: str, shape: tuple[int, ...]) -> None:
+    layer = build(f'type: "Pooling" pooling_param {{ {fields} }}', (2, 3, 7, 9, 6))
+    assert layer.top_shapes([(2, 3, 7, 9, 6)]) == [shape]
+
+
+def test_volumes_refused(build) -> None:
+    with pytest.raises(LayerError, match="kernel_h and kernel_w are for 2 spatial axes, and the bottom has 3"):
+        build('type: "Pooling" pooling_param { kernel_h: 2 kernel_w: 2 }', (2, 3, 7, 9, 6))
+    with pytest.raises(LayerError, match=r"5 axes \(N, C, D, H, W\), not \(2, 3, 7, 9\)"):
+        Pooling("MAX", (2, 2, 2), stride=(1, 1, 1), pad=(0, 0, 0)).top_shapes([(2, 3, 7, 9)])
 
 
 def test_needs_images(build) -> None:

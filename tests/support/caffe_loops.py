@@ -15,36 +15,36 @@ FLT_MAX = float(np.finfo(np.float32).max)
 
 def pool(x, method, kernel, stride, pad):
     """pooling_layer.cpp, a window at a time."""
-    size = x.shape[2:]
-    out = [math.ceil((size[i] + 2 * pad[i] - kernel[i]) / stride[i]) + 1 for i in range(2)]
+    size, axes = x.shape[2:], range(x.ndim - 2)
+    out = [math.ceil((size[i] + 2 * pad[i] - kernel[i]) / stride[i]) + 1 for i in axes]
     if any(pad):
         out = [n - ((n - 1) * stride[i] >= size[i] + pad[i]) for i, n in enumerate(out)]
     top = np.empty((*x.shape[:2], *out), x.dtype)
     for place in itertools.product(*map(range, out)):
-        start = [place[i] * stride[i] - pad[i] for i in range(2)]
-        end = [min(start[i] + kernel[i], size[i] + pad[i]) for i in range(2)]
-        area = (end[0] - start[0]) * (end[1] - start[1])
-        rows, columns = (slice(max(start[i], 0), min(end[i], size[i])) for i in range(2))
-        window = x[:, :, rows, columns]
+        start = [place[i] * stride[i] - pad[i] for i in axes]
+        end = [min(start[i] + kernel[i], size[i] + pad[i]) for i in axes]
+        extent = math.prod(end[i] - start[i] for i in axes)
+        window = x[:, :, *(slice(max(start[i], 0), min(end[i], size[i])) for i in axes)]
+        spatial = tuple(range(2, x.ndim))
         if method == "MAX":
-            top[:, :, place[0], place[1]] = window.max((2, 3), initial=-FLT_MAX)
+            top[:, :, *place] = window.max(spatial, initial=-FLT_MAX)
         else:
             with np.errstate(invalid="ignore"):
-                top[:, :, place[0], place[1]] = window.sum((2, 3)) / area
+                top[:, :, *place] = window.sum(spatial) / extent
     return top
 
 
 def max_places(x, kernel, stride, pad, out):
     """The mask of pooling_layer.cpp: where each window's first maximum is, counted along the rows of the image."""
-    height, width = x.shape[2:]
+    size = x.shape[2:]
     mask = np.full((*x.shape[:2], *out), -1, x.dtype)
-    for n, c, row, column in np.ndindex(mask.shape):
+    for n, c, *window in np.ndindex(mask.shape):
         best = -FLT_MAX
-        for i, j in np.ndindex(*kernel):
-            h, w = row * stride[0] - pad[0] + i, column * stride[1] - pad[1] + j
-            if 0 <= h < height and 0 <= w < width and x[n, c, h, w] > best:
-                best = x[n, c, h, w]
-                mask[n, c, row, column] = h * width + w
+        for within in np.ndindex(*kernel):
+            at = tuple(w * s - p + i for w, s, p, i in zip(window, stride, pad, within, strict=True))
+            if all(0 <= i < length for i, length in zip(at, size, strict=True)) and x[n, c, *at] > best:
+                best = x[n, c, *at]
+                mask[n, c, *window] = np.ravel_multi_index(at, size)
     return mask
 
 
