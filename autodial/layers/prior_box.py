@@ -1,4 +1,4 @@
-"""SSD's PriorBox."""
+"""PriorBox of SSD and of TextBoxes++."""
 
 from __future__ import annotations
 
@@ -31,6 +31,9 @@ class PriorBox(Layer):
     For each smallest size s, cut down to an integer, the boxes are s x s; with the largest size l, cut down too, a
     square of the side sqrt(s l); and s sqrt(r) x s / sqrt(r) for each aspect ratio r other than 1.
 
+    TextBoxes++'s `denser` boxes are twice as many: behind each box comes the same one around the row's lower edge, that
+    is 1 step from the row's beginning, whatever the offset (its prior_box_layer.cpp).
+
     Args:
         min_sizes: in pixels of the image, at least one.
         max_sizes: none, or one for each smallest size, which it exceeds.
@@ -41,11 +44,13 @@ class PriorBox(Layer):
         image_size: (height, width) in place of the second bottom's; None for that.
         steps: (vertical, horizontal) pixels of the image between two centres; None for its size by that of the map.
         offset: of the first centre, in steps.
+        denser: whether there are boxes around the lower edge of each row, too.
     """
 
     bottoms = (2, 2)
     no_gradient = (0, 1)
     in_place = False
+    fork_fields = ("prior_box_param.denser_prior_boxes",)
     rows = Rows.NONE
 
     def __init__(
@@ -60,6 +65,7 @@ class PriorBox(Layer):
         image_size: tuple[int, int] | None = None,
         steps: Pair | None = None,
         offset: float = 0.5,
+        denser: bool = False,
     ) -> None:
         super().__init__()
         if len(min_sizes) * (2 + 2 * len(aspect_ratios)) > _MOST:
@@ -67,7 +73,10 @@ class PriorBox(Layer):
                 f"{counted(len(min_sizes), 'min_size')} and {counted(len(aspect_ratios), 'aspect_ratio')} make more "
                 f"than {_MOST} boxes for each pixel"
             )
-        self.sizes = _sizes(min_sizes, max_sizes, _ratios(aspect_ratios, flip))
+        sizes = _sizes(min_sizes, max_sizes, _ratios(aspect_ratios, flip))
+        places = (offset, 1.0) if denser else (offset,)
+        self.sizes = [size for size in sizes for _ in places]
+        self.row_offsets = [place for _ in sizes for place in places]
         if len(variances) not in (0, 1, 4) or min(variances, default=1) <= 0:
             raise LayerError(f"variance must be 1 or 4 positive numbers, not {', '.join(f'{v:g}' for v in variances)}")
         self.variances = list(variances) * (1 if len(variances) == 4 else 4) or [0.1] * 4
@@ -77,8 +86,6 @@ class PriorBox(Layer):
     @classmethod
     def from_caffe(cls, context: LayerContext) -> PriorBox:
         param = context.param.prior_box_param
-        if param.denser_prior_boxes:
-            raise LayerError("prior_box_param.denser_prior_boxes, of TextBoxes++, is not supported")
         image_size = _pair(param, "img_size", "img_h", "img_w")
         return cls(
             param.min_size,
@@ -90,6 +97,7 @@ class PriorBox(Layer):
             image_size=None if image_size is None else (int(image_size[0]), int(image_size[1])),
             steps=_pair(param, "step", "step_h", "step_w"),
             offset=param.offset,
+            denser=param.denser_prior_boxes,
         )
 
     def top_shapes(self, bottom_shapes: Sequence[Shape]) -> list[Shape]:
@@ -112,13 +120,12 @@ class PriorBox(Layer):
         device = bottom.device
         size = image.shape[2:] if self.image_size is None else self.image_size
         steps = self.steps or (size[0] / bottom.shape[2], size[1] / bottom.shape[3])
-        rows, columns = (
-            (torch.arange(count, device=device) + self.offset) * step
-            for count, step in zip(bottom.shape[2:], steps, strict=True)
-        )
+        row_offsets = torch.tensor(self.row_offsets, device=device)
+        rows = (torch.arange(bottom.shape[2], device=device)[:, None] + row_offsets) * steps[0]
+        columns = (torch.arange(bottom.shape[3], device=device) + self.offset) * steps[1]
         width, height = torch.tensor(self.sizes, device=device).unbind(1)
         shape = len(rows), len(columns), len(self.sizes)
-        x, y = columns[:, None].expand(shape), rows[:, None, None].expand(shape)
+        x, y = columns[:, None].expand(shape), rows[:, None].expand(shape)
         corners = [
             (x - width / 2) / size[1],
             (y - height / 2) / size[0],

@@ -34,17 +34,15 @@ def prior_box(graph: GraphWriter, layer: PriorBox, bottoms: Bottoms, tops: Tops)
         sizes = [graph.as_floats(graph.axis_lengths(image, axis, axis + 1)) for axis in (2, 3)]
     else:
         sizes = [graph.constant([side]) for side in layer.image_size]
-    centres = []
-    for i, (length, size) in enumerate(zip(counts, sizes, strict=True)):
-        if layer.steps is None:
-            step = graph.node("Div", size, graph.as_floats(length))
-        else:
-            step = graph.constant([layer.steps[i]])
-        places = graph.scaled(graph.as_floats(_range(graph, length)), shift=layer.offset)
-        centres.append(graph.node("Mul", places, step))
+    if layer.steps is None:
+        steps = [graph.node("Div", size, graph.as_floats(length)) for length, size in zip(counts, sizes, strict=True)]
+    else:
+        steps = [graph.constant([step]) for step in layer.steps]
+    rows, columns = (graph.as_floats(_range(graph, length)) for length in counts)
+    rows = graph.node("Add", graph.unsqueezed(rows, 1, 2), graph.constant(layer.row_offsets))
+    y = graph.node("Mul", rows, steps[0])
+    x_ = graph.unsqueezed(graph.node("Mul", graph.scaled(columns, shift=layer.offset), steps[1]), 0, 2)
     boxes = np.array(layer.sizes, np.float32)
-    y = graph.unsqueezed(centres[0], 1, 2)
-    x_ = graph.unsqueezed(centres[1], 0, 2)
     zero = graph.node("Mul", graph.node("Add", y, x_), graph.constant(0))  # the shape of all centres
     corners = []
     for sign in (-1, 1):

@@ -244,6 +244,26 @@ def test_poolings_of_volumes(tmp_path: Path) -> None:
         np.testing.assert_allclose(got, pool(x, *poolings[name]), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("dynamic", ["batch", "spatial"])
+def test_denser_prior_boxes(tmp_path: Path, dynamic: Any) -> None:
+    text = """
+      layer { name: "x" type: "Input" top: "x" input_param { shape { dim: 1 dim: 1 dim: 6 dim: 8 } } }
+      layer { name: "m" type: "Pooling" bottom: "x" top: "m" pooling_param { kernel_size: 2 stride: 2 } }
+      layer { name: "p" type: "PriorBox" bottom: "m" bottom: "x" top: "p"
+        prior_box_param { min_size: 2 aspect_ratio: 4 flip: false offset: 0.4 denser_prior_boxes: true } }
+    """
+    report = convert(parse_net(text), None, tmp_path / "net.onnx", outputs=["p"], dynamic=dynamic)
+    (got,) = session(report.output).run(["p"], {"x": np.zeros((1, 1, 6, 8), np.float32)})
+    boxes = [
+        ((x - width / 2) / 8, (y - height / 2) / 6, (x + width / 2) / 8, (y + height / 2) / 6)
+        for row in range(3)
+        for x in (0.8, 2.8, 4.8, 6.8)
+        for width, height in ((2, 2), (4, 1))
+        for y in (2 * row + 0.8, 2 * row + 2)
+    ]
+    np.testing.assert_allclose(got[0, 0], np.ravel(boxes), rtol=1e-5, atol=1e-6)
+
+
 def test_layers_of_nets_that_segment_and_enlarge(tmp_path: Path) -> None:
     text = """
       layer { name: "x" type: "Input" top: "x" input_param { shape { dim: 1 dim: 2 dim: 6 dim: 6 } } }

@@ -100,6 +100,21 @@ def test_prior_boxes_by_hand(build) -> None:
     np.testing.assert_allclose(other[0, 0], want[:16], 1e-6)
 
 
+def test_denser_prior_boxes(build) -> None:
+    """TextBoxes++: behind each box the same one at the row's lower edge."""
+    fields = "min_size: 4 max_size: 9 aspect_ratio: 4 step_h: 10 step_w: 5 offset: 0.4 denser_prior_boxes: true"
+    layer = build(f'type: "PriorBox" prior_box_param {{ {fields} }}', (1, 8, 2, 3), (1, 1, 20, 40))
+    want = []
+    for row in range(2):
+        for column in range(3):
+            x = 5 * (column + 0.4)
+            for width, height in ((4, 4), (6, 6), (8, 2), (2, 8)):
+                for y in (10 * (row + 0.4), 10 * (row + 1)):
+                    want += [(x - width / 2) / 40, (y - height / 2) / 20, (x + width / 2) / 40, (y + height / 2) / 20]
+    assert layer.top_shapes([(1, 8, 2, 3), (1, 1, 20, 40)]) == [(1, 2, len(want))]
+    np.testing.assert_allclose(layer(torch.zeros(1, 8, 2, 3), torch.zeros(1, 1, 20, 40))[0, 0], want, 1e-6, 1e-7)
+
+
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
