@@ -20,6 +20,9 @@ _MOST_IN_ROWS = 2**14
 Runs = Callable[[Arrays], dict[str, NDArray[np.float32]]]
 """Gives the outputs, by name, for inputs."""
 
+_DETECTION = (7, 15)
+"""Numbers in a row of DetectionOutput: without and with a quadrangle."""
+
 
 @dataclass(frozen=True)
 class OutputComparison:
@@ -133,8 +136,8 @@ def _compare(expected: Sequence[NDArray[np.float32]], results: Sequence[NDArray[
 
 
 def _without_detections(rows: NDArray[np.float32]) -> bool:
-    """Whether these are the rows of a DetectionOutput that has found nothing: an image's number and six times -1."""
-    return rows.ndim == 4 and rows.shape[3] == 7 and bool((rows[..., 1:] == -1).all())
+    """Whether these are the rows of a DetectionOutput that has found nothing: an image's number, and -1 behind it."""
+    return rows.ndim == 4 and rows.shape[3] in _DETECTION and bool((rows[..., 1:] == -1).all())
 
 
 def _difference(one: NDArray[np.float32], other: NDArray[np.float32]) -> float:

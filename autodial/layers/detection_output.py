@@ -1,4 +1,4 @@
-"""SSD's DetectionOutput."""
+"""DetectionOutput of SSD, RefineDet and TextBoxes++."""
 
 from __future__ import annotations
 
@@ -15,6 +15,9 @@ from autodial.proto import messages as pb
 
 _log = logging.getLogger(__name__)
 
+CLOCKWISE = [0, 1, 2, 1, 2, 3, 0, 3]
+"""A box's four corners among xmin, ymin, xmax, ymax: from the upper left one clockwise, x before y."""
+
 
 @register("DetectionOutput")
 class DetectionOutput(Layer):
@@ -30,6 +33,11 @@ class DetectionOutput(Layer):
     score. An image without detections has no row. If no image has any, there are N rows: the image's number and six
     times -1. There is no gradient.
 
+    With `polygons` a location has 12 numbers instead of 4. The last 8 move the prior's corners to those of a
+    quadrangle, x1, y1, ..., x4, y4, from the upper left one clockwise: each is multiplied by the prior's width or
+    height and by the variance of its centre. The rows end with the quadrangle: (1, 1, D, 15). Boxes alone decide what
+    stays (TextBoxes++'s bbox_util.cu; its code for the CPU loses two of the corners).
+
     Args:
         num_classes: the classes, with the background.
         share_location: whether a prior has one location for all classes.
@@ -42,12 +50,14 @@ class DetectionOutput(Layer):
         eta: what a threshold above 0.5 is multiplied by after each detection that stays.
         keep_top_k: best detections of an image that stay; -1 for all.
         objectness: see above.
+        polygons: see above; with 3 or 4 bottoms, CENTER_SIZE, and without `variance_in_target`.
     """
 
     bottoms = (3, 5)
     no_gradient = (0, 1, 2, 3, 4)
     in_place = False
     full_precision = True
+    fork_fields = ("detection_output_param.use_polygon",)
     rows = Rows.NONE
 
     def __init__(
@@ -64,6 +74,7 @@ class DetectionOutput(Layer):
         eta: float = 1.0,
         keep_top_k: int = -1,
         objectness: float = 0.01,
+        polygons: bool = False,
     ) -> None:
         super().__init__()
         if num_classes < 1:
@@ -76,12 +87,14 @@ class DetectionOutput(Layer):
         self.code_type, self.variance_in_target, self.confidence = code_type, variance_in_target, confidence
         self.nms_threshold, self.top_k, self.eta, self.keep_top_k = nms_threshold, top_k, eta, keep_top_k
         self.objectness = objectness
+        if polygons and (code_type != "CENTER_SIZE" or variance_in_target):
+            raise LayerError("use_polygon needs code_type: CENTER_SIZE, and variance_encoded_in_target: false")
+        self.polygons = polygons
+        self.location_size = 12 if polygons else 4
 
     @classmethod
     def from_caffe(cls, context: LayerContext) -> DetectionOutput:
         param = context.param.detection_output_param
-        if param.use_polygon:
-            raise LayerError("detection_output_param.use_polygon, of TextBoxes++, is not supported")
         if param.HasField("objectness_score") and len(context.bottom_shapes) < 5:
             raise LayerError("objectness_score needs what RefineDet's first step gives: 5 bottoms")
         for field in ("save_output_param", "visualize"):
@@ -104,15 +117,21 @@ class DetectionOutput(Layer):
             eta=nms.eta,
             keep_top_k=param.keep_top_k,
             objectness=param.objectness_score if param.HasField("objectness_score") else 0.01,
+            polygons=param.use_polygon,
         )
 
     def top_shapes(self, bottom_shapes: Sequence[Shape]) -> list[Shape]:
         locations, scores, priors, *others = bottom_shapes
+        if self.polygons and len(others) == 2:
+            raise LayerError("use_polygon, of TextBoxes++, does not go with 5 bottoms, as RefineDet has them")
         if len(priors) < 3 or priors[1] != 2 or priors[2] % 4 or any(length != 1 for length in priors[3:]):
             raise LayerError(f"the third bottom must be priors (1, 2, P * 4), boxes and variances, not {priors}")
         count = priors[2] // 4
         sets = 1 if self.share_location else self.num_classes
-        wanted_of = [("locations", locations, count * sets * 4), ("scores", scores, count * self.num_classes)]
+        wanted_of = [
+            ("locations", locations, count * sets * self.location_size),
+            ("scores", scores, count * self.num_classes),
+        ]
         if len(others) == 2:
             wanted_of += [("scores of the first step", others[0], 2 * count), ("its locations", others[1], 4 * count)]
         for what, shape, wanted in wanted_of:
@@ -121,7 +140,7 @@ class DetectionOutput(Layer):
                     f"for {count} priors, {self.num_classes} classes and share_location: "
                     f"{str(self.share_location).lower()}, {what} must be ({locations[0]}, {wanted}), not {shape}"
                 )
-        return [(1, 1, 1, 7)]
+        return [(1, 1, 1, 3 + self.location_size)]
 
     @torch.no_grad()
     def forward(self, locations: Tensor, scores: Tensor, priors: Tensor, *others: Tensor) -> Tensor:
@@ -141,13 +160,15 @@ class DetectionOutput(Layer):
             if len(found := self._detections(boxes[i], by_label[i]))
         ]
         if not rows:
-            nothing = torch.full((images, 7), -1.0)
+            nothing = torch.full((images, 3 + self.location_size), -1.0)
             nothing[:, 0] = torch.arange(images)
             rows = [nothing]
-        return torch.cat(rows).reshape(1, 1, -1, 7).to(device)
+        return torch.cat(rows)[None, None].to(device)
 
     def decode(self, locations: Tensor, priors: Tensor, first: Tensor | None = None) -> Tensor:
         """Boxes (N, P, sets, 4) as corners, in parts of the image; there is one set for all classes, or one per class.
+
+        With `polygons`, (N, P, sets, 12): behind each box come the corners of its quadrangle.
 
         Args:
             locations, priors: the bottoms.
@@ -160,7 +181,12 @@ class DetectionOutput(Layer):
         if first is not None:
             prior = self._moved(prior, variance, first.reshape(first.shape[0], -1, 1, 4))
         sets = 1 if self.share_location else self.num_classes
-        return self._moved(prior, variance, locations.reshape(locations.shape[0], -1, sets, 4))
+        change = locations.reshape(locations.shape[0], -1, sets, self.location_size)
+        boxes = self._moved(prior, variance, change[..., :4])
+        if not self.polygons:
+            return boxes
+        size = (prior[..., 2:] - prior[..., :2]) * variance[..., :2]
+        return torch.cat([boxes, change[..., 4:] * size.repeat(1, 1, 4) + prior[..., CLOCKWISE]], -1)
 
     def _moved(self, prior: Tensor, variance: Tensor, change: Tensor) -> Tensor:
         """Boxes (P, 1, 4) or (N, P, 1, 4) with changes (N, P, sets, 4)."""
@@ -181,7 +207,7 @@ class DetectionOutput(Layer):
         return torch.cat([centre - half, centre + half], -1)
 
     def _detections(self, boxes: Tensor, scores: Tensor) -> Tensor:
-        """Rows label, score, xmin, ymin, xmax, ymax of an image with boxes (P, sets, 4) and scores (classes, P)."""
+        """Rows label, score, box of an image with what `decode` gives, (P, sets, 4 or 12), and scores (classes, P)."""
         found = []
         labels, places = (scores > self.confidence).nonzero(as_tuple=True)
         counts = torch.bincount(labels, minlength=self.num_classes).tolist()
@@ -193,10 +219,10 @@ class DetectionOutput(Layer):
             if self.top_k >= 0:
                 each, values = each[: self.top_k], values[: self.top_k]
             candidates = boxes[each, 0 if self.share_location else label]
-            kept = suppress(candidates, self.nms_threshold, self.eta)
+            kept = suppress(candidates[:, :4], self.nms_threshold, self.eta)
             head = torch.stack([torch.full_like(values[kept], label), values[kept]], 1)
             found.append(torch.cat([head, candidates[kept]], 1))
-        rows = torch.cat(found) if found else boxes.new_zeros(0, 6)
+        rows = torch.cat(found) if found else boxes.new_zeros(0, 2 + self.location_size)
         if 0 <= self.keep_top_k < len(rows):
             best = rows[:, 1].sort(descending=True, stable=True).indices[: self.keep_top_k]
             rows = rows[best.sort().values]

@@ -10,7 +10,7 @@ from onnx import TensorProto
 
 from autodial.converters.onnx_layers.registry import writes
 from autodial.converters.onnx_layers.writer import GraphWriter, NoOnnxFormError, Shape, Value
-from autodial.layers.detection_output import DetectionOutput
+from autodial.layers.detection_output import CLOCKWISE, DetectionOutput
 from autodial.layers.prior_box import PriorBox
 from autodial.layers.proposal import Proposal
 
@@ -73,7 +73,7 @@ def detection_output(graph: GraphWriter, layer: DetectionOutput, bottoms: Bottom
     sets = 1 if layer.share_location else layer.num_classes
     labels = [label for label in range(layer.num_classes) if label != layer.background]
     first = others[1] if len(others) == 2 else None
-    boxes = _decoded(graph, layer, locations, priors, sets, first)  # (N, P, sets, 4)
+    boxes, located = _decoded(graph, layer, locations, priors, sets, first)
     by_class = graph.node("Reshape", scores.name, graph.integers([0, -1, layer.num_classes]))
     if first is not None:
         objects = graph.node("Reshape", others[0].name, graph.integers([0, -1, 2]))
@@ -82,30 +82,47 @@ def detection_output(graph: GraphWriter, layer: DetectionOutput, bottoms: Bottom
     by_class = graph.node("Transpose", by_class, perm=[0, 2, 1])
     count = None if priors.shape[2] is None else priors.length(2) // 4
     if layer.share_location:
-        shared = graph.squeezed(boxes, 2)
-        found = [_suppressed(graph, layer, shared, graph.picked(by_class, labels, 1), labels, count)]
+        shared = graph.squeezed(boxes, 2), graph.squeezed(located, 2)
+        found = [_suppressed(graph, layer, *shared, graph.picked(by_class, labels, 1), labels, count)]
     else:
         found = [
-            _suppressed(graph, layer, graph.picked(boxes, label, 2), graph.picked(by_class, [label], 1), [label], count)
+            _suppressed(
+                graph,
+                layer,
+                graph.picked(boxes, label, 2),
+                graph.picked(located, label, 2),
+                graph.picked(by_class, [label], 1),
+                [label],
+                count,
+            )
             for label in labels
         ]
     rows = found[0] if len(found) == 1 else graph.node("Concat", *found, axis=0)
     images = graph.axis_lengths(locations, 0, 1)
     rows = _ordered(graph, layer, rows, images)
-    return [graph.node("Reshape", _or_nothing(graph, rows, images), graph.integers([1, 1, -1, 7]))]
+    width = 3 + layer.location_size
+    return [graph.node("Reshape", _or_nothing(graph, rows, images, width), graph.integers([1, 1, -1, width]))]
 
 
 def _decoded(
     graph: GraphWriter, layer: DetectionOutput, locations: Value, priors: Value, sets: int, first: Value | None
-) -> str:
-    """The corners of the boxes, (N, P, sets, 4)."""
+) -> tuple[str, str]:
+    """The corners of the boxes, (N, P, sets, 4), and what the rows hold of each: these, or also its quadrangle's."""
     pairs = graph.node("Reshape", priors.name, graph.integers([2, -1, 1, 4]))
     prior, variance = graph.picked(pairs, 0), graph.picked(pairs, 1)
     if first is not None:
         change = graph.node("Reshape", first.name, graph.integers([0, -1, 1, 4]))
         prior = _moved(graph, layer, prior, variance, change)
-    change = graph.node("Reshape", locations.name, graph.integers([0, -1, sets, 4]))
-    return _moved(graph, layer, prior, variance, change)
+    change = graph.node("Reshape", locations.name, graph.integers([0, -1, sets, layer.location_size]))
+    if not layer.polygons:
+        boxes = _moved(graph, layer, prior, variance, change)
+        return boxes, boxes
+    boxes = _moved(graph, layer, prior, variance, graph.sliced(change, 3, 0, 4))
+    low, high = graph.nodes_of("Split", [prior], 2, axis=-1, num_outputs=2)
+    size = graph.node("Mul", graph.node("Sub", high, low), graph.picked(variance, [0, 1], 2))
+    moved = graph.node("Mul", graph.sliced(change, 3, 4, layer.location_size), graph.picked(size, [0, 1] * 4, 2))
+    quadrangles = graph.node("Add", moved, graph.picked(prior, CLOCKWISE, 2))
+    return boxes, graph.node("Concat", boxes, quadrangles, axis=3)
 
 
 def _moved(graph: GraphWriter, layer: DetectionOutput, prior: str, variance: str, change: str) -> str:
@@ -125,9 +142,19 @@ def _moved(graph: GraphWriter, layer: DetectionOutput, prior: str, variance: str
 
 
 def _suppressed(
-    graph: GraphWriter, layer: DetectionOutput, boxes: str, scores: str, labels: Sequence[int], count: int | None
+    graph: GraphWriter,
+    layer: DetectionOutput,
+    boxes: str,
+    located: str,
+    scores: str,
+    labels: Sequence[int],
+    count: int | None,
 ) -> str:
-    """Rows image, label, score, xmin, ymin, xmax, ymax of boxes (N, P, 4) with scores (N, labels, P) that stay."""
+    """Rows image, label, score, then what `located` (N, P, 4 or 12) holds, of boxes (N, P, 4) that stay.
+
+    Args:
+        scores: (N, labels, P).
+    """
     candidates = scores
     if layer.top_k >= 0 and (count is None or layer.top_k < count):
         candidates = _best(graph, scores, layer.top_k)
@@ -145,7 +172,7 @@ def _suppressed(
     head = graph.as_floats(image)
     name = graph.node("Gather", graph.constant(labels), label, axis=0)
     score = graph.unsqueezed(graph.node("GatherND", scores, chosen), 1)
-    corners = graph.node("GatherND", boxes, graph.node("Concat", image, place, axis=1))
+    corners = graph.node("GatherND", located, graph.node("Concat", image, place, axis=1))
     return graph.node("Concat", head, name, score, corners, axis=1)
 
 
@@ -191,13 +218,13 @@ def _sorted(graph: GraphWriter, rows: str, key: str, *, largest: bool) -> str:
     return graph.node("Gather", rows, order, axis=0)
 
 
-def _or_nothing(graph: GraphWriter, rows: str, images: str) -> str:
-    """The rows, or where there are none, for each image a row of its number and six times -1."""
+def _or_nothing(graph: GraphWriter, rows: str, images: str, width: int) -> str:
+    """The rows of that width, or where there are none, for each image a row of its number and of -1."""
     number = graph.node("Shape", rows, start=0, end=1)
     empty = graph.node("Equal", number, graph.integers([0]))
     most = graph.node("Where", empty, images, graph.integers([0]))
     head = graph.unsqueezed(graph.as_floats(_range(graph, most)), 1)
-    rest = graph.node("Expand", graph.constant(-1), graph.joined(most, [6]))
+    rest = graph.node("Expand", graph.constant(-1), graph.joined(most, [width - 1]))
     return graph.node("Concat", rows, graph.node("Concat", head, rest, axis=1), axis=0)
 
 

@@ -15,6 +15,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from caffe_loops import pool
+from detection_loops import detections
 from random_weights import random_weights
 
 from autodial.converters import net_convert, onnx_model
@@ -320,6 +321,40 @@ def test_detections_in_two_steps(tmp_path: Path) -> None:
     want = Net(net, pb.TEST)({name: torch.from_numpy(array) for name, array in given.items()})["y"]
     assert got.shape == want.shape and got.shape[2] > 20
     np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("share", [True, False])
+def test_detections_with_quadrangles(tmp_path: Path, share: bool) -> None:
+    """TextBoxes++'s last layer, against loops."""
+    shapes = {"loc": (1, 720 if share else 2160), "conf": (1, 180), "priors": (1, 2, 240)}
+    inputs = "".join(
+        f'layer {{ name: "{name}" type: "Input" top: "{name}" input_param {{ shape {{ dim: {list(shape)} }} }} }}'
+        for name, shape in shapes.items()
+    )
+    fields = f"""num_classes: 3 code_type: CENTER_SIZE share_location: {str(share).lower()} use_polygon: true
+      confidence_threshold: 0.3 keep_top_k: 20 nms_param {{ nms_threshold: 0.45 top_k: 30 }}"""
+    net = parse_net(f"""{inputs} layer {{ name: "y" type: "DetectionOutput" {" ".join(f'bottom: "{n}"' for n in shapes)}
+      top: "y" detection_output_param {{ {fields} }} }}""")
+    rng = np.random.default_rng(1)
+    low = rng.uniform(0, 0.7, (60, 2))
+    boxes = np.concatenate([low, low + rng.uniform(0.05, 0.3, (60, 2))], 1)
+    samples = {
+        "loc": rng.normal(0, 0.5, (2, shapes["loc"][1])),
+        "conf": rng.dirichlet([0.5] * 3, (2, 60)).reshape(2, -1),
+        "priors": np.stack([boxes.ravel(), np.tile([0.1, 0.1, 0.2, 0.2], 60)])[None],
+    }
+    given = {name: array.astype(np.float32) for name, array in samples.items()}
+    report = convert(net, None, tmp_path / "net.onnx", samples=given, dynamic="batch")
+    assert report.verified, report.unverified
+    want = detections(
+        *given.values(), 3, share=share, background=0, code="CENTER_SIZE", in_target=False, confidence=0.3,
+        nms=0.45, top_k=30, eta=1.0, keep=20, polygons=True,
+    )  # fmt: skip
+    (got,) = session(report.output).run(["y"], given)
+    assert got.shape == (1, 1, len(want), 15) and len(want) > 20
+    np.testing.assert_allclose(got[0, 0], want, rtol=1e-4, atol=1e-5)
+    (none,) = session(report.output).run(["y"], {**given, "conf": np.zeros((2, 180), np.float32)})
+    np.testing.assert_array_equal(none[0, 0], [[i, *[-1] * 14] for i in range(2)])
 
 
 def test_an_indicator_is_a_constant(tmp_path: Path) -> None:

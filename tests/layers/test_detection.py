@@ -187,6 +187,25 @@ def test_detections(build, code: str, options: dict) -> None:
     np.testing.assert_allclose(top[0, 0], want, 1e-4, 1e-5)
 
 
+@pytest.mark.parametrize("share", [True, False])
+@pytest.mark.parametrize("confidence", [0.05, 1.0])
+def test_detections_with_quadrangles(build, share: bool, confidence: float) -> None:
+    """TextBoxes++: each location holds a box and the corners of a quadrangle."""
+    loc, conf, priors = ssd_inputs(3, 3, 60, 3 * (1 if share else CLASSES))
+    fields = f"""num_classes: {CLASSES} share_location: {str(share).lower()} code_type: CENTER_SIZE use_polygon: true
+        confidence_threshold: {confidence} nms_param {{ nms_threshold: 0.45 top_k: 40 }} keep_top_k: 30"""
+    shapes = loc.shape, conf.shape, priors.shape
+    layer = build(f'type: "DetectionOutput" detection_output_param {{ {fields} }}', *shapes, phase=1)
+    assert layer.top_shapes(shapes) == [(1, 1, 1, 15)]
+    want = detections(
+        loc, conf, priors, CLASSES, share=share, background=0, code="CENTER_SIZE", in_target=False,
+        confidence=confidence, nms=0.45, top_k=40, eta=1.0, keep=30, polygons=True,
+    )  # fmt: skip
+    top = layer(*map(torch.from_numpy, (loc, conf, priors)))
+    assert top.shape == (1, 1, len(want), 15)
+    np.testing.assert_allclose(top[0, 0], want, 1e-4, 1e-5)
+
+
 @pytest.mark.parametrize("code", ["CORNER", "CENTER_SIZE"])
 @pytest.mark.parametrize("share", [True, False])
 def test_detections_in_two_steps(build, code: str, share: bool) -> None:
@@ -249,6 +268,12 @@ def test_ignored_options_are_named(build, caplog: pytest.LogCaptureFixture) -> N
         ("num_classes: 2 nms_param { nms_threshold: -1 }", ((1, 8), (1, 4), (1, 2, 8)), "nms_threshold"),
         ("num_classes: 2 nms_param { eta: 0 }", ((1, 8), (1, 4), (1, 2, 8)), "eta must be in"),
         ("num_classes: 2 objectness_score: 0.1", ((1, 8), (1, 4), (1, 2, 8)), "objectness_score needs.*5 bottoms"),
+        ("num_classes: 2 use_polygon: true", ((1, 24), (1, 4), (1, 2, 8)), "needs code_type: CENTER_SIZE"),
+        (
+            "num_classes: 2 use_polygon: true code_type: CENTER_SIZE",
+            ((1, 24), (1, 4), (1, 2, 8), (1, 4), (1, 8)),
+            "use_polygon.* does not go with 5 bottoms",
+        ),
         ("num_classes: 2", ((1, 8), (1, 4), (1, 2, 8), (1, 5), (1, 8)), r"scores of the first step must be \(1, 4\)"),
     ],
 )

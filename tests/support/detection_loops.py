@@ -71,8 +71,21 @@ def decode(prior, variance, change, code):
     return [centre[0] - half[0], centre[1] - half[1], centre[0] + half[0], centre[1] + half[1]]
 
 
-def detections(loc, conf, priors, classes, *, share, background, code, in_target, confidence, nms, top_k, eta, keep):
+def decode_polygon(prior, variance, change):
+    """The corners x1, y1, ..., x4, y4 of TextBoxes++'s bbox_util.cu."""
+    xmin, ymin, xmax, ymax = prior
+    return [
+        variance[k % 2] * change[k] * (ymax - ymin if k % 2 else xmax - xmin) + corner
+        for k, corner in enumerate((xmin, ymin, xmax, ymin, xmax, ymax, xmin, ymax))
+    ]
+
+
+def detections(
+    loc, conf, priors, classes, *,
+    share, background, code, in_target, confidence, nms, top_k, eta, keep, polygons=False,
+):  # fmt: skip
     """Rows of DetectionOutput."""
+    size = 12 if polygons else 4
     count = priors.shape[2] // 4
     boxes, variances = priors.reshape(2, count, 4).astype(float)
     rows = []
@@ -85,9 +98,11 @@ def detections(loc, conf, priors, classes, *, share, background, code, in_target
             order = sorted((p for p in range(count) if scores[p] > confidence), key=lambda p: -scores[p])
             kept, threshold = [], nms
             for p in order[:top_k] if top_k >= 0 else order:
-                change = loc[image].reshape(count, -1, 4)[p, 0 if share else label].astype(float)
-                box = decode(boxes[p], [1] * 4 if in_target else variances[p], change, code)
+                change = loc[image].reshape(count, -1, size)[p, 0 if share else label].astype(float)
+                box = decode(boxes[p], [1] * 4 if in_target else variances[p], change[:4], code)
                 if all(overlap(box, other) <= threshold for _, _, other in kept):
+                    if polygons:
+                        box += decode_polygon(boxes[p], variances[p], change[4:])
                     kept.append((label, scores[p], box))
                     if eta < 1 and threshold > 0.5:
                         threshold *= eta
@@ -95,7 +110,7 @@ def detections(loc, conf, priors, classes, *, share, background, code, in_target
         if 0 <= keep < len(found):
             found = sorted(sorted(found, key=lambda each: -each[1])[:keep], key=lambda each: (each[0], -each[1]))
         rows += [[image, label, score, *box] for label, score, box in found]
-    return np.array(rows or [[image, *[-1] * 6] for image in range(len(loc))])
+    return np.array(rows or [[image, *[-1] * (2 + size)] for image in range(len(loc))])
 
 
 def proposals(scores, changes, info, anchors, stride, *, min_size, before, after, threshold):
