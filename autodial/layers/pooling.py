@@ -13,7 +13,7 @@ from torch import Tensor
 from autodial.layers.base import Layer, LayerContext, LayerError, Shape, check_size, register
 from autodial.layers.draws import Draws
 from autodial.layers.shares import Rows
-from autodial.layers.windows import Lengths
+from autodial.layers.windows import Lengths, lengths
 from autodial.proto import messages as pb
 
 Triple = tuple[int, int, int]
@@ -197,6 +197,34 @@ class Pooling(Layer):
         if any(self.pad) and (count - 1) * stride >= length + pad:
             count -= 1
         return count
+
+
+@register("PoolingND")
+class PoolingND(Pooling):
+    """Pooling over images or volumes with one number for all spatial axes or one for each (3D-Caffe).
+
+    What it computes is what Pooling computes; the options are those of `pooling_nd_param`.
+    """
+
+    @classmethod
+    def from_caffe(cls, context: LayerContext) -> PoolingND:
+        param = context.param.pooling_nd_param
+        axes = len(context.bottom_shapes[0]) - 2
+        if axes not in (2, 3) or param.axis not in (1, 1 - len(context.bottom_shapes[0])):
+            raise LayerError(
+                f"pools 2 or 3 spatial axes behind pooling_nd_param.axis 1, the channels, not a bottom of "
+                f"{2 + axes} axes behind axis {param.axis}"
+            )
+        given = param.kernel_size or param.HasField("kernel_h") or param.HasField("kernel_w")
+        if param.global_pooling and given:
+            raise LayerError("global_pooling takes no kernel_size: the kernel is the whole image")
+        return cls(
+            pb.PoolingNDParameter.PoolMethod.Name(param.pool),
+            None if param.global_pooling else lengths(param, "kernel_size", "kernel", None, axes),
+            stride=lengths(param, "stride", "stride", 1, axes),
+            pad=lengths(param, "pad", "pad", 0, axes),
+            mask=context.num_tops > 1,
+        )
 
 
 @register("Pooling3D")

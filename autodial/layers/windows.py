@@ -41,10 +41,10 @@ class Windows:
     def from_caffe(cls, param: pb.ConvolutionParameter, axes: int) -> Windows:
         """Read the options for that many spatial axes."""
         return cls(
-            _lengths(param, "kernel_size", "kernel", None, axes),
-            _lengths(param, "stride", "stride", 1, axes),
-            _lengths(param, "pad", "pad", 0, axes),
-            _lengths(param, "dilation", None, 1, axes),
+            lengths(param, "kernel_size", "kernel", None, axes),
+            lengths(param, "stride", "stride", 1, axes),
+            lengths(param, "pad", "pad", 0, axes),
+            lengths(param, "dilation", None, 1, axes),
         )
 
     @cached_property
@@ -92,15 +92,18 @@ def channel_axis(param: pb.ConvolutionParameter, bottom: Shape) -> int:
     return canonical_axis(param.axis, len(bottom))
 
 
-def _lengths(param: pb.ConvolutionParameter, field: str, stem: str | None, default: int | None, axes: int) -> Lengths:
+def lengths(
+    param: pb.ConvolutionParameter | pb.PoolingNDParameter, field: str, stem: str | None, default: int | None, axes: int
+) -> Lengths:
     """A number for each axis: from a repeated field, one for all or one each, or from STEM_h and STEM_w."""
+    message = "convolution_param" if isinstance(param, pb.ConvolutionParameter) else "pooling_nd_param"
     values = list(getattr(param, field))
     if stem and (param.HasField(f"{stem}_h") or param.HasField(f"{stem}_w")):
         if values:
-            raise LayerError(f"convolution_param sets both {field} and {stem}_h or {stem}_w: keep one form")
+            raise LayerError(f"{message} sets both {field} and {stem}_h or {stem}_w: keep one form")
         if axes != 2:
             raise LayerError(
-                f"convolution_param.{stem}_h and {stem}_w are for 2 spatial axes, and the bottom has {axes}: give "
+                f"{message}.{stem}_h and {stem}_w are for 2 spatial axes, and the bottom has {axes}: give "
                 f"{field} for each"
             )
         return getattr(param, f"{stem}_h"), getattr(param, f"{stem}_w")
@@ -108,7 +111,7 @@ def _lengths(param: pb.ConvolutionParameter, field: str, stem: str | None, defau
         values = [default]
     if len(values) not in (1, axes):
         raise LayerError(
-            f"convolution_param.{field} has {counted(len(values), 'value')}, but the bottom has "
+            f"{message}.{field} has {counted(len(values), 'value')}, but the bottom has "
             f"{counted(axes, 'spatial axis', 'spatial axes')}"
         )
     return tuple(values) if len(values) == axes else (values[0],) * axes

@@ -230,6 +230,7 @@ def test_poolings_of_volumes(tmp_path: Path) -> None:
         "b": ("AVE", (3,) * 3, (2,) * 3, (0,) * 3),
         "c": ("AVE", size, (1,) * 3, (0,) * 3),
         "d": ("MAX", (1,) * 3, (4,) * 3, (0,) * 3),  # the last windows hold nothing
+        "e": ("AVE", (3, 2, 2), (2, 3, 1), (1, 0, 1)),
     }
     text = """
       layer { name: "x" type: "Input" top: "x" input_param { shape { dim: 1 dim: 2 dim: 9 dim: 8 dim: 7 } } }
@@ -237,6 +238,8 @@ def test_poolings_of_volumes(tmp_path: Path) -> None:
       layer { name: "b" type: "Pooling" bottom: "x" top: "b" pooling_param { pool: AVE kernel_size: 3 stride: 2 } }
       layer { name: "c" type: "Pooling" bottom: "x" top: "c" pooling_param { pool: AVE global_pooling: true } }
       layer { name: "d" type: "Pooling" bottom: "x" top: "d" pooling_param { kernel_size: 1 stride: 4 } }
+      layer { name: "e" type: "PoolingND" bottom: "x" top: "e"
+        pooling_nd_param { pool: AVE kernel_size: [3, 2, 2] stride: [2, 3, 1] pad: [1, 0, 1] } }
     """
     report = convert(parse_net(text), None, tmp_path / "net.onnx")
     assert report.verified

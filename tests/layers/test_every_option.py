@@ -41,6 +41,7 @@ SAME_NUMBERS = {
     "Lstm": ("clipping_threshold",),
     "Pooling3D": ("engine",),
     "Pooling": ("engine",),
+    "PoolingND": ("engine",),
     "RNN": ("debug_info",),
     "SPP": ("engine",),
     "ReLU": ("engine",),
@@ -218,6 +219,16 @@ CASES: dict[str, list[Case]] = {
     "Pooling3D": [
         Case(f"{message} {{ kernel_size: 2 kernel_depth: 2 }}", ((2, 4, 5, 7, 6),))
         for message in ("pooling_param", "pooling3d_param")
+    ],
+    "PoolingND": [
+        Case(f"pooling_nd_param {{ {fields} }}")
+        for fields in (
+            "kernel_size: 3",
+            "kernel_h: 2 kernel_w: 2",
+            "kernel_size: 2 stride_h: 2 stride_w: 2",
+            "kernel_size: 2 pad_h: 1 pad_w: 1",
+            "",
+        )
     ],
     "Power": [Case()],
     "PriorBox": [

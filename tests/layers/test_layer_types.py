@@ -95,6 +95,7 @@ FACTS = {
     "Permute": Facts(Rows.INDEPENDENT),
     "Pooling": Facts(Rows.INDEPENDENT),
     "Pooling3D": Facts(Rows.INDEPENDENT),
+    "PoolingND": Facts(Rows.INDEPENDENT),
     "Power": Facts(Rows.INDEPENDENT, backward_reads_bottoms=True),
     "PriorBox": Facts(Rows.NONE),
     "Proposal": Facts(Rows.NONE),

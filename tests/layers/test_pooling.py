@@ -172,6 +172,34 @@ def test_fields_for_volumes(build, fields: str, shape: tuple[int, ...]) -> None:
     assert layer.top_shapes([(2, 3, 7, 9, 6)]) == [shape]
 
 
+@pytest.mark.parametrize("method", ["MAX", "AVE"])
+def test_pooling_nd(build, method: str) -> None:
+    """3D-Caffe's numbers for each axis."""
+    x = np.random.default_rng(5).standard_normal((2, 3, 7, 9, 6)).astype(np.float32)
+    numbers = "kernel_size: [3, 2, 2] stride: [2, 3, 1] pad: [1, 0, 1]"
+    layer = build(f'type: "PoolingND" pooling_nd_param {{ pool: {method} {numbers} }}', x.shape)
+    np.testing.assert_allclose(layer(torch.from_numpy(x)), pool(x, method, (3, 2, 2), (2, 3, 1), (1, 0, 1)), 1e-5, 1e-6)
+    image = build(f'type: "PoolingND" pooling_nd_param {{ pool: {method} kernel_h: 3 kernel_w: 2 }}', (2, 3, 7, 9))
+    want = pool(x[..., 0], method, (3, 2), (1, 1), (0, 0))
+    np.testing.assert_allclose(image(torch.from_numpy(x[..., 0])), want, 1e-5, 1e-6)
+
+
+@pytest.mark.parametrize(
+    ("fields", "shape", "message"),
+    [
+        ("", (2, 3, 7, 9, 6), "kernel_size has 0 values, but the bottom has 3 spatial axes"),
+        ("kernel_size: [2, 2]", (2, 3, 7, 9, 6), "kernel_size has 2 values"),
+        ("kernel_h: 2 kernel_w: 2", (2, 3, 7, 9, 6), r"pooling_nd_param\.kernel_h and kernel_w are for 2 spatial axes"),
+        ("kernel_size: 2 global_pooling: true", (2, 3, 7, 9), "global_pooling takes no kernel_size"),
+        ("kernel_size: 2 axis: 2", (2, 3, 7, 9), r"pooling_nd_param\.axis 1.* axis 2"),
+        ("kernel_size: 2", (2, 3, 7), "not a bottom of 3 axes"),
+    ],
+)
+def test_pooling_nd_refuses(build, fields: str, shape: tuple[int, ...], message: str) -> None:
+    with pytest.raises(LayerError, match=message):
+        build(f'type: "PoolingND" pooling_nd_param {{ {fields} }}', shape)
+
+
 def test_volumes_refused(build) -> None:
     with pytest.raises(LayerError, match="kernel_h and kernel_w are for 2 spatial axes, and the bottom has 3"):
         build('type: "Pooling" pooling_param { kernel_h: 2 kernel_w: 2 }', (2, 3, 7, 9, 6))

@@ -12,6 +12,7 @@ from autodial.proto.dialects import (
     brelu,
     bvlc_master,
     c3d,
+    caffe_3d,
     ceil_mode,
     deconvnet,
     deeplab,
@@ -68,7 +69,7 @@ FORKS = tuple(
         bvlc_master, ceil_mode, ssd, fcn, rcnn, rfcn, pspnet, deeplab, segnet, enet, yolo, shufflenet, proposal, xlearn,
         grl, latent_domains, openpose, tsn, face, nvcaffe, intel, refinedet, flownet2, ristretto, deformable,
         focal_loss, batch_normalization, augmentation, several_sources, deconvnet, c3d,
-        sequences, waifu2x, mscnn, textboxes, brelu, foreign,
+        sequences, waifu2x, mscnn, textboxes, brelu, caffe_3d, foreign,
     )
 )  # fmt: skip
 """Where several could have written a field, the first is taken."""
