@@ -154,7 +154,7 @@ def test_a_class_knows_its_type() -> None:
     assert layer_class("Parameter").type_name == "Parameter"
 
 
-@pytest.mark.parametrize("name", ["Recurrent", "WindowData"])
+@pytest.mark.parametrize("name", ["Recurrent", "ROIAlign", "WindowData"])
 def test_types_that_are_left_out_come_with_a_way_around(name: str) -> None:
     with pytest.raises(InputError, match=f'layer type "{name}" is not supported: '):
         layer_class(name)
