@@ -66,7 +66,7 @@ def test_deleted_and_replaced_entries(tmp_path: Path) -> None:
     assert database.read([2, 3, 4]) == [ENTRIES[2], (ENTRIES[4][0], b"new"), ENTRIES[5]]
 
 
-@pytest.mark.parametrize("method", {"fork", "spawn"} & set(multiprocessing.get_all_start_methods()))
+@pytest.mark.parametrize("method", sorted({"fork", "spawn"} & set(multiprocessing.get_all_start_methods())))
 def test_several_processes_at_once(tmp_path: Path, method: str) -> None:
     database = LevelDb(write(tmp_path / "db"))
     database.read([7])
