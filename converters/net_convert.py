@@ -258,12 +258,14 @@ def _before_unwritten(graph: Graph) -> list[str]:
     lost: set[int] = set()
     read_by_lost: set[int] = set()
     for node in graph.nodes:
+        if is_data(node.param):
+            continue  # its tops become inputs, whatever its type
         if _problem(node) is not None or lost.intersection(node.bottoms):
             lost.update(node.tops)
             read_by_lost.update(node.bottoms)
         else:
             read.update(node.bottoms)
-            made += [] if is_data(node.param) else node.tops
+            made += node.tops
     ends = [value for value in made if value in read_by_lost or value not in read]
     return list(dict.fromkeys(graph.names[value] for value in ends))
 
