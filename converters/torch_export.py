@@ -78,7 +78,8 @@ def export_module(
         output: the ONNX file to write, or another destination, such as a `TritonModel`.
         size: height and width of the images that the file takes, in pixels.
         crop: side of the square that is cut out of their centre; None for the whole image.
-        mean, std: per channel, in the module's channel order and in the unit of the module's input; empty for 0 and 1.
+        mean, std: per channel, in the module's channel order and in the unit of the module's input, in which white is
+            255 * scale; empty for 0 and 1.
         scale: factor of the pixels' values, 0 to 255, before mean and std.
         channel_order: of the module's input.
         classes: their names, in the order of the logits; None for "0", "1", ...
@@ -168,6 +169,10 @@ def _image_input(
             raise InputError(f"`{name}` needs {counted(channels, 'value')}, one per channel, and has {len(values)}")
     if scale <= 0 or not all(value > 0 for value in std):
         raise InputError("`scale` and `std` must be positive")
+    if len(mean) and max(mean) > 255 * scale:
+        raise InputError(
+            f"`mean` has {max(mean):g}, above {255 * scale:g}, the value of white after `scale`: use that unit"
+        )
     means = np.array([float(value) for value in mean] or [0.0] * channels) / scale
     factors = scale / np.array([float(value) for value in std] or [1.0] * channels)
     if channel_order == "RGB":

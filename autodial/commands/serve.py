@@ -124,7 +124,7 @@ def serve(
         raise InputError(f"--log-format {log_format}: choose text or json")
     with naming_options(**OPTIONS):
         run(
-            named_models(models or [], dict(map(_named, name or []))),
+            named_models(models or [], map(_named, name or [])),
             ServeOptions(
                 host=host,
                 port=port,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,14 +45,14 @@ class ModelOptions:
     """Seconds that an image waits for others at most, while the model is idle."""
 
 
-def named_models(paths: Sequence[str | Path], names: Mapping[str, str | Path]) -> dict[str, Path]:
-    """Model files by name: `paths` by their files' names without suffix, and `names` as they are.
+def named_models(paths: Sequence[str | Path], names: Iterable[tuple[str, str | Path]]) -> dict[str, Path]:
+    """Model files by name: `paths` by their files' names without suffix, and pairs of a name and a path.
 
     Raises:
         InputError: there is none, a name can't stand in an address, or two files have the same.
     """
     found: dict[str, Path] = {}
-    for name, path in [*((Path(path).stem, path) for path in paths), *names.items()]:
+    for name, path in [*((Path(path).stem, path) for path in paths), *names]:
         if not _NAME.fullmatch(name) or name in _RESERVED:
             raise InputError(f"{path}: {name!r} can't name a model in an address: give it another with `names`")
         if name in found:

@@ -342,6 +342,10 @@ def with_answer(answer: Any) -> nn.Module:
         ({"std": [1, 1, 0]}, "`scale` and `std` must be positive"),
         ({"std": [1, 1, 1], "channel_order": "GRAY"}, "`std` needs 1 value, one per channel, and has 3"),
         ({"scale": 0}, "`scale` and `std` must be positive"),
+        (
+            {"mean": [124, 116, 104]},
+            "`mean` has 124, above 1, the value of white after `scale`: use that unit",
+        ),
         ({"channel_order": "rgb"}, "not 'rgb'"),
         ({"classes": ["a", "b"]}, "`classes` names 2 classes and the logits have 3"),
         ({"size": (7, 7)}, r"Sequential can't run on a batch of shape \(1, 3, 7, 7\): mat1 and mat2"),

@@ -29,6 +29,7 @@ Run = Callable[..., tuple[int, str, str]]
         (["--name", "a/b={model}"], "give it another with --name"),
         (["--name", "stats={model}"], "can't name a model"),
         (["{model}", "--name", "target_predictor={model}"], "another model is named target_predictor"),
+        (["--name", "a={model}", "--name", "a={model}"], "another model is named a"),
         (["{model}", "--key-file", "nowhere"], "--key-file nowhere can't be read: No such file or directory"),
         pytest.param(
             *(["{model}", "--key-file", "/"], "--key-file / can't be read: Is a directory"),
