@@ -25,7 +25,8 @@ layer { name: "silence" type: "Silence" bottom: "a" }
 """
 STRUCTURE = {
     "NetParameter": {"layer"},
-    "LayerParameter": {"name", "type", "bottom", "top"},
+    # "foreign_text" holds options of types that are refused (tests/proto)
+    "LayerParameter": {"name", "type", "bottom", "top", "foreign_text"},
     "NetState": {"phase"},  # said by whoever builds the net; a solver's files can change it
     "NetStateRule": set(),
     "ParamSpec": set(),
