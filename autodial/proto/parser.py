@@ -91,6 +91,7 @@ class Parser:
         self._tokens = list(_tokens(text))
         self._index = 0
         self._blocks: list[_Block] = []  # those around the current token, outermost first
+        self._foreign: dict[int, bool] = {}  # by a layer's opener: whether its type has no options here
 
     def parse_into(self, message: Message) -> None:
         """Fill the empty `message`; an InputError names file, line, column, layer and field of the first mistake."""
@@ -151,9 +152,11 @@ class Parser:
         block = self._blocks[-1]
         if block.descriptor.name != "LayerParameter" or not token.text.endswith("_param"):
             return False
-        layer_type = self._said("type", block)
-        known = types_with_options() | {each.lower() for each in V1_TYPES.values()}
-        return following.text in _CLOSER and bool(layer_type) and str(layer_type).lower() not in known
+        if block.opener not in self._foreign:  # looked up once a layer, which may have many such options
+            layer_type = self._said("type", block)
+            known = types_with_options() | {each.lower() for each in V1_TYPES.values()}
+            self._foreign[block.opener] = bool(layer_type) and str(layer_type).lower() not in known
+        return following.text in _CLOSER and self._foreign[block.opener]
 
     def _skip_block(self) -> int:
         """Take a block whose fields nobody knows, down to its end; the index in the text behind it."""
@@ -383,7 +386,9 @@ class Parser:
         if not kind:
             return False
         known = [*own.fields_by_name, *own.file.message_types_by_name[other].fields_by_name]
-        return not any(word == name or _is_slip(word, name) for word in top_level_names(self._text) for name in known)
+        return not any(
+            word == name or _is_slip(word, name) for word in set(top_level_names(self._text)) for name in known
+        )
 
     def _unknown_field(self, word: str) -> str:
         *outer, block = self._blocks

@@ -43,6 +43,13 @@ def test_a_string_that_is_never_closed_is_named() -> None:
     assert time.process_time() - begun < SECONDS
 
 
+def test_the_type_behind_many_unknown_options_is_looked_for_once() -> None:
+    options = "zz_param { } " * (SIZE // 13)
+    begun = time.process_time()
+    parse_net('layer { name: "x" ' + options + 'type: "Zork" }')
+    assert time.process_time() - begun < SECONDS
+
+
 def test_a_name_of_many_layers_is_looked_at_once_a_layer() -> None:
     layer = 'layer { name: "a" type: "ReLU" bottom: "x" top: "x" }'
     param = parse_net('layer { name: "x" type: "Input" top: "x" input_param { shape { dim: 1 } } }' + 2000 * layer)
