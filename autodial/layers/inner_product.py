@@ -6,11 +6,11 @@ import math
 from collections.abc import Sequence
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from autodial.layers.base import Layer, LayerContext, LayerError, Shape, canonical_axis, check_size, register
 from autodial.layers.fillers import fill
+from autodial.layers.linear import linear
 from autodial.layers.shares import Rows
 from autodial.wording import counted
 
@@ -72,4 +72,4 @@ class InnerProduct(Layer):
 
     def forward(self, bottom: Tensor) -> Tensor:
         weight = self.weight.t() if self.transpose else self.weight
-        return F.linear(bottom.flatten(self.axis), weight, self.bias)
+        return linear(bottom.flatten(self.axis), weight, self.bias)
