@@ -1,4 +1,4 @@
-"""Images of many requests in batches: decoded in parallel, run by one thread per model, and given back."""
+"""Images of many requests in batches: decoded in parallel, run together or side by side, and given back."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
@@ -20,6 +21,9 @@ from autodial.deploy.predictor import Predictor
 from autodial.deploy.serve.refusal import RefusalError, busy
 
 File = bytes | memoryview
+
+_ENOUGH = 8
+"""Images of a stream's batch above which larger batches hardly gain, and take more memory."""
 
 
 @dataclass
@@ -85,25 +89,47 @@ class BatchRecord:
     probabilities: Scores
 
 
+class Streams(NamedTuple):
+    """Batches that run side by side, each on one CPU."""
+
+    predictor: Predictor
+    """Keeps one CPU busy; it may be called from several threads at once."""
+    number: int
+    """Batches at a time, at least 2."""
+
+
+@dataclass(frozen=True)
+class _Batch:
+    """Parts that run together."""
+
+    parts: list[_Part]
+    predictor: Predictor
+
+
 class Batcher:
     """Runs a predictor on images of many requests, together where they come together.
 
     The batch goes on its way at once when nothing else is being decoded; otherwise it waits for that, but not longer
     than `delay`, and not beyond `batch_size` images.
 
+    One batch at a time runs on all CPUs, which answers few images soonest. The CPUs that share a batch wait for one
+    another at each layer, though. So while at least two images are under way for each stream, batches run in streams.
+
     Args:
-        predictor: runs the batches.
+        predictor: runs the batches, one at a time.
+        streams: run them while many images are under way; None where one batch at a time is best.
         decoders: threads that decode.
         loop: where the requests wait.
         batch_size: images that the model sees at once.
         delay: seconds that a decoded image waits for others at most while the model is idle.
         queue: images that may be under way at a time.
-        on_batch: is told of every batch, in the thread that runs them.
+        on_batch: is told of every batch, in the thread that ran it.
     """
 
     def __init__(
         self,
         predictor: Predictor,
+        streams: Streams | None,
         decoders: Executor,
         loop: asyncio.AbstractEventLoop,
         *,
@@ -113,21 +139,30 @@ class Batcher:
         on_batch: Callable[[BatchRecord], None],
     ) -> None:
         self._predictor = predictor
+        self._streams = streams
         self._decoders = decoders
         self._loop = loop
         self._batch_size = batch_size
         self._delay = delay
         self._limit = queue
         self._on_batch = on_batch
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
+        self._idle = threading.Condition(self._lock)
+        """Where threads wait for something to run."""
+        self._gathering = threading.Condition(self._lock)
+        """Where the one that makes up a batch waits for more images."""
+        self._gathers = False
+        """Whether one does."""
+        self._running = 0
+        """Batches that run."""
         self._waiting: deque[_Part] = deque()
         self._under_way = 0
         """Images that were taken in and have no result yet."""
         self._decoding = 0
         """Images that were taken in and are not decoded yet."""
         self._closed = False
-        self._thread = threading.Thread(target=self._work, name="batches", daemon=True)
-        self._thread.start()
+        for _ in range(1 if streams is None else streams.number):
+            threading.Thread(target=self._work, name="batches", daemon=True).start()
 
     @property
     def under_way(self) -> int:
@@ -150,7 +185,7 @@ class Batcher:
         starts = range(0, count, self._batch_size)
         job = _Job(count, len(self._predictor.info.classes), len(starts), self._loop)
         files = not isinstance(images, np.ndarray)
-        with self._changed:
+        with self._lock:
             if self._under_way + count > self._limit:
                 raise busy(f"{self._under_way} images are under way, of {self._limit} at most: send these again later")
             self._under_way += count
@@ -169,10 +204,10 @@ class Batcher:
             ) from None
 
     def close(self) -> None:
-        """End the thread once all that is under way has its result."""
-        with self._changed:
+        """End the threads once all that is under way has its result."""
+        with self._lock:
             self._closed = True
-            self._changed.notify()
+            self._idle.notify_all()
 
     def _decode(self, job: _Job, rows: range, images: Pixels | Sequence[File], measure: bool) -> None:
         """Decode a part of a job, and hand it on."""
@@ -188,7 +223,7 @@ class Batcher:
             return
         job.outcome.timing.decode += time.perf_counter() - started
         if good:
-            with self._changed:
+            with self._lock:
                 self._under_way -= len(rows) - len(good)
             self._submit(job, good, pixels[: len(good)], len(rows))
         else:
@@ -217,56 +252,84 @@ class Batcher:
         return pixels, good
 
     def _submit(self, job: _Job, rows: Sequence[int], pixels: Pixels, decoded: int) -> None:
-        with self._changed:
+        with self._lock:
             self._decoding -= decoded
             self._waiting.append(_Part(job, rows, pixels, time.perf_counter()))
-            self._changed.notify()
+            self._wake()
 
     def _decoded_nothing(self, job: _Job, count: int) -> None:
-        with self._changed:
+        with self._lock:
             self._decoding -= count
             self._under_way -= count
             job.left -= 1
             done = job.left == 0
-            self._changed.notify()
+            self._wake()
         if done:
             self._deliver([job])
 
-    def _work(self) -> None:
-        while parts := self._next():
-            self._run(parts)
+    def _wake(self) -> None:
+        """Tell the thread that something is new for; the lock is held."""
+        (self._gathering if self._gathers else self._idle).notify()
 
-    def _next(self) -> list[_Part]:
-        """The parts of the next batch; none when it is over."""
-        with self._changed:
-            while not self._waiting:
+    def _work(self) -> None:
+        while batch := self._next():
+            self._run(batch)
+
+    def _next(self) -> _Batch | None:
+        """The next batch; None when it is over."""
+        with self._lock:
+            while not self._may_run():
                 if self._closed and not self._under_way:
-                    return []
-                self._changed.wait()
+                    self._idle.notify_all()  # it is over for the other threads, too
+                    return None
+                self._idle.wait()
+            most = self._most()
             until = self._waiting[0].submitted + self._delay
-            while self._decoding and sum(len(part.rows) for part in self._waiting) < self._batch_size:
+            self._gathers = True
+            while self._decoding and sum(len(part.rows) for part in self._waiting) < most:
                 left = until - time.perf_counter()
-                if left <= 0 or not self._changed.wait(left):
+                if left <= 0 or not self._gathering.wait(left):
                     break
+            self._gathers = False
+            streams = self._streams if self._crowded() else None
+            most = self._most()
             taken = [self._waiting.popleft()]
             count = len(taken[0].rows)
-            while self._waiting and count + len(self._waiting[0].rows) <= self._batch_size:
+            while self._waiting and count + len(self._waiting[0].rows) <= most:
                 taken.append(self._waiting.popleft())
                 count += len(taken[-1].rows)
-            return taken
+            self._running += 1
+            if self._may_run():
+                self._idle.notify()
+            return _Batch(taken, self._predictor if streams is None else streams.predictor)
 
-    def _run(self, parts: list[_Part]) -> None:
+    def _may_run(self) -> bool:
+        """Whether a batch can be made up; the lock is held."""
+        return bool(self._waiting) and not self._gathers and (self._running == 0 or self._crowded())
+
+    def _crowded(self) -> bool:
+        """Whether batches run in streams; the lock is held."""
+        return self._streams is not None and self._under_way >= 2 * self._streams.number
+
+    def _most(self) -> int:
+        """Images of the next batch, at most; the lock is held."""
+        if self._streams is None or not self._crowded():
+            return self._batch_size
+        return min(self._batch_size, max(_ENOUGH, self._batch_size // self._streams.number))
+
+    def _run(self, batch: _Batch) -> None:
         now = time.perf_counter()
-        wanted = [part for part in parts if not part.job.future.done()]
+        wanted = [part for part in batch.parts if not part.job.future.done()]
         if wanted:
             try:
-                self._run_batch(wanted, now)
+                self._run_batch(batch.predictor, wanted, now)
             except Exception as error:
                 for part in wanted:
                     part.job.failure = error
         done = []
-        with self._changed:
-            for part in parts:
+        with self._lock:
+            self._running -= 1
+            for part in batch.parts:
                 self._under_way -= len(part.rows)
                 part.job.left -= 1
                 if part.job.left == 0:
@@ -274,13 +337,13 @@ class Batcher:
         if done:
             self._deliver(done)
 
-    def _run_batch(self, parts: list[_Part], now: float) -> None:
+    def _run_batch(self, predictor: Predictor, parts: list[_Part], now: float) -> None:
         count = sum(len(part.rows) for part in parts)
         pixels = parts[0].pixels if len(parts) == 1 else np.concatenate([part.pixels for part in parts])
         fed = pixels
-        if self._predictor.fixed_batches and count < self._batch_size:
+        if predictor.fixed_batches and count < self._batch_size:
             fed = np.concatenate([pixels, np.zeros((self._batch_size - count, *pixels.shape[1:]), np.uint8)])
-        logits, probabilities = (values[:count] for values in self._predictor.run(fed))
+        logits, probabilities = (values[:count] for values in predictor.run(fed))
         seconds = time.perf_counter() - now
         start = 0
         for part in parts:

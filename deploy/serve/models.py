@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -16,7 +17,8 @@ from autodial.deploy.binding import Pixels
 from autodial.deploy.drift import read_reference
 from autodial.deploy.metadata import ModelInfo
 from autodial.deploy.predictor import Predictor
-from autodial.deploy.serve.batching import Batcher, BatchRecord, File, Outcome
+from autodial.deploy.providers import CPU
+from autodial.deploy.serve.batching import Batcher, BatchRecord, File, Outcome, Streams
 from autodial.deploy.serve.describe import VERSION
 from autodial.deploy.serve.drifting import DriftWindow
 from autodial.deploy.serve.limits import Limits
@@ -24,6 +26,7 @@ from autodial.deploy.serve.metrics import Metrics, ModelMetrics
 from autodial.deploy.serve.refusal import RefusalError
 from autodial.deploy.serve.statistics import Statistics
 from autodial.errors import InputError
+from autodial.system.cpus import available_cpus
 from autodial.wording import printable, shortened
 
 _NAME = re.compile(r"[^/\s\x00-\x1f%?#]+")
@@ -38,7 +41,7 @@ class ModelOptions:
     device: str = "auto"
     """As for `Predictor`."""
     threads: int | None = None
-    """CPUs that a model's run keeps busy; None for all."""
+    """CPUs that a model keeps busy; None for all."""
     batch_size: int = 32
     """Images that a model sees at once."""
     delay: float = 0.002
@@ -65,12 +68,20 @@ def named_models(paths: Sequence[str | Path], names: Iterable[tuple[str, str | P
     return found
 
 
+class LoadedModel(NamedTuple):
+    """A model file, loaded."""
+
+    predictor: Predictor
+    streams: Streams | None
+    """As for `Batcher`."""
+
+
 class ServedModel:
     """One model file in service.
 
     Args:
         name: what clients call it.
-        predictor: the file, loaded.
+        loaded: the file, loaded.
         options: how it is run.
         limits: how much of it may be under way.
         decoders: threads that decode.
@@ -82,7 +93,7 @@ class ServedModel:
     def __init__(
         self,
         name: str,
-        predictor: Predictor,
+        loaded: LoadedModel,
         options: ModelOptions,
         limits: Limits,
         decoders: Executor,
@@ -92,8 +103,8 @@ class ServedModel:
     ) -> None:
         self.name = name
         self.version = VERSION
-        self.info: ModelInfo = predictor.info
-        self.predictor = predictor
+        self.predictor = loaded.predictor
+        self.info: ModelInfo = self.predictor.info
         self.statistics = statistics
         self.metrics = metrics
         self.reference: Reference | None = None
@@ -103,7 +114,7 @@ class ServedModel:
             self._window = DriftWindow(self.reference, self.info.classes)
         self._seconds = limits.seconds
         self._batcher = Batcher(
-            predictor,
+            *loaded,
             decoders,
             loop,
             batch_size=options.batch_size,
@@ -155,29 +166,34 @@ class Models:
         self._decoders = decoders
         self._metrics = {name: ModelMetrics(metrics, name) for name in paths}
         self._statistics = {name: Statistics() for name in paths}
-        self._predictors: dict[str, Predictor] = {name: self.load(name) for name in paths}
+        self._loaded = {name: self.load(name) for name in paths}
         self._served: dict[str, ServedModel] = {}
 
-    def load(self, name: str) -> Predictor:
+    def load(self, name: str) -> LoadedModel:
         """The file of a model, loaded and tried; raises InputError or WorkError if it can't be served."""
-        predictor = Predictor(self.paths[name], self._options.device, self._options.threads)
+        path, threads = self.paths[name], self._options.threads or available_cpus()
+        predictor = Predictor(path, self._options.device, threads)
         if predictor.info.reference is not None:
-            read_reference(predictor.info, self.paths[name])
-        predictor.run(np.zeros((1, *predictor.info.image_shape), np.uint8))
-        return predictor
+            read_reference(predictor.info, path)
+        streams = None
+        if predictor.provider == CPU and threads > 1:
+            streams = Streams(Predictor(path, "cpu", 1), threads)
+        for each in [predictor] if streams is None else [predictor, streams.predictor]:
+            each.run(np.zeros((1, *predictor.info.image_shape), np.uint8))
+        return LoadedModel(predictor, streams)
 
     def start(self) -> None:
         """Begin to serve, in the event loop that runs."""
-        for name, predictor in self._predictors.items():
-            self.take_over(name, predictor)
-        self._predictors.clear()
+        for name, loaded in self._loaded.items():
+            self.take_over(name, loaded)
+        self._loaded.clear()
 
-    def take_over(self, name: str, predictor: Predictor) -> None:
+    def take_over(self, name: str, loaded: LoadedModel) -> None:
         """Serve a file, from the next request on, in the place of the one before it."""
         before = self._served.get(name)
         self._served[name] = ServedModel(
             name,
-            predictor,
+            loaded,
             self._options,
             self._limits,
             self._decoders,

@@ -9,8 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TypeAlias
 
-from autodial.deploy.predictor import Predictor
-from autodial.deploy.serve.models import Models
+from autodial.deploy.serve.models import LoadedModel, Models
 from autodial.deploy.weights_file import names_checksum, weights_file
 from autodial.errors import AutodialError, InputError
 
@@ -61,7 +60,7 @@ class Watch:
             _log.warning("%s is gone: the model %s is served on as it was", path, name)
             return
         try:
-            predictor = await asyncio.to_thread(_load, models, name, path)
+            loaded = await asyncio.to_thread(_load, models, name, path)
         except Exception as error:
             if await asyncio.to_thread(_state, path) == state:  # else it is being written, and looked at again
                 self._settled[name] = state
@@ -73,19 +72,20 @@ class Watch:
             return
         if await asyncio.to_thread(_state, path) == state:
             self._settled[name] = state
-            models.take_over(name, predictor)
-            _log.info("the model %s is now the new file %s (weights %.12s)", name, path, predictor.info.weights_sha256)
+            models.take_over(name, loaded)
+            sha256 = loaded.predictor.info.weights_sha256
+            _log.info("the model %s is now the new file %s (weights %.12s)", name, path, sha256)
 
 
-def _load(models: Models, name: str, path: Path) -> Predictor:
-    predictor = models.load(name)
+def _load(models: Models, name: str, path: Path) -> LoadedModel:
+    loaded = models.load(name)
     second = weights_file(path)
     if second is not None and not names_checksum(path):
         raise InputError(
             f"{path} has no checksum of {second.name}, so that nothing shows whether both files are new: "
             "start the service again"
         )
-    return predictor
+    return loaded
 
 
 def _state(path: Path) -> _State:
