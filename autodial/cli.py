@@ -11,6 +11,7 @@ from typing import Annotated
 
 import typer
 
+from autodial.commands.command import Command
 from autodial.commands.compare import compare
 from autodial.commands.convert import convert
 from autodial.commands.demo import demo
@@ -81,7 +82,7 @@ def set_up(
 
 for _panel, _commands in _PANELS.items():
     for _command in _commands:
-        app.command(rich_help_panel=_panel)(harmless(_command))
+        app.command(cls=Command, rich_help_panel=_panel)(harmless(_command))
 
 
 def main() -> None:

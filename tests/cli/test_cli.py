@@ -62,6 +62,47 @@ def test_bad_input_is_one_sentence_and_status_2(tmp_path: Path) -> None:
     assert result.stderr.startswith("autodial: error: nowhere.prototxt") and result.stderr.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            ("predict", "m.onnx", "photos", "--drift", "-o", "out.csv"),
+            "--drift is followed by the option -o: write SUMMARY.json after --drift, or leave --drift out",
+        ),
+        (
+            ("predict", "m.onnx", "photos", "-o", "out.csv", "--top-k", "--quiet"),
+            "--top-k is followed by the option --quiet: write its value after --top-k, or leave --top-k out",
+        ),
+        (
+            ("export", "--net", "n.prototxt", "--weights", "a", "--weights", "--ensemble"),
+            "--weights is followed by the option --ensemble: write W1,W2 after --weights",
+        ),
+        (
+            ("test", "--net", "n.prototxt", "--weights", "-w.caffemodel"),
+            '--weights -w.caffemodel: no value begins with "-"; write ./-w.caffemodel for a file',
+        ),
+    ],
+)
+def test_an_option_does_not_take_another_for_its_value(
+    arguments: tuple[str, ...], message: str, tmp_path: Path
+) -> None:
+    result = in_a_process(*arguments, cwd=tmp_path)
+    assert (result.returncode, result.stderr) == (2, f"autodial: error: {message}\n")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("predict", "m.onnx", "m.onnx", "-o", "-"),
+        ("export", "--net", "m.onnx", "--weights", "w", "--mean", "-1.5,-.5,0"),
+        ("test", "--net", "m.onnx", "--weights", "./-w.caffemodel"),
+    ],
+)
+def test_a_dash_a_negative_number_and_a_path_are_values(arguments: tuple[str, ...], tmp_path: Path) -> None:
+    result = in_a_process(*arguments, cwd=tmp_path)
+    assert result.returncode == 2 and "m.onnx" in result.stderr  # it is not there
+
+
 def test_debug_shows_the_traceback_wherever_it_stands(tmp_path: Path) -> None:
     for arguments in (["--debug", "test"], ["test", "--debug"]):
         result = in_a_process(*arguments, "--net", "nowhere.prototxt", "--weights", "x.caffemodel", cwd=tmp_path)
