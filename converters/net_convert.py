@@ -36,7 +36,7 @@ from autodial.layers import DomainAlignment, Shape, layer_class, registry
 from autodial.layers.batch_norm import StoredStatistics
 from autodial.layers.bn import BN
 from autodial.layers.proposal import PYTHON_LAYER
-from autodial.net.net import OTHERS, Net
+from autodial.net.net import Net, of_another_net
 from autodial.netparam.graph import Graph, Node
 from autodial.netparam.net_state import filter_net
 from autodial.proto import LayerWeights, Weights
@@ -110,6 +110,8 @@ def convert(
     samples: Samples | None = None,
     base_dir: Path | None = None,
     inputs: Collection[str | Path] = (),
+    net_name: str = "the net",
+    weights_name: str = "the weights",
 ) -> ConvertReport:
     """Write a net as an ONNX file, after comparing the file with the net.
 
@@ -129,6 +131,7 @@ def convert(
             `autodial.converters.net_inputs.Samples`; missing inputs are made.
         base_dir: the prototxt's folder.
         inputs: files that must not be overwritten.
+        net_name, weights_name: the files of the net and its weights, for messages.
 
     Raises:
         InputError: the net can't be built, an output does not exist, a layer (named) has no form in ONNX, or the
@@ -142,7 +145,7 @@ def convert(
     ends = _outputs(graph, outputs)
     fed = feed_inputs(graph, list(ends.values()), base_dir)
     net = Net(graph.net(net_param.name, *ends.values()), phase, base_dir=base_dir)
-    missing = _load(net, weights)
+    missing = _load(net, weights, net_name, weights_name)
     folded = fold(
         graph.net(net_param.name, *ends.values()),
         {name: [blob.detach().numpy() for blob in net.layer(name).blobs] for name in net.layer_names},
@@ -270,12 +273,13 @@ def _before_unwritten(graph: Graph) -> list[str]:
     return list(dict.fromkeys(graph.names[value] for value in ends))
 
 
-def _load(net: Net, weights: Weights | None) -> list[str]:
+def _load(net: Net, weights: Weights | None, net_name: str, weights_name: str) -> list[str]:
     """Load weights; the names of layers that they lack. Missing statistics become a mean of 0 and a variance of 1."""
     if weights is not None:
-        missing = net.load_weights(weights, advice=OTHERS)
+        advice = of_another_net(net_name)
+        missing = net.load_weights(weights, weights_name, advice=advice)
         if missing and len(missing) == sum(bool(net.layer(name).blobs) for name in net.layer_names):
-            raise InputError("no layer of the weights has the name of one of the net's: are they another net's?")
+            raise InputError(f"no layer in {weights_name} has the name of a layer of the net; {advice}")
     else:
         missing = [name for name in net.layer_names if net.layer(name).blobs]
     with torch.no_grad():

@@ -143,9 +143,18 @@ def export_checked(
     destination: Destination,
     options: ExportOptions,
     progress: Progress | None = None,
+    *,
+    net_name: str = "the net",
+    weights_names: Sequence[str] | None = None,
 ) -> ExportReport:
-    """`export` for a net and options that the destination's `check` has accepted."""
-    return destination.write(prepare(net_param, weights, destination, options, progress))
+    """`export` for a net and options that the destination's `check` has accepted.
+
+    Args:
+        net_name, weights_names: the files of the net and of each of the weights, for messages.
+    """
+    names = ["the weights"] * len(weights) if weights_names is None else weights_names
+    prepared = prepare(net_param, weights, destination, options, progress, net_name=net_name, weights_names=names)
+    return destination.write(prepared)
 
 
 def prepare(
@@ -154,8 +163,14 @@ def prepare(
     destination: Destination,
     options: ExportOptions,
     progress: Progress | None = None,
+    *,
+    net_name: str,
+    weights_names: Sequence[str],
 ) -> Prepared:
     """Fold a net with each of the weights, and prepare the comparison of its exported form.
+
+    Args:
+        net_name, weights_names: as in `export_checked`.
 
     Raises:
         InputError, WorkError: as `export`.
@@ -190,9 +205,12 @@ def prepare(
     front = Net(graph.net(net_param.name, entry), pb.TEST)
     graph.feed(entry, front.blob_shapes[graph.names[entry]])
     nets, foldings = [], []
-    for member, one in _named_members(weights):
+    for (member, one), name in zip(_named_members(weights), weights_names, strict=True):
+        param = graph.net(net_param.name, scores)
         try:
-            net, folding = _fold(graph.net(net_param.name, scores), one, graph.names[scores], options.keep_affine)
+            net = Net(param, pb.TEST)
+            load(net, one, net_name, name)
+            folding = _fold(param, net, graph.names[scores], options.keep_affine)
         except InputError as error:
             raise InputError(f"{error}{member}") from error
         warn_of_lost_alignment(one, net_param)
@@ -259,12 +277,10 @@ def _named_members(weights: Sequence[Weights]) -> Iterator[tuple[str, Weights]]:
         yield f" (in weights {number} of {len(weights)})" if len(weights) > 1 else "", one
 
 
-def _fold(param: pb.NetParameter, weights: Weights, logits: str, keep_affine: bool) -> tuple[Net, Folded]:
-    """The net up to the logits with its weights, and the same net folded."""
-    net = Net(param, pb.TEST)
-    load(net, weights)
+def _fold(param: pb.NetParameter, net: Net, logits: str, keep_affine: bool) -> Folded:
+    """The net up to the logits, with the weights of `net`, folded."""
     blobs = {name: [blob.detach().numpy() for blob in net.layer(name).blobs] for name in net.layer_names}
-    return net, fold(param, blobs, outputs=[logits], keep_affine=keep_affine)
+    return fold(param, blobs, outputs=[logits], keep_affine=keep_affine)
 
 
 def _averaged(members: Sequence[nn.Module]) -> nn.Module:

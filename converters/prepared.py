@@ -16,7 +16,7 @@ from autodial.converters.verification import BATCHES, TOLERANCE, Comparison, Exp
 from autodial.data.image_statistics import Reference
 from autodial.errors import InputError
 from autodial.model_file import Domain
-from autodial.net.net import OTHERS, Net
+from autodial.net.net import Net, of_another_net
 from autodial.proto import Weights
 
 LARGEST = 2**31 - 2**20
@@ -135,11 +135,14 @@ def check_size(sizes: Mapping[str, int], limit: str | None) -> None:
         )
 
 
-def load(net: Net, weights: Weights) -> None:
-    """Load weights; InputError if they lack a layer with parameters."""
-    missing = net.load_weights(weights, advice=OTHERS)
+def load(net: Net, weights: Weights, net_name: str = "the net", weights_name: str = "the weights") -> None:
+    """Load weights; InputError if they lack a layer with parameters, or have one of another shape.
+
+    Args:
+        net_name, weights_name: their files, for messages.
+    """
+    advice = of_another_net(net_name)
+    missing = net.load_weights(weights, weights_name, advice=advice)
     if missing:
-        raise InputError(
-            f"the weights hold nothing for {'layer' if len(missing) == 1 else 'layers'} {', '.join(missing)}: "
-            "they were not trained with this net"
-        )
+        layers = f"{'layer' if len(missing) == 1 else 'layers'} {', '.join(missing)}"
+        raise InputError(f"there is nothing for {layers} in {weights_name}; {advice}")

@@ -111,6 +111,8 @@ def convert(
             samples=_samples(sample or ()),
             base_dir=net.parent,
             inputs=inputs,
+            net_name=str(net),
+            weights_name=weights or "the weights",
         )
     typer.echo(json.dumps(report.record(), indent=2) if as_json else describe(report))
 

@@ -265,7 +265,11 @@ def export(
         moved = recalibrate_all(param, net, weights, trained) if recalibrate else []
         trained = [recalibrated.weights for recalibrated in moved] or trained
         with progress_bar("training images", transient=True) as progress:
-            report = export_checked(param, trained, destination, options, progress)
+            report = export_checked(
+                *(param, trained, destination, options, progress),
+                net_name=str(net),
+                weights_names=weights,
+            )
         if card is not None:
             known = [find_trained_net(names, report.logits) for names in weights]
             write_card(report, card, known, recalibrated=recalibrate)

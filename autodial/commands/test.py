@@ -71,7 +71,7 @@ def test(
     from autodial.evaluation.scoring import Scorer, why_no_rows, write_scores
     from autodial.net.data_checks import check_data
     from autodial.net.feed import default_workers
-    from autodial.net.net import Net
+    from autodial.net.net import Net, of_another_net
     from autodial.netparam.data_files import files_of
     from autodial.system.devices import choose_device, warn_of_cpu
     from autodial.system.json_files import finite
@@ -90,7 +90,7 @@ def test(
         scores, unscored = _find_logits(param, logits, required=output is not None)
     except InputError as error:
         raise InputError(f"{net}, TEST phase: {error}") from error
-    if missing := load_weights(built, split_names(weights), whole=param):
+    if missing := load_weights(built, split_names(weights), whole=param, advice=of_another_net(str(net))):
         raise InputError(f"{weights} has nothing for {', '.join(missing)}: name the weights from this net's training")
     if unstored := built.without_statistics():
         typer.echo(f"{', '.join(unstored)} have no statistics stored: train the net first", err=True)

@@ -53,7 +53,7 @@ def time(
 
     from autodial import proto
     from autodial.evaluation.timing import replace_missing_data, time_layers
-    from autodial.net.net import Net
+    from autodial.net.net import Net, of_another_net
     from autodial.netparam.net_state import filter_net
     from autodial.system.devices import choose_device, full_memory_errors, warn_of_cpu
     from autodial.training.solver import load_weights
@@ -69,7 +69,7 @@ def time(
     for name, shapes in synthetic.items():
         sizes = ", ".join(" x ".join(map(str, shape)) for shape in shapes)
         typer.echo(f'layer "{name}": its data is missing; random numbers are used instead: {sizes}', err=True)
-    load_weights(built, split_names(weights))
+    load_weights(built, split_names(weights), advice=of_another_net(str(net)))
     warn_of_cpu(device, chosen)
     with full_memory_errors():
         times = time_layers(built.to(chosen), chosen, tracked(range(iterations), "timing", iterations))

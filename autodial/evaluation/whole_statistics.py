@@ -15,7 +15,7 @@ from autodial.evaluation.domain_lists import DomainLists, check_same_size
 from autodial.evaluation.domains import fed_net
 from autodial.evaluation.recalibrate import Progress, Recalibration, recalibrate, with_statistics
 from autodial.layers.dial import DomainName
-from autodial.net.net import Net
+from autodial.net.net import Net, of_another_net
 from autodial.proto import Weights
 from autodial.proto import messages as pb
 from autodial.system.devices import full_memory_errors
@@ -97,7 +97,7 @@ def recalibrate_weights(
             built = Net(pruned, pb.TEST, base_dir=base_dir).to(device)
         except InputError as error:
             raise InputError(f"{net_name}, TEST phase: {error}") from error
-        if missing := built.load_weights(weights, weights_name):
+        if missing := built.load_weights(weights, weights_name, advice=of_another_net(net_name)):
             raise InputError(
                 f"{weights_name} has nothing for {', '.join(missing)}, on which the statistics depend: name the "
                 "weights from this net's training"

@@ -58,8 +58,17 @@ class Param:
 
 RENAME = "rename the layer to train it from its fillers"
 """What to do in training where a layer's blobs don't fit."""
-OTHERS = "these are another net's weights, or another version's: name this net's"
-"""What it means elsewhere."""
+
+
+def of_another_net(net: str) -> str:
+    """What it means elsewhere, and what to do there.
+
+    Args:
+        net: the net's file.
+    """
+    return (
+        f"these are another net's weights, or another version's: name weights of {net}, or the net that these belong to"
+    )
 
 
 class Net(nn.Module):

@@ -23,7 +23,7 @@ from autodial.data.paths import find
 from autodial.errors import DivergedError, InputError, WorkError
 from autodial.net.data_checks import check_data, check_slices
 from autodial.net.feed import Feed, sources
-from autodial.net.net import Net
+from autodial.net.net import RENAME, Net
 from autodial.netparam.overrides import apply_to_nets, apply_to_solver, for_nets
 from autodial.netparam.variants import FIXING, apply_variants, fit_weights, warn_of_lost_alignment
 from autodial.proto import messages as pb
@@ -645,7 +645,11 @@ class Solver:
 
 
 def load_weights(
-    net: Net, paths: Iterable[str | os.PathLike[str]], *, whole: pb.NetParameter | None = None
+    net: Net,
+    paths: Iterable[str | os.PathLike[str]],
+    *,
+    whole: pb.NetParameter | None = None,
+    advice: str = RENAME,
 ) -> list[str]:
     """Copy the blobs of caffemodels into a net, by layer name; a later file's layers replace an earlier one's.
 
@@ -653,6 +657,7 @@ def load_weights(
 
     Args:
         whole: the NetParameter of all phases; a warning says if it lacks the Dial layers of the weights.
+        advice: as `Net.load_weights` takes it.
 
     Returns:
         names of the net's layers with blobs that no file holds; these blobs stay as they are.
@@ -667,7 +672,7 @@ def load_weights(
         weights = fit_weights(proto.read_weights(path), net.param, str(path))
         if whole is not None:
             warn_of_lost_alignment(weights, whole)
-        left = net.load_weights(weights, str(path))
+        left = net.load_weights(weights, str(path), advice=advice)
         missing = set(left) if missing is None else missing.intersection(left)
     return [name for name in net.layer_names if name in (missing or ())]
 

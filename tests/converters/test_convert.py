@@ -422,7 +422,7 @@ def test_another_net_s_weights_are_called_so(deploy: tuple[Any, Weights], tmp_pa
     with pytest.raises(InputError, match=r"shape is \(6, 3, 3, 3\) .* \(9, 3, 3, 3\); these are another net's weights"):
         convert(net, weights, tmp_path / "net.onnx")
     other = Weights("", [LayerWeights(pb.LayerParameter(name="conv9"), [np.zeros(3, np.float32)])])
-    with pytest.raises(InputError, match="no layer of the weights has the name of one of the net's"):
+    with pytest.raises(InputError, match="no layer in the weights has the name of a layer of the net; these are"):
         convert(net, other, tmp_path / "net.onnx")
 
 

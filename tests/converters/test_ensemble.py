@@ -124,7 +124,7 @@ def test_a_model_repository_holds_it(nets: Any, tmp_path: Path) -> None:
 def test_weights_that_do_not_fit_are_named(nets: Any, tmp_path: Path) -> None:
     net, weights, folder = nets
     broken = Weights("", [layer for layer in weights[1].layers if layer.name != "conv"])
-    with pytest.raises(InputError, match=r"nothing for layer conv: .* \(in weights 2 of 3\)"):
+    with pytest.raises(InputError, match=r"nothing for layer conv in .* \(in weights 2 of 3\)"):
         export(net, [weights[0], broken, weights[2]], tmp_path / "model.onnx", base_dir=folder)
     with pytest.raises(InputError, match="`weights` holds no caffemodel"):
         export(net, [], tmp_path / "model.onnx", base_dir=folder)

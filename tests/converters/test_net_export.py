@@ -577,7 +577,7 @@ def test_weights_that_no_file_can_hold_are_refused_before_the_net_is_built(
         export(net, Weights("huge", blobs), place(tmp_path / "model.onnx"), raw_input=raw, precision=precision)
     assert not list(tmp_path.iterdir())
     # what the logits don't need does not count
-    with pytest.raises(InputError, match="hold nothing for layer scores"):
+    with pytest.raises(InputError, match="nothing for layer scores in the weights; these are another net's weights"):
         small = parse_net(HUGE % 1)
         blobs = [LayerWeights(fc, [rows(1), np.zeros(1, np.float32)]), LayerWeights(other, [rows(2000)])]
         export(small, Weights("small", blobs), tmp_path / "model.onnx", raw_input=True)

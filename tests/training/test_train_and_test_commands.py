@@ -321,6 +321,24 @@ def test_weights_of_another_net_are_refused(autodial: Run, edit: Edit) -> None:
     assert "stripes_iter_8.caffemodel has nothing for fc-new: name the weights" in err
 
 
+@pytest.mark.parametrize("command", ["test", "time", "recalibrate", "export", "convert"])
+def test_weights_of_other_shapes_are_refused_with_the_names_of_both_files(
+    command: str, autodial: Run, edit: Edit
+) -> None:
+    net, weights = Net(read_net("net.prototxt"), pb.TEST), "other.caffemodel"
+    write_weights(net.weights(), weights)
+    edit("net.prototxt", "num_output: 3", "num_output: 4")
+    files = ("net.prototxt", weights) if command == "convert" else ("--net", "net.prototxt", "--weights", weights)
+    output = {"recalibrate": ("-o", "out.caffemodel"), "export": ("--raw-input", "-o", "x.onnx")}.get(command, ())
+    status, _, err = autodial(command, *files, *output)
+    assert status == 2
+    assert 'layer "fc", blob 0: the net\'s shape is (4, ' in err and f"that of {weights} is (3, " in err
+    assert err.endswith(
+        "these are another net's weights, or another version's: name weights of net.prototxt, or the net that these "
+        "belong to\n"
+    )
+
+
 def test_layers_that_start_at_0_are_pointed_out(autodial: Run, edit: Edit, caplog: pytest.LogCaptureFixture) -> None:
     edit("solver.prototxt", "max_iter: 8", "max_iter: 1")
     assert autodial(*TRAIN)[0] == 0 and "are 0" not in caplog.text
