@@ -116,7 +116,7 @@ def train(
     from autodial.system.ranks import Ranks
     from autodial.system.terminal import Console
     from autodial.training.console import Bar, Lines, write_line
-    from autodial.training.run import Outcome, Training
+    from autodial.training.run import Outcome, SnapshotsError, Training
     from autodial.training.signals import heeding_signals
 
     ranks = Ranks.join()
@@ -149,20 +149,25 @@ def train(
                 folder="-o",
             )
         )
-        training = Training(
-            solver,
-            weights=split_names(weights),
-            snapshot=snapshot,
-            device=device,
-            seed=seed,
-            workers=workers,
-            precision=precision.value,
-            overrides=settings or (),
-            variants=variants or (),
-            ranks=ranks,
-            keep=keep,
-            folder=output,
-        )
+        try:
+            training = Training(
+                solver,
+                weights=split_names(weights),
+                snapshot=snapshot,
+                device=device,
+                seed=seed,
+                workers=workers,
+                precision=precision.value,
+                overrides=settings or (),
+                variants=variants or (),
+                ranks=ranks,
+                keep=keep,
+                folder=output,
+            )
+        except SnapshotsError as error:
+            if error.newest is None:
+                raise
+            raise InputError(f"{error}: {command({'--snapshot': error.newest}, output)}") from error
         run, folder = training.solver, training.folder
         if training.missing:
             files = ",".join(map(str, training.weights))

@@ -44,9 +44,28 @@ from autodial.system.ranks import Ranks
 from autodial.training.monitor import Monitor
 from autodial.training.run_log import RunLog
 from autodial.training.run_record import holds_run, read_events, read_starts
+from autodial.training.snapshots import newest_state
 from autodial.training.solver import Solver, tests_end
 
 _log = logging.getLogger(__name__)
+
+
+class SnapshotsError(InputError):
+    """Snapshots are where a new run would write its own.
+
+    Attributes:
+        newest: the .solverstate of the newest, to resume from; None if no snapshot is whole.
+    """
+
+    def __init__(self, found: Path, newest: Path | None) -> None:
+        which, end = f"{found} is a snapshot", ", or delete the snapshots"
+        if newest is not None:
+            which, end = f"{newest} is the newest snapshot", ", delete the snapshots, or resume from it with `snapshot`"
+        super().__init__(
+            f"{which} that lies where this training would write its own: name another place with `overrides` "
+            f"solver.snapshot_prefix=PREFIX{end}"
+        )
+        self.newest = newest
 
 
 class Outcome(StrEnum):
@@ -117,8 +136,9 @@ class Training:
 
     Raises:
         InputError: what `Solver`, `Solver.load_weights`, `Solver.restore` or `Solver.check` raises; both `weights` and
-            `snapshot`; snapshots of an earlier run that this one might overwrite; a snapshot whose weights are not the
-            ones written with it; or a folder that can't be written to, or holds a run of other variants.
+            `snapshot`; snapshots of another run that this one might overwrite (SnapshotsError); a snapshot whose
+            weights are not the ones written with it; or a folder that can't be written to, or holds a run of other
+            variants.
         WorkError: a device that is not there.
     """
 
@@ -328,15 +348,11 @@ def _choose_folder(prefix: str, *, resumed: bool) -> Path:
 
 
 def _check_free(prefix: str) -> None:
-    """Refuse to overwrite the snapshots of an earlier run."""
+    """Refuse to overwrite the snapshots of another run."""
     names = (f"{glob.escape(Path(prefix).name)}_iter_*.{kind}*" for kind in ("caffemodel", "solverstate"))
     found = sorted(path for name in names for path in Path(prefix).parent.glob(name))
     if found:
-        raise InputError(
-            f"{found[0]} is a snapshot of an earlier run, and this run might write over it: name another place with "
-            "`overrides` solver.snapshot_prefix=PREFIX, go on from a snapshot with `snapshot`, or delete the earlier "
-            "run's snapshots"
-        )
+        raise SnapshotsError(found[0], newest_state(prefix))
 
 
 @contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+import sys
 from collections.abc import Iterator, Set
 from contextlib import contextmanager
 from pathlib import Path
@@ -32,6 +33,16 @@ def delete_older(prefix: str, keep: int, newest: int, spared: Set[Path]) -> None
                 with _only_warning():
                     for path in files:
                         path.unlink(missing_ok=True)
+
+
+def newest_state(prefix: str) -> Path | None:
+    """The solver's state of the newest whole snapshot of a snapshot_prefix, to resume from; None if there is none.
+
+    Raises:
+        OSError: the folder can't be read.
+    """
+    snapshots = _up_to(prefix, sys.maxsize)
+    return snapshots[-1][0] if snapshots else None
 
 
 @contextmanager

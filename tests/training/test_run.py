@@ -111,7 +111,7 @@ def test_errors_name_parameters() -> None:
     with pytest.raises(InputError, match="`weights` starts a run and `snapshot` resumes one"):
         Training("solver.prototxt", weights=["a"], snapshot="b")
     start().run()
-    with pytest.raises(InputError, match=r"is a snapshot of an earlier run.* `overrides` solver\.snapshot_prefix=P"):
+    with pytest.raises(InputError, match=r"_iter_8\.solverstate is the newest.* `overrides` solver\.snapshot_prefix=P"):
         start()
     other = start(overrides=("solver.snapshot_prefix=other",), folder="snapshots/stripes_run")
     with pytest.raises(InputError, match="another folder with `folder`, or resume that run with `snapshot`"):

@@ -423,4 +423,5 @@ def test_states_of_an_earlier_run_are_not_written_over(autodial: Autodial, proje
     for path in Path("snapshots").glob("*.caffemodel"):
         path.unlink()
     status, _, err = autodial(*train)
-    assert status == 2 and "stripes_iter_4.solverstate is a snapshot of an earlier run" in err
+    assert status == 2 and "stripes_iter_4.solverstate is a snapshot that lies where this training would" in err
+    assert "delete the snapshots" in err and "--snapshot" not in err  # no state has its weights

@@ -128,11 +128,22 @@ def test_snapshots_of_an_earlier_run_are_not_written_over(autodial: Run) -> None
     before = {path: path.read_bytes() for path in Path("snapshots").glob("*.caffemodel")}
     status, _, err = autodial(*TRAIN, "--variant", "fixed-alpha", "-o", "again")
     assert status == 2
-    assert "stripes_iter_4.caffemodel is a snapshot of an earlier run" in err and "solver.snapshot_prefix=" in err
+    assert "stripes_iter_8.solverstate is the newest snapshot" in err and "solver.snapshot_prefix=" in err
     assert {path: path.read_bytes() for path in Path("snapshots").glob("*.caffemodel")} == before
     assert not Path("again").exists()
     assert autodial(*TRAIN, "--set", "solver.snapshot_prefix=snapshots/other")[0] == 0
     assert {path: path.read_bytes() for path in before} == before
+
+
+def test_started_again_after_an_interruption_it_gives_the_command_that_resumes(autodial: Run) -> None:
+    autodial(*TRAIN, "--set", "solver.max_iter=6")
+    status, _, err = autodial(*TRAIN, "--seed", "7")
+    newest = "snapshots/stripes_iter_6.solverstate"
+    assert status == 2 and err.startswith(f"autodial: error: {newest} is the newest snapshot")
+    words = shlex.split(err.rpartition(": ")[2])
+    assert words == ["autodial", *TRAIN[:3], "--snapshot", newest, "--device", "cpu", "--workers", "0", "--seed", "7"]
+    status, out, _ = autodial(*words[1:])
+    assert status == 0 and "from iteration 6 to 8" in out
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="no such locks there")
