@@ -64,6 +64,8 @@ class DomainLists:
         tops = () if trained is None else (*trained.sources, trained.target)
         self._trained = dict(zip(self.domains, tops, strict=False))
         self.names: dict[DomainName, str] = {}
+        self._listed: dict[str, Path] = {}
+        """What the temporary lists were made of, by their file names."""
 
     def __enter__(self) -> DomainLists:
         self._folder = tempfile.TemporaryDirectory(prefix="autodial-")
@@ -72,8 +74,9 @@ class DomainLists:
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         self._folder.cleanup()
         if isinstance(error, InputError):
-            line = re.escape(self._folder.name + os.sep) + r"\w+\.txt:\d+: "
-            raise InputError(re.sub(line, "", str(error))) from error
+            line = re.escape(self._folder.name + os.sep) + r"(\w+\.txt):\d+: "
+            message, found = re.sub(line, "", str(error)), re.search(line, str(error))
+            raise InputError(message if found is None else message + _without(self._listed[found[1]])) from error
 
     def open(
         self, domain: DomainName, given: Path | None = None, *, size: tuple[int, int] | None = None
@@ -124,18 +127,24 @@ class DomainLists:
         if (other := elsewhere([given])) is not None:
             raise InputError(f"{other}: images are read from files of this machine: copy them here")
         path = Path(self._folder.name) / f"{domain.replace(' ', '_')}.txt"
+        self._listed[path.name] = given
         with path.open("wb") as file:
             for image in expand([given]):
                 if image.error is not None:
-                    raise InputError(f"{image.path}: {image.error}")
+                    raise InputError(f"{image.path}: {image.error}{_without(given)}")
                 try:
                     name = os.fsencode(find(image.path, image.base_dir).absolute())
                 except InputError as error:
-                    raise InputError(f"{given}: {error}") from error
+                    raise InputError(f"{given}: {error}{_without(given)}") from error
                 if not _stands_in_a_list(name):
                     raise InputError(f"{name!r}: the name is not in UTF-8, or has a line break: rename the file")
                 file.write(name + b" 0\n")
         return path
+
+
+def _without(given: Path) -> str:
+    """What to do about an image that can't be used, as the end of a sentence."""
+    return f"; repair such images, or take them out of {given}"
 
 
 def _option(domain: DomainName) -> str:

@@ -339,6 +339,9 @@ def damage(*_: object) -> None:
     [
         (damage, (), "source.txt:5: source/image 4.png is not an image that OpenCV can read"),
         (damage, ("--source", "source"), "error: /"),  # the image's absolute path, and no list
+        (damage, ("--source", "source"), "; repair such images, or take them out of source\n"),
+        (lambda: Path("target/a.png").write_text("text"), ("--target", "target"), "; repair such images, or take them"),
+        (lambda: Path("u.txt").write_text("a.png\n"), ("--target", "u.txt"), "images, or take them out of u.txt"),
         (lambda: Path("source/image 4.png").unlink(), (), 'source.txt:5: "source/image 4.png" does not exist'),
         (lambda: Path("source.txt").unlink(), (), '"source.txt" does not exist'),
         (lambda: Path("target.txt").unlink(), (), "; --target names other images"),
