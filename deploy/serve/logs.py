@@ -80,6 +80,7 @@ def shown(*, as_json: bool, requests: bool) -> Iterator[None]:
     """
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_Json() if as_json else _Lines())
+    handler.addFilter(lambda record: not isinstance(record.msg, OSError))  # of uvicorn; the command's error says it
     loggers = [logging.getLogger(name) for name in ("autodial", "uvicorn.error")]
     before = [(logger.handlers, logger.propagate, logger.level) for logger in loggers]
     for logger, level in zip(loggers, (logging.INFO, logging.ERROR), strict=True):

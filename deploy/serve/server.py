@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from http import HTTPStatus
 from pathlib import Path
+from socket import gaierror
 from types import FrameType
 from typing import Any
 
@@ -130,9 +131,20 @@ def _serve(models: Mapping[str, Path], options: ServeOptions) -> None:
         try:
             server.run()
         except SystemExit as stop:
+            refused = stop.__context__
+            if not isinstance(refused, OSError):
+                raise WorkError("the service can't be started, for the reason in its log") from stop
             raise WorkError(
-                f"{options.host}:{options.port} can't be listened on: choose another `host` or `port`"
+                f"{options.host}:{options.port} can't be listened on ({_reason(refused)}): choose another `host` or "
+                "`port`"
             ) from stop
+
+
+def _reason(refused: OSError) -> str:
+    """Why a port can't be opened, without what asyncio puts around it."""
+    if refused.errno is None or isinstance(refused, gaierror):
+        return refused.strerror or str(refused)
+    return os.strerror(refused.errno)
 
 
 def _config(options: ServeOptions, limits: Limits) -> uvicorn.Config:

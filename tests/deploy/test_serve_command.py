@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import sys
@@ -56,7 +57,10 @@ def test_a_port_that_is_taken(autodial: Run, model: Any) -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         status, _, err = autodial("serve", model.path, "--port", str(taken.getsockname()[1]))
-    assert status == 1 and "can't be listened on: choose another --host or --port" in err
+    *log, said = err.splitlines()
+    reason = os.strerror(errno.EADDRINUSE)
+    assert status == 1 and said.endswith(f"can't be listened on ({reason}): choose another --host or --port")
+    assert log and all(" INFO " in line for line in log)
 
 
 def test_without_the_extra(autodial: Run, model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
