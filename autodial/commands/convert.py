@@ -86,7 +86,7 @@ def convert(
 
     Inputs and outputs keep the blobs' names. BatchNorm, Dial and Scale layers are folded. The file is compared with the
     net before it gets its name; without weights, or where outputs are zero throughout, the command says that the
-    comparison proves nothing.
+    comparison proves little.
 
     `autodial export` makes a predictor of images instead, with their preparation in the file.
     """
@@ -123,11 +123,12 @@ def describe(report: ConvertReport) -> str:
 
     passes = " and ".join(", ".join(map(_shape, one.values())) for one in report.compared_shapes)
     size = ", ".join(f"{name} {described_size(size)}" for name, size in report.files.items())
+    reasons = "; ".join(with_options(reason, OPTIONS) for reason in report.unverified)
+    little = f", which proves little: {reasons}" if reasons else ""
     lines = [
         f"Wrote {report.output}: {_ends(report.inputs)} to {_ends(report.outputs)}",
         f"Folded into other layers: {len(report.merged)}",
-        *(f"Not verified: {with_options(reason, OPTIONS)}" for reason in report.unverified),
-        f"Compared with the net on {report.compared_on} ({passes}), in {report.runtime}",
+        f"Compared with the net on {report.compared_on} ({passes}), in {report.runtime}{little}",
         *(describe_difference(name, one) for name, one in report.compared.items() if one.own_change is None),
         f"{size}, opset {report.opset}, IR version {report.ir_version}",
         *(with_options(note, OPTIONS) for note in report.notes),
