@@ -37,12 +37,13 @@ class DynamicChoice(StrEnum):
 
 
 def convert(
-    net: Annotated[Path, typer.Argument(metavar="NET.prototxt", help="Any net: deploy or train_val.")],
+    net: Annotated[Path, typer.Argument(metavar="NET.prototxt", help="The net: its deploy or train_val file.")],
     weights: Annotated[
         str | None,
         typer.Argument(
-            metavar="[W.caffemodel]",
-            help="The net's weights; with commas, a later file's layers replace an earlier one's.",
+            metavar="W.caffemodel",
+            help="The net's trained weights; with commas, a later file's layers replace an earlier one's. Without "
+            "any, the file holds random numbers or zeros, as the net's fillers say.",
             show_default=False,
         ),
     ] = None,
@@ -54,28 +55,29 @@ def convert(
         list[str] | None,
         typer.Option(
             metavar="BLOB,...",
-            help="The file's outputs; may be repeated.",
+            help="The blobs that the file gives as outputs; may be repeated.",
             show_default="those that no layer reads",
         ),
     ] = None,
     dynamic: Annotated[
         DynamicChoice,
         typer.Option(
-            help="Which lengths of the inputs are left open: the batch, if the net takes any; spatial, also heights "
-            "and widths; or none."
+            help="Which sizes of the inputs the file's user chooses: batch, how many images at once, if the net takes "
+            "any number; spatial, also their height and width; none, only the prototxt's own sizes."
         ),
     ] = DynamicChoice.batch,
     sample: Annotated[
         list[str] | None,
         typer.Option(
             metavar="[BLOB=]FILE",
-            help="An input to compare the file on: a .npy array, or an image, which is resized to the input's size; "
-            "may be repeated.",
+            help="What the file and the net are compared on: a .npy array, or an image, which is resized to the "
+            "input's size; BLOB names the input where there are several. May be repeated.",
             show_default="random numbers",
         ),
     ] = None,
     phase: Annotated[
-        PhaseChoice, typer.Option(case_sensitive=False, help="The phase whose layers are converted.")
+        PhaseChoice,
+        typer.Option(case_sensitive=False, help="The layers to convert: TEST, those that predict, or TRAIN."),
     ] = PhaseChoice.TEST,
     settings: SettingsOption = None,
     level: LevelOption = 0,
@@ -84,11 +86,14 @@ def convert(
 ) -> None:
     """Write any Caffe net, as it is, as an ONNX file for any runtime.
 
-    Inputs and outputs keep the blobs' names. BatchNorm, Dial and Scale layers are folded. The file is compared with the
-    net before it gets its name; without weights, or where outputs are zero throughout, the command says that the
-    comparison proves little.
+    For example: `autodial convert deploy.prototxt net.caffemodel -o net.onnx`
 
-    `autodial export` makes a predictor of images instead, with their preparation in the file.
+    The file's inputs and outputs have the names of the net's blobs. BatchNorm, Dial and Scale layers become part of the
+    layers before them where that is exact. ONNX Runtime runs the file beside the net, and nothing is written if their
+    outputs differ. Without weights, or where outputs are zero throughout, the command says that this proves little.
+
+    What was subtracted from images in training must be subtracted from the file's input, too. `autodial export` makes a
+    predictor instead, which takes images as they are.
     """
     import json
 

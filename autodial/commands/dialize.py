@@ -33,7 +33,7 @@ def dialize(
         Path, typer.Argument(metavar="NET.prototxt", help="A classification net: its train_val or deploy file.")
     ],
     weights: Annotated[
-        Path | None, typer.Argument(metavar="[W.caffemodel]", help="The net's weights.", show_default=False)
+        Path | None, typer.Argument(metavar="W.caffemodel", help="The net's weights.", show_default=False)
     ] = None,
     output: Annotated[
         Path | None,

@@ -29,7 +29,7 @@ def serve(
     models: Annotated[
         list[Path] | None,
         typer.Argument(
-            metavar="[MODEL]...",
+            metavar="MODEL",
             help="The .onnx files that `autodial export` wrote; each is served under its file's name without .onnx.",
             show_default=False,
         ),

@@ -56,6 +56,18 @@ def test_what_an_import_loads(statement: str, absent: tuple[str, ...]) -> None:
     assert "LOADED []" in result.stdout, result.stdout + result.stderr
 
 
+def test_the_help_of_convert_shows_how_net_and_weights_are_named() -> None:
+    """It has no --net and --weights, as `export` has."""
+    text = in_a_process("convert", "--help").stdout
+    assert "autodial convert deploy.prototxt net.caffemodel -o net.onnx" in text
+
+
+@pytest.mark.parametrize("command", ["convert", "dialize", "serve"])
+def test_an_argument_that_may_be_left_out_has_one_pair_of_brackets(command: str) -> None:
+    usage = in_a_process(command, "--help").stdout.partition("Usage:")[2].partition("\n")[0]
+    assert "[OPTIONS]" in usage and "[[" not in usage
+
+
 def test_bad_input_is_one_sentence_and_status_2(tmp_path: Path) -> None:
     result = in_a_process("train", "--solver", "nowhere.prototxt", cwd=tmp_path)
     assert result.returncode == 2
