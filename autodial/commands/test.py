@@ -137,7 +137,7 @@ def test(
         for name, values in means.items():
             typer.echo(describe_output(name, values, built.loss_weights.get(name, 0.0)))
         for blob, recall in scorer.recalls.items():
-            typer.echo(describe_recall(blob, recall))
+            typer.echo(describe_recall(blob, recall, net.parent))
         if scores is not None:
             accuracy = None if means.keys() & _accuracies(param, scores) else scorer.accuracy()
             over_them = "" if accuracy is None else f": accuracy over them = {accuracy:.6g}"

@@ -195,7 +195,7 @@ def train(
             if run.iter > start and training.snapshot is not None and training.snapshot.iteration == run.iter:
                 say(f"Once the cause is fixed, continue from iteration {run.iter} with:\n{again()}")
 
-        lines = Lines(console.print if console.is_terminal else write_line)
+        lines = Lines(console.print if console.is_terminal else write_line, run.net.base_dir)
         heeded = stack.enter_context(heeding_signals(run))
         try:
             result = training.run(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import unicodedata
 from collections import Counter
 from collections.abc import Sequence
@@ -26,6 +27,17 @@ def read_labels(path: Path) -> list[str]:
         raise InputError(f"{path}:{names.index('') + 1}: the line is blank where a class name belongs")
     check_class_names(names, str(path))
     return names
+
+
+def labels_beside(folder: Path, count: int) -> tuple[str, ...] | None:
+    """The names in a folder's labels.txt, told apart (see `tell_apart`); None unless there are `count` of them."""
+    path = folder / "labels.txt"
+    try:
+        # reading a pipe would wait for a writer; pathlib's own test raises for folders that may not be looked into
+        names = read_labels(path) if os.path.isfile(path) else []  # noqa: PTH113
+    except InputError:
+        return None
+    return tell_apart(names) if len(names) == count else None
 
 
 def check_class_names(names: Sequence[str], where: str) -> None:

@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from autodial.data.labels import read_labels, tell_apart
+from autodial.data.labels import labels_beside
 from autodial.errors import InputError
 from autodial.evaluation.domains import DataTop, data_in_train, file_options, sources_of, without_augmentation
 from autodial.evaluation.scoring import ScoredImage
@@ -256,7 +256,8 @@ class _Model:
         if any(size != 1 for size in shape[2:]):
             raise InputError(f'blob "{self._logits}", the logits, has shape {shape}, not a row of scores per image')
         load_weights(self._net, [snapshot.model])
-        self.classes = _class_names(run.test_folder, shape[1])
+        names = labels_beside(run.test_folder or Path(), shape[1])
+        self.classes = list(map(str, range(shape[1]))) if names is None else list(names)
         self._reader = source_layer(self._net)
         self._source = self._reader.source
         self._dials = [
@@ -454,12 +455,3 @@ def _evenly(total: int, limit: int) -> list[int]:
     """Up to `limit` numbers of [0, total), evenly spaced."""
     count = min(total, limit)
     return [i * total // count for i in range(count)]
-
-
-def _class_names(folder: Path | None, count: int) -> list[str]:
-    path = (folder or Path()) / "labels.txt"
-    try:
-        names = read_labels(path) if stat.S_ISREG(mode_of(path)) else []  # reading a pipe would wait for a writer
-    except InputError:
-        names = []
-    return list(tell_apart(names)) if len(names) == count else [str(i) for i in range(count)]

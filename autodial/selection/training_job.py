@@ -186,7 +186,7 @@ def _train(job: TrainingJob, workers: int) -> Path:
     }
     with heeding_signals(training.solver) as heeded:
         result = training.run(
-            [Lines(write_line)],
+            [Lines(write_line, training.solver.net.base_dir)],
             command=command_line("autodial train", options),
             begun=lambda: write_line(training.describe()),
         )

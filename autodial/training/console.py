@@ -28,10 +28,12 @@ class Lines(Monitor):
 
     Args:
         write: prints a line.
+        folder: the net's, whose labels.txt names the classes; None for numbers.
     """
 
-    def __init__(self, write: Callable[[str], None]) -> None:
+    def __init__(self, write: Callable[[str], None], folder: Path | None = None) -> None:
         self._write = write
+        self._folder = folder
 
     def displayed(self, row: TrainRow) -> None:
         speed = "" if row.images_per_s is None else f" ({row.images_per_s:.4g} images/s)"
@@ -44,7 +46,7 @@ class Lines(Monitor):
         self._write(f"Iteration {row.iteration}, testing net {row.net}")
         self._outputs("Test", row.outputs, row.loss_weights)
         for blob, recall in row.recalls.items():
-            self._write(f"    Test {describe_recall(blob, recall)}")
+            self._write(f"    Test {describe_recall(blob, recall, self._folder)}")
         if row.not_finite:
             self._write(f"Warning: {describe(row.not_finite)}, so that accuracies mean nothing")
 

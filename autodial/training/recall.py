@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from statistics import fmean
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from autodial.data.labels import labels_beside
 from autodial.layers import Accuracy
 from autodial.layers.base import canonical_axis
 from autodial.net.net import Net
@@ -81,10 +83,19 @@ def balanced_accuracy(recall: Sequence[float]) -> float:
     return fmean(known) if (known := [value for value in recall if not math.isnan(value)]) else math.nan
 
 
-def describe_recall(blob: str, recall: Sequence[float], shown: int = 12) -> str:
-    """`balanced accuracy of fc = 0.9, recall by class = [0.8, 1]`; of many classes, the lowest recalls with numbers."""
+def describe_recall(blob: str, recall: Sequence[float], folder: Path | None = None, *, shown: int = 12) -> str:
+    """`balanced accuracy of fc = 0.9, recall by class = [0.8, 1]`; of many classes, the lowest recalls with numbers.
+
+    Args:
+        folder: whose labels.txt names the classes, as in `[cat: 0.8, dog: 1]`; None, or without such a file, or with
+            one of another number of names: nothing does.
+        shown: the most classes whose recalls are all shown.
+    """
+    names = None if folder is None else labels_beside(folder, len(recall))
     balanced = f"balanced accuracy of {blob} = {balanced_accuracy(recall):.6g}"
     if len(recall) <= shown:
-        return f"{balanced}, recall by class = [{', '.join(f'{value:.4g}' for value in recall)}]"
+        named = (f"{value:.4g}" if names is None else f"{names[k]}: {value:.4g}" for k, value in enumerate(recall))
+        return f"{balanced}, recall by class = [{', '.join(named)}]"
     lowest = sorted((value, k) for k, value in enumerate(recall) if not math.isnan(value))[: shown // 2]
-    return f"{balanced}, lowest recalls: {', '.join(f'{value:.4g} (class {k})' for value, k in lowest)}"
+    named = (f"{value:.4g} ({f'class {k}' if names is None else names[k]})" for value, k in lowest)
+    return f"{balanced}, lowest recalls: {', '.join(named)}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -76,6 +77,28 @@ def test_descriptions_are_short_for_many_classes() -> None:
     )
     many = [0.9] * 20 + [0.1, math.nan, 0.2]
     assert "lowest recalls: 0.1 (class 20), 0.2 (class 22), 0.9 (class 0), " in describe_recall("fc", many)
+
+
+def test_descriptions_have_the_names_of_labels_txt_if_it_fits(tmp_path: Path) -> None:
+    (tmp_path / "labels.txt").write_text("cat\ndog\ncat\n")
+    shown = describe_recall("fc", [0.5, math.nan, 1], tmp_path)
+    assert shown == "balanced accuracy of fc = 0.75, recall by class = [cat_0: 0.5, dog: nan, cat_2: 1]"
+    assert describe_recall("fc", [0.5, 1], tmp_path) == describe_recall("fc", [0.5, 1])  # names of another net
+    (tmp_path / "labels.txt").write_text("".join(f"bird {k}\n" for k in range(23)))
+    shown = describe_recall("fc", [0.9] * 20 + [0.1, math.nan, 0.2], tmp_path)
+    assert "lowest recalls: 0.1 (bird 20), 0.2 (bird 22), 0.9 (bird 0), " in shown
+
+
+def test_train_and_test_name_the_classes_of_a_project(project: Path, autodial: Callable[..., Any]) -> None:
+    (project / "labels.txt").write_text("red\ngreen\nblue\n")
+    common = ("--device", "cpu", "--workers", "0")
+    _, trained, _ = autodial("train", "--solver", "solver.prototxt", *common, "-o", "run")
+    weights = ("--weights", "snapshots/stripes_iter_8.caffemodel")
+    _, tested, _ = autodial("test", "--net", "net.prototxt", *common, *weights)
+    for shown in (trained, tested):
+        assert re.search(
+            r"balanced accuracy of fc = \S+, recall by class = \[red: \S+, green: \S+, blue: \S+\]\n", shown
+        )
 
 
 def test_a_test_is_shown_with_balanced_accuracy() -> None:
