@@ -16,6 +16,7 @@ import torch
 
 from autodial import proto
 from autodial.comparison.methods import METHODS, Method, Shallow, solver_for, trained
+from autodial.comparison.shallow import MOST_FEATURES
 from autodial.comparison.shallow_job import ShallowJob
 from autodial.converters.net_text import net_to_text
 from autodial.errors import InputError
@@ -29,6 +30,7 @@ from autodial.proto import to_text, write_weights
 from autodial.selection.candidates import Candidate
 from autodial.selection.choice import Trial
 from autodial.selection.holdout import SourceLists
+from autodial.selection.outputs import count_features
 from autodial.selection.process_job import ProcessJob, Result
 from autodial.selection.training_job import (
     CONTEXT_BYTES,
@@ -321,7 +323,7 @@ class Comparison:
         """Find what would stop trainings later; returns the bytes that the largest is expected to take.
 
         Raises:
-            InputError: a net can't be built, or an image is missing.
+            InputError: a net can't be built, its features are too many for an alignment, or an image is missing.
         """
         largest = CONTEXT_BYTES
         if not all(cell.finished for cell in cells):
@@ -338,7 +340,24 @@ class Comparison:
                 raise InputError(f"method {method}: {error}") from error
             largest = max(largest, training_memory(solver))
             solver.close()
+        for name in dict.fromkeys(c.method for c in cells if isinstance(c.job, ShallowJob) and not c.finished):
+            self._check_features(name)
         return largest
+
+    def _check_features(self, name: str) -> None:
+        """Refuse a Shallow for a net whose classifier reads more values than an alignment takes."""
+        method = METHODS[name]
+        assert isinstance(method, Shallow)
+        net = self.folder / method.net / NET
+        try:
+            count = count_features(proto.read_net(net), self.folder / TARGET_LIST, net.parent)
+        except InputError as error:
+            raise InputError(f"method {name}: {error}") from error
+        if count > MOST_FEATURES:
+            raise InputError(
+                f"method {name}: the classifier of {net} reads {count:,} values, and an alignment takes at most "
+                f"{MOST_FEATURES:,}: leave {name} out of `methods`"
+            )
 
     @staticmethod
     def waves(cells: Sequence[Cell]) -> list[list[Cell]]:

@@ -16,6 +16,8 @@ from numpy.typing import NDArray
 Floats: TypeAlias = NDArray[np.float64]
 Map: TypeAlias = Callable[[Floats], Floats]
 
+MOST_FEATURES = 8192
+"""Most features D for which matrices of all pairs are computed."""
 TCA_ROWS = 1000
 """Most features of each domain that transfer components are computed from, as the time grows with their cube."""
 _TRADE_OFF = 1.0

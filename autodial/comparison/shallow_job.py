@@ -11,12 +11,8 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from autodial.errors import InputError
 from autodial.selection.process_job import FILE, ProcessJob
 from autodial.selection.training_job import TrainingJob
-
-_MOST_FEATURES = 8192
-"""Most features for which matrices of all pairs are computed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +42,7 @@ class ShallowJob(ProcessJob):
         """Align the features, fit the classifier, and keep the outputs and the result.
 
         Raises:
-            InputError: images can't be read, or there are too many features.
+            InputError: images can't be read.
         """
         from autodial.comparison.shallow import ALIGNMENTS, log_probabilities, subspace_size
         from autodial.selection.outputs import Outputs, draw_rows
@@ -57,11 +53,6 @@ class ShallowJob(ProcessJob):
         source = net.features(self.source, "source").astype(np.float64)
         target = net.features(self.target).astype(np.float64)
         test = target[:0] if self.test is None else net.features(self.test).astype(np.float64)
-        if source.shape[1] > _MOST_FEATURES:
-            raise InputError(
-                f"the classifier reads {source.shape[1]} values, more than the {_MOST_FEATURES} that {self.method} can "
-                "take"
-            )
         both = np.concatenate([source, target])
         mean, scale = both.mean(axis=0), both.std(axis=0)
         source, target, test = ((rows - mean) / np.where(scale > 0, scale, 1) for rows in (source, target, test))

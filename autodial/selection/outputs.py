@@ -6,6 +6,7 @@ import zipfile
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from math import prod
 from pathlib import Path
 from typing import TypeAlias
 
@@ -28,6 +29,7 @@ from autodial.evaluation.domains import (
 )
 from autodial.evaluation.recalibrate import recalibrate, with_statistics
 from autodial.evaluation.scoring import Scorer
+from autodial.layers import Shape
 from autodial.layers.dial import DomainAlignment, DomainName, domain_names
 from autodial.net.net import Net
 from autodial.netparam.graph import Graph
@@ -158,10 +160,7 @@ class TrainedNet:
             trained = TrainData((self._test,), reading(self._test, target))
         self._sources = [without_augmentation(data, self._test) for data in trained.sources]
         self._target = without_augmentation(trained.target, self._test)
-        param, logits = fed_net(net, self._test.blob, self._batches(self._target).shape)
-        if logits is None:
-            raise InputError("the TEST phase has no blob, or several, that its loss, Accuracy or Softmax layer reads")
-        self._logits, self._features = logits, _classifier_input(param, logits)
+        param, self._logits, self._features = _scoring(net, self._test.blob, self._batches(self._target).shape)
         self._built = Net(param, pb.TEST).to(device)
         layers = (self._built.layer(name) for name in self._built.layer_names)
         self._dials = [layer for layer in layers if isinstance(layer, DomainAlignment)]
@@ -289,6 +288,30 @@ class TrainedNet:
         if not rows:
             raise InputError("`target_labels`: the TEST phase's list has no label that is a class")
         return np.stack([row.probabilities for row in rows]), np.array([row.label for row in rows], np.int64)
+
+
+def count_features(net: pb.NetParameter, target: Path, base_dir: Path) -> int:
+    """How many values D `TrainedNet.features` will give for an image, before the net is trained.
+
+    Args:
+        net, target, base_dir: as `TrainedNet` takes them.
+
+    Raises:
+        InputError: the net has no TEST phase that ends in logits, or an image can't be read.
+    """
+    test = data_in_test(net, aligned=False)
+    data = without_augmentation(reading(test, target), test)
+    images = DomainBatches(data, test.blob, device=torch.device("cpu"), workers=0, base_dir=base_dir)
+    param, _, features = _scoring(net, test.blob, images.shape)
+    return prod(Net(param, pb.TEST).blob_shapes[features][1:])
+
+
+def _scoring(net: pb.NetParameter, blob: str, shape: Shape) -> tuple[pb.NetParameter, str, str]:
+    """What gives the scores of images in a blob: the net, and the names of the logits and of the classifier's input."""
+    param, logits = fed_net(net, blob, shape)
+    if logits is None:
+        raise InputError("the TEST phase has no blob, or several, that its loss, Accuracy or Softmax layer reads")
+    return param, logits, _classifier_input(param, logits)
 
 
 def _classifier_input(net: pb.NetParameter, logits: str) -> str:

@@ -20,7 +20,7 @@ from autodial.comparison.methods import METHODS, Method
 from autodial.deploy import Predictor
 from autodial.errors import InputError
 from autodial.report.trained_net import find_trained_net
-from autodial.selection.outputs import Outputs
+from autodial.selection.outputs import Outputs, count_features
 from autodial.system.outputs import locked
 
 WORDS = ("--source", "source", "--target", "target", "--base", "net.prototxt")
@@ -291,6 +291,25 @@ def test_a_comparison_that_is_refused_leaves_nothing(project: Path, tmp_path: Pa
         result = compare(str(place), *words, "--target", "target", "--base", str(tmp_path / "net/net.prototxt"))
         assert isinstance(result.exception, InputError) and "unknown" in str(result.exception), result.output
     assert not new.exists() and not list(empty.iterdir())
+
+
+def test_features_that_are_too_many_for_an_alignment_are_refused_before_training(project: Path, tmp_path: Path) -> None:
+    (wide := tmp_path / "wide").mkdir()
+    shutil.copy("solver.prototxt", wide)
+    net = Path("net.prototxt").read_text()
+    (wide / "net.prototxt").write_text(net.replace("num_output: 4 kernel_size: 3", "num_output: 228 kernel_size: 3"))
+    words = ("--source", "source", "--target", "target", "--base", str(wide / "net.prototxt"), "--seeds", "1")
+    message = error(str(tmp_path / "new"), *words, "--methods", "source-only,gfk")
+    assert message.startswith("method gfk: the classifier of ") and "leave gfk out of --methods" in message
+    assert f"reads {228 * 6 * 6:,} values, and an alignment takes at most 8,192" in message
+    assert not (tmp_path / "new").exists()
+
+
+def test_features_are_counted_as_they_are_stored(project: Path) -> None:
+    folder = Path("table/source-only")
+    stored = Outputs.read(folder / "seed_3/outputs.npz").features
+    net = proto.read_net(folder / "train_val.prototxt")
+    assert count_features(net, Path("table/target.txt"), folder) == stored.shape[1] == 4 * 6 * 6
 
 
 def test_a_folder_that_does_not_say_what_was_asked_for(project: Path, tmp_path: Path) -> None:
