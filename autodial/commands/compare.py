@@ -138,7 +138,9 @@ def compare(
     made_from |= {"--skip-bad": skip_bad or None, "--same-schedule": same_schedule or None}
     named = [option for option, value in made_from.items() if value is not None]
     if len(folders) > 1:
-        wanted = {"--methods": methods, "--seeds": seeds, "--target-labels": target_labels or None}
+        wanted: dict[str, object] = {"--methods": methods, "--seeds": seeds, "--target-labels": target_labels or None}
+        # nothing is run: their tables are put together
+        wanted |= {"--device": None if device == "auto" else device, "--jobs": jobs, "--workers": workers}
         for option in (*named, *(option for option, value in wanted.items() if value is not None)):
             raise InputError(f"{option} is for one comparison, and several are named: give it to that one's command")
         _join(folders, output, as_json=as_json)

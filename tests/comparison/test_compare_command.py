@@ -27,12 +27,15 @@ WORDS = ("--source", "source", "--target", "target", "--base", "net.prototxt")
 METHOD_NAMES = ("source-only", "adabn", "gfk")
 
 
-def compare(*arguments: str) -> Result:
-    return CliRunner().invoke(app, ["compare", *arguments, "--device", "cpu", "--jobs", "2", "--workers", "0"])
+RUNNING = ("--device", "cpu", "--jobs", "2", "--workers", "0")
 
 
-def error(*arguments: str) -> str:
-    result = compare(*arguments)
+def compare(*arguments: str, running: tuple[str, ...] = RUNNING) -> Result:
+    return CliRunner().invoke(app, ["compare", *arguments, *running])
+
+
+def error(*arguments: str, running: tuple[str, ...] = RUNNING) -> str:
+    result = compare(*arguments, running=running)
     assert isinstance(result.exception, InputError), result.output
     return str(result.exception)
 
@@ -248,12 +251,13 @@ def test_wrong_words(project: Path, tmp_path: Path) -> None:
     assert "holds no comparison: name --source, --target and --base" in error(str(tmp_path / "none"))
     assert "takes --source, --target and --base" in error("other", "--source", "source")
     assert "takes --source, --target and --base" in error("table", "--epochs", "3")
-    assert "--target-labels is for one comparison" in error("table", "table", "--target-labels")
-    assert "table is given twice: name each folder once" in error("table", "table")
-    assert "table/../table and table are the same folder" in error("table", "table/../table")
-    assert "-o table holds a comparison" in error("table", str(tmp_path), "-o", "table")
+    for option in (("--target-labels",), RUNNING[:2], RUNNING[2:4], RUNNING[4:]):
+        assert f"{option[0]} is for one comparison" in error("table", "table", running=option)
+    assert "table is given twice: name each folder once" in error("table", "table", running=())
+    assert "table/../table and table are the same folder" in error("table", "table/../table", running=())
+    assert "-o table holds a comparison" in error("table", str(tmp_path), "-o", "table", running=())
     assert "-o is for the table of several" in error("table", "-o", "all")
-    assert "holds no finished comparison" in error("table", str(tmp_path))
+    assert "holds no finished comparison" in error("table", str(tmp_path), running=())
     with locked(project / "table", "autodial compare"):
         assert "another `autodial compare` is at work in" in error("table")
 
