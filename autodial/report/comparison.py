@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from autodial.evaluation.domains import sources_of
 from autodial.netparam.differences import Difference, differences
 from autodial.report.comparison_figures import (
     DRAWN_RUNS,
@@ -224,18 +225,21 @@ class _ComparisonWriter(Writer):
 
     def alphas(self) -> None:
         self.page.section("Alpha by depth")
-        found = [(one.run.alphas(), look) for one, look in zip(self.runs, self._looks, strict=True)]
-        found = [(curves, look) for curves, look in found if curves][:DRAWN_RUNS]
+        found = [(one.run, one.run.alphas(), look) for one, look in zip(self.runs, self._looks, strict=True)]
+        found = [(run, curves, look) for run, curves, look in found if curves][:DRAWN_RUNS]
         if not found:
             self.absent("No alphas", Absent("no run has logged any"))
             return
-        series, looks = [curves for curves, _ in found], [look for _, look in found]
+        series, looks = [curves for _, curves, _ in found], [look for _, _, look in found]
+        joints = {1 / (1 + sources_of(run.train_net)) for run, _, _ in found}
+        joint = joints.pop() if len(joints) == 1 else None
+        at = "1 by the number of domains" if joint is None else f"{joint:.3g}"
         self.figure(
             "alphas",
-            partial(draw_overlaid_alphas, series, looks),
+            partial(draw_overlaid_alphas, series, looks, joint=joint),
             "The last alpha of each Dial layer by depth, a line per run. The table below has means.",
             "The last logged alpha of each Dial layer. At 1 each domain is normalized with statistics of its own, at "
-            "0.5 both with joint ones.",
+            f"{at} all with joint ones.",
         )
         layers = dict.fromkeys(curve.name for curves in series for curve in curves)
         self.page.table(

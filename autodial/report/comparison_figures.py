@@ -75,13 +75,18 @@ def draw_overlaid(
 
 
 def draw_overlaid_alphas(
-    series: Sequence[Sequence[Curve]], looks: Sequence[tuple[int, str]], width: float = WIDE
+    series: Sequence[Sequence[Curve]],
+    looks: Sequence[tuple[int, str]],
+    *,
+    joint: float | None = 0.5,
+    width: float = WIDE,
 ) -> Figure:
     """The last alpha of each Dial layer by depth, a line per run.
 
     Args:
         series: of each run, the curves of its Dial layers, from the net's input to its output; one layer or more.
         looks: number and name of what each run's colour and dashes stand for.
+        joint: the alpha with which all domains have joint statistics; None if it is not the same in all runs.
     """
     figure = new_figure(width, _height([name for _, name in looks], width))
     axes = figure.subplots()
@@ -95,7 +100,7 @@ def draw_overlaid_alphas(
         lines.setdefault(name, line)
         ends.setdefault(name, []).append(values[-1])
     longest = max(series, key=len)
-    set_alpha_axis(axes)
+    set_alpha_axis(axes, joint)
     axes.set_xlim(0.5, len(longest) + 0.5)
     same = all([curve.name for curve in curves] == [curve.name for curve in longest] for curves in series)
     name_depths(axes, [curve.name if same else str(i) for i, curve in enumerate(longest, 1)])

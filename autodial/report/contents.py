@@ -255,6 +255,7 @@ class _RunWriter(Writer):
             why = "nothing was logged yet" if self.run.dials else "the net has no Dial layer"
             self.absent("No alphas", Absent(why))
             return
+        joint = 1 / (1 + sources_of(self.run.train_net))
         last = [np.nan if curve.last is None else curve.last for curve in curves]
         half = (len(last) + 1) // 2
         halves = (
@@ -265,11 +266,11 @@ class _RunWriter(Writer):
         )
         self.figure(
             "alpha-by-depth",
-            partial(draw_alphas_by_depth, curves),
+            partial(draw_alphas_by_depth, curves, joint=joint),
             f"Alpha of {counted(len(curves), 'Dial layer')} by depth, from {last[0]:.3f} at the input to "
             f"{last[-1]:.3f} at the output.{halves} The table below has every value.",
             "Alpha by layer depth. At 1 each domain is normalized with statistics of its own, at "
-            f"{1 / (1 + sources_of(self.run.train_net)):.3g} all with joint ones. "
+            f"{joint:.3g} all with joint ones. "
             f"The paper finds values nearer 1 in lower layers.{halves}",
         )
         many = (
@@ -277,7 +278,7 @@ class _RunWriter(Writer):
         )
         self.figure(
             "alpha-by-iteration",
-            partial(draw_alphas_by_iteration, curves, self._resumed),
+            partial(draw_alphas_by_iteration, curves, self._resumed, joint=joint),
             f"Alpha by iteration, up to {curves[0].iterations[-1]:,}. {_describe_range(curves)}",
             f"Alpha by iteration.{many}",
         )

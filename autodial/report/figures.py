@@ -48,6 +48,8 @@ _LINES = 8
 """Dial layers that get a line each; more become the rows of a map."""
 _NAMED = 12
 """Layers whose names fit along an axis."""
+_TOO_NEAR = 0.04
+"""Alphas whose names on an axis would overlap."""
 _BINS = 40
 _LEGIBLE = 4.0
 """Points of the smallest letters."""
@@ -59,8 +61,12 @@ CONFUSION_CLASSES = 20
 """Rows of a confusion matrix; of more classes, those with the most errors have a row, and the others share the last."""
 
 
-def draw_alphas_by_depth(alphas: Sequence[Curve], width: float = WIDE) -> Figure:
-    """Alpha of each Dial layer, first and last logged, from the net's input to its output (the paper's figure)."""
+def draw_alphas_by_depth(alphas: Sequence[Curve], *, joint: float = 0.5, width: float = WIDE) -> Figure:
+    """Alpha of each Dial layer, first and last logged, from the net's input to its output (the paper's figure).
+
+    Args:
+        joint: the alpha with which all domains have joint statistics: 1 by the number of domains.
+    """
     figure = new_figure(width, 3.6)
     axes = figure.subplots()
     depth = np.arange(1, len(alphas) + 1)
@@ -75,7 +81,7 @@ def draw_alphas_by_depth(alphas: Sequence[Curve], width: float = WIDE) -> Figure
         (line,) = axes.plot(depth, values, markersize=size, **look)
         iteration = alphas[0].iterations[place]
         labels[iteration] = LineLabel(f"at iteration {iteration:,}", values[-1], line)
-    set_alpha_axis(axes)
+    set_alpha_axis(axes, joint)
     axes.set_xlim(0.5, len(alphas) + 0.5)
     name_depths(axes, [curve.name for curve in alphas])
     label_lines(axes, list(labels.values()))
@@ -95,27 +101,29 @@ def name_depths(axes: Axes, names: Sequence[str]) -> None:
         axes.set_xlabel("number of the Dial layer, from the input")
 
 
-def draw_alphas_by_iteration(alphas: Sequence[Curve], resumed_at: Sequence[int], width: float = WIDE) -> Figure:
-    """Alpha by iteration: a line for each of few layers, a map of depth and iteration for many."""
+def draw_alphas_by_iteration(
+    alphas: Sequence[Curve], resumed_at: Sequence[int], *, joint: float = 0.5, width: float = WIDE
+) -> Figure:
+    """Alpha by iteration: a line for each of few layers, a map of depth and iteration for many.
+
+    Args:
+        joint: as in `draw_alphas_by_depth`.
+    """
     if len(alphas) > _LINES:
-        return _draw_alpha_map(alphas, width)
+        return _draw_alpha_map(alphas, joint, width)
     figure = new_figure(width, 3.6)
-    plot_alphas(figure.subplots(), alphas, resumed_at)
-    return figure
-
-
-def plot_alphas(axes: Axes, alphas: Sequence[Curve], resumed_at: Sequence[int] = ()) -> None:
-    """Alpha by iteration, a line for each layer with its name at the end."""
+    axes = figure.subplots()
     labels = []
     for i, curve in enumerate(alphas):
         (line,) = axes.plot(*thinned(curve), **line_style(i), **_markers(curve, i))
         labels.append(LineLabel(curve.name, _last_finite(curve), line))
-    set_alpha_axis(axes)
+    set_alpha_axis(axes, joint)
     set_iterations(axes, alphas, resumed_at)
     label_lines(axes, labels)
+    return figure
 
 
-def _draw_alpha_map(alphas: Sequence[Curve], width: float) -> Figure:
+def _draw_alpha_map(alphas: Sequence[Curve], joint: float, width: float) -> Figure:
     figure = new_figure(width, min(7.0, 1.5 + 0.14 * len(alphas)))
     axes = figure.subplots()
     columns = [thinned(curve) for curve in alphas]
@@ -125,7 +133,7 @@ def _draw_alpha_map(alphas: Sequence[Curve], width: float) -> Figure:
         np.arange(1, len(alphas) + 1),
         np.array([values for _, values in columns]),
         cmap=COLOUR_MAP,
-        vmin=min([0.5, *(value for _, values in columns for value in values[np.isfinite(values)])]),
+        vmin=min([joint, *(value for _, values in columns for value in values[np.isfinite(values)])]),
         vmax=1,
         shading="nearest",
         rasterized=True,
@@ -139,7 +147,8 @@ def _draw_alpha_map(alphas: Sequence[Curve], width: float) -> Figure:
         axes.yaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
         axes.set_ylabel("depth: number of the Dial layer, from the input")
     bar = figure.colorbar(image, ax=axes, label="alpha")
-    bar.ax.set_yticks([0.5, 0.6, 0.7, 0.8, 0.9, 1], ["0.5 joint", "0.6", "0.7", "0.8", "0.9", "1 own"])
+    ticks = _alpha_ticks(joint, joint)
+    bar.ax.set_yticks(ticks, [f"{ticks[0]:.2g} joint", *(f"{tick:.1f}" for tick in ticks[1:-1]), "1 own"])
     return figure
 
 
@@ -408,17 +417,28 @@ def thinned(curve: Curve) -> tuple[Floats, Floats]:
     return tuple(np.array([column[group].mean() for group in groups]) for column in (iterations, values))  # type: ignore[return-value]
 
 
-def set_alpha_axis(axes: Axes) -> None:
-    """Give an axes alpha's scale, from joint statistics, which several sources have below 0.5, to each domain's own."""
-    drawn = axes.dataLim.ymin
-    tenths = range(5 if not drawn < 0.5 else int(10 * drawn), 11)
-    names = [f"{tenth / 10:g}" for tenth in tenths]
-    if len(tenths) == 6:
-        names[0] = "joint 0.5"
-    names[-1] = "own 1"
-    axes.set_ylim(tenths[0] / 10 - 0.02, 1.02)
-    axes.set_yticks([tenth / 10 for tenth in tenths], names)
+def set_alpha_axis(axes: Axes, joint: float | None) -> None:
+    """Give an axes alpha's scale, from joint statistics to each domain's own.
+
+    Args:
+        joint: as in `draw_alphas_by_depth`; None if it is not the same for all that is drawn.
+    """
+    lowest = 0.5 if joint is None else joint
+    if axes.dataLim.ymin < lowest:
+        lowest = float(axes.dataLim.ymin)
+    ticks = _alpha_ticks(lowest, joint)
+    names = [f"joint {tick:.2g}" if tick == joint else f"{tick:.1f}" for tick in ticks]
+    axes.set_ylim(lowest - 0.02, 1.02)
+    axes.set_yticks(ticks, [*names[:-1], "own 1"])
     axes.set_ylabel("alpha")
+
+
+def _alpha_ticks(lowest: float, joint: float | None) -> list[float]:
+    """The tenths from `lowest` to 1, and `joint` in the place of a tenth too near to it."""
+    tenths = [tenth / 10 for tenth in range(11) if tenth / 10 >= lowest]
+    if joint is None:
+        return tenths
+    return sorted([joint, *(tenth for tenth in tenths if abs(tenth - joint) > _TOO_NEAR)])
 
 
 def set_iterations(axes: Axes, curves: Sequence[Curve], resumed_at: Sequence[int]) -> None:

@@ -198,6 +198,9 @@ def test_figures_of_many_runs_and_classes() -> None:
         layers = [[Curve(f"dial {k}", iterations=[0], values=[0.5 + 0.01 * k]) for k in range(20)] for _ in range(3)]
         alphas = draw_overlaid_alphas(layers, [(i, f"setting {i}") for i in range(3)], width=NARROW)
         assert [len(line.get_xdata()) for line in alphas.axes[0].lines] == [20, 20, 20]
+        assert alphas.axes[0].get_yticklabels()[0].get_text() == "joint 0.5"
+        differing = draw_overlaid_alphas(layers, [(i, f"setting {i}") for i in range(3)], joint=None)
+        assert differing.axes[0].get_yticklabels()[0].get_text() == "0.5"
         rng = np.random.default_rng(0)
         matrices = [rng.poisson(2, (50, 50)) for _ in range(3)]
         shown = shown_confusion_of(matrices)

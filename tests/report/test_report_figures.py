@@ -130,6 +130,29 @@ def test_alphas_that_are_not_finite_are_drawn() -> None:
     check(partial(figures.draw_alphas_by_iteration, [curve(f"dial{i}", [None, None]) for i in range(10)], []))
 
 
+@pytest.mark.parametrize(
+    ("joint", "values", "line", "bar"),
+    [
+        (1 / 2, [0.9, 0.55], ["joint 0.5", "0.6", "0.7"], ["0.5 joint", "0.6", "0.7"]),
+        (1 / 3, [0.9, 0.55], ["joint 0.33", "0.4", "0.5"], ["0.33 joint", "0.4", "0.5"]),
+        (1 / 3, [0.9, 0.15], ["0.2", "joint 0.33", "0.4"], ["0.33 joint", "0.4", "0.5"]),
+        (1 / 10, [0.9, 0.2], ["joint 0.1", "0.2", "0.3"], ["0.1 joint", "0.2", "0.3"]),
+    ],
+)
+def test_alpha_of_joint_statistics_depends_on_the_number_of_domains(
+    joint: float, values: list[float | None], line: list[str], bar: list[str]
+) -> None:
+    """1 by their number: one source and a target, two and a target, nine and a target."""
+    few, many = ([curve(f"dial{i}", values) for i in range(count)] for count in (2, 10))
+    for draw, axes, lowest in (
+        (partial(figures.draw_alphas_by_depth, few), 0, line),
+        (partial(figures.draw_alphas_by_iteration, few, []), 0, line),
+        (partial(figures.draw_alphas_by_iteration, many, []), 1, bar),
+    ):
+        labels = [label.get_text() for label in draw(joint=joint).axes[axes].get_yticklabels()]
+        assert labels[:3] == lowest and labels[-1] in ("own 1", "1 own")
+
+
 def test_hostile_names_are_drawn() -> None:
     check(partial(figures.draw_alphas_by_depth, [curve(name, [1.0, 0.7]) for name in HOSTILE]))
     check(partial(figures.draw_alphas_by_iteration, [curve(name, [1.0, 0.7]) for name in HOSTILE], []))
