@@ -175,10 +175,16 @@ def _check_weights(path: Path, error: Exception | None = None) -> None:
     if second is None:
         return
     if not second.is_file():
+        remedy = "copy or link" if path.is_symlink() else "copy"
         raise InputError(
-            f"{path}: its weights lie in a second file, {second.name}, which is not beside it: copy both files"
+            f"{path}: its weights lie in a second file, which is not at {second}: {remedy} it there"
         ) from error
     external = error is not None and "external" in str(error).lower()  # ONNX Runtime's word for such files
+    if external and not (real := second.resolve()).is_relative_to(folder := path.resolve().parent):
+        raise InputError(
+            f"{second} is a link to {real}, and ONNX Runtime reads a model's weights from the model's own folder only, "
+            f"{folder}: copy them there"
+        ) from error
     if external or not belong_together(path, second):
         raise InputError(
             f"{second} is cut short, or is not the file with the weights of {path.name}: export or copy both again"
