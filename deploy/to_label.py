@@ -12,9 +12,10 @@ import contextlib
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -202,16 +203,54 @@ def choose_to_label(
     if (other := elsewhere(inputs)) is not None:
         raise _not_here(other)
     images = expand(inputs, PassedOver([final]))
-    with local_model(os.fspath(model)) as file:
+    with local_model(os.fspath(model)) as file:  # also while it runs: errors name its address
         predictor = Predictor(file, options.device, options.threads or available_cpus())
-    classes = predictor.info.classes
-    columns = options.columns(classes, os.fspath(model))
-    sorter = None
-    if options.sort_into is not None:
-        sorter = Sorter(Path(options.sort_into), classes, copy=options.copy, inputs=inputs, resume=False)
+        classes = predictor.info.classes
+        columns = options.columns(classes, os.fspath(model))
+        sorter = None
+        if options.sort_into is not None:
+            sorter = Sorter(Path(options.sort_into), classes, copy=options.copy, inputs=inputs, resume=False)
+        started = time.perf_counter()
+        looked = _look(predictor, images, options, progress)
 
-    started = time.perf_counter()
-    pool, failed, done, first_error = _Pool(len(classes)), 0, 0, ""
+    chosen, probabilities = looked.pool.draw(count)
+    rows = score([_lasting(image) for image in chosen], probabilities, probabilities, columns)
+    if sorter is not None:
+        for number, row in enumerate(rows):
+            try:
+                sorter.place(Path(row.path), row.classes[0], number)
+            except FileNotFoundError:
+                raise WorkError(f"{row.path} was removed before it could be sorted: run the command again") from None
+    form = _ListToLabel(columns)
+    with replacing(final) as written:
+        written.write(form.header() + form.encode(rows))
+    return ToLabel(
+        table=Path(output),
+        chosen=len(rows),
+        images=looked.images,
+        errors=looked.errors,
+        first_error=looked.first_error,
+        seconds=time.perf_counter() - started,
+        device=predictor.device,
+        provider=predictor.provider,
+        counts=dict(Counter(classes[row.classes[0]] for row in rows).most_common()),
+    )
+
+
+class _Looked(NamedTuple):
+    """What came of looking at all images; the numbers are ToLabel's."""
+
+    pool: _Pool
+    images: int
+    errors: int
+    first_error: str
+
+
+def _look(
+    predictor: Predictor, images: Iterator[ImageFile], options: PredictOptions, progress: Callable[[int], None] | None
+) -> _Looked:
+    """Run the model on all images; WorkError as `choose_to_label` says."""
+    pool, failed, done, first_error = _Pool(len(predictor.info.classes)), 0, 0, ""
     workers = options.workers or available_cpus()
     reader = read_batches(predictor, images, options.batch_size, workers, label_damaged=options.label_damaged)
     with contextlib.closing(reader) as batches:
@@ -240,29 +279,7 @@ def choose_to_label(
                 progress(done)
     if failed == done:
         raise WorkError(f"no image can be labelled, the first one because of this: {first_error}")
-
-    chosen, probabilities = pool.draw(count)
-    rows = score([_lasting(image) for image in chosen], probabilities, probabilities, columns)
-    if sorter is not None:
-        for number, row in enumerate(rows):
-            try:
-                sorter.place(Path(row.path), row.classes[0], number)
-            except FileNotFoundError:
-                raise WorkError(f"{row.path} was removed before it could be sorted: run the command again") from None
-    form = _ListToLabel(columns)
-    with replacing(final) as written:
-        written.write(form.header() + form.encode(rows))
-    return ToLabel(
-        table=Path(output),
-        chosen=len(rows),
-        images=done,
-        errors=failed,
-        first_error=first_error,
-        seconds=time.perf_counter() - started,
-        device=predictor.device,
-        provider=predictor.provider,
-        counts=dict(Counter(classes[row.classes[0]] for row in rows).most_common()),
-    )
+    return _Looked(pool, done, failed, first_error)
 
 
 def _lasting(image: ImageFile) -> str:

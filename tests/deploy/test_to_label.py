@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnxruntime
 import pytest
 import typer
 from exported_model import CLASSES
@@ -183,3 +184,17 @@ def test_images_without_labels_end_the_run_where_asked(model: Any, photos: Path,
     with pytest.raises(WorkError, match="no image can be labelled, the first one because of this"):
         run(model.path, photos / "a.png", "-o", tmp_path / "out.csv", "--to-label", 2)
     assert not (tmp_path / "out.csv").exists()
+
+
+def test_a_run_that_fails_names_the_model_s_address(
+    model: Any, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not the copy that is run."""
+    pytest.importorskip("fsspec")
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(onnxruntime.InferenceSession, "run", fail)
+    with pytest.raises(WorkError, match=rf"^local://{model.path}: ONNX Runtime failed on a batch"):
+        choose_to_label(f"local://{model.path}", [photos], tmp_path / "out.csv", 2, PredictOptions(device="cpu"))
