@@ -34,12 +34,12 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 def _suits_onednn(x: Tensor, weight: Tensor) -> bool:
     return (
         _ON_AMD
+        and not torch.compiler.is_compiling()  # exporters know F.linear, and sizes may be open below
         and x.device.type == weight.device.type == "cpu"
         and x.dtype == weight.dtype == torch.float32
         and x.numel() * weight.shape[0] >= _WORTHWHILE
         and bool(torch.backends.mkldnn.enabled)
         and not torch.is_autocast_enabled("cpu")
-        and not torch.compiler.is_compiling()  # exporters know F.linear
         and not torch._C._are_functorch_transforms_active()
     )
 

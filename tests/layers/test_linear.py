@@ -88,7 +88,9 @@ def test_small_maps_are_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not by_onednn(linear(*arguments(5, 9)))
 
 
-def test_exporters_see_a_linear_layer() -> None:
+def test_exporters_see_a_linear_layer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_WORTHWHILE", 1000)
+
     class Map(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -97,5 +99,5 @@ def test_exporters_see_a_linear_layer() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return linear(x, self.weight, None)
 
-    program = torch.export.export(Map(), (torch.ones(5, 9),))
+    program = torch.export.export(Map(), (torch.ones(5, 9),), dynamic_shapes=({0: torch.export.Dim("batch")},))
     assert torch.ops.aten.linear.default in [node.target for node in program.graph.nodes]
