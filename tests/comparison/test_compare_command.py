@@ -7,10 +7,12 @@ import json
 import os
 import shlex
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from forked import commands_are_forked
 from typer.testing import CliRunner, Result
 
 from autodial import proto
@@ -20,6 +22,7 @@ from autodial.comparison.methods import METHODS, Method
 from autodial.deploy import Predictor
 from autodial.errors import InputError
 from autodial.report.trained_net import find_trained_net
+from autodial.selection import processes
 from autodial.selection.outputs import Outputs, count_features
 from autodial.system.outputs import locked
 
@@ -58,6 +61,12 @@ def copied(folder: Path) -> Path:
     record["folder"] = str(place)
     (place / "comparison.json").write_text(json.dumps(record))
     return place
+
+
+@pytest.fixture(scope="module", autouse=True)
+def runs_are_forked() -> Iterator[None]:
+    with commands_are_forked(processes):
+        yield
 
 
 @pytest.fixture(scope="module")

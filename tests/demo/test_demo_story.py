@@ -13,12 +13,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from forked import commands_are_forked
 from rich.console import Console
 from scipy.stats import entropy  # type: ignore[import-untyped]
 from sklearn.metrics import accuracy_score
 
 from autodial.data.image_list import ImageList
-from autodial.demo import story
+from autodial.demo import steps, story
 from autodial.demo.choice import information
 from autodial.demo.steps import Steps
 from autodial.errors import InputError, WorkError
@@ -46,7 +47,8 @@ def test_the_demo_trains_chooses_exports_and_predicts(tmp_path: Path, monkeypatc
     out = io.StringIO()
     demo = Path("demo")
     console = Console(file=out, width=100, soft_wrap=True)
-    result = story.run_demo(demo, seed=3, device="cpu", console=console, recipe=RECIPE)
+    with commands_are_forked(steps):
+        result = story.run_demo(demo, seed=3, device="cpu", console=console, recipe=RECIPE)
 
     # the accuracies are those of the tables that `autodial test` would write
     truth = [entry.label for entry in ImageList.read(demo / "target_test.txt")]
@@ -123,12 +125,12 @@ def test_a_working_directory_whose_list_would_be_read_instead_is_refused(
 
 def test_a_command_that_fails_is_named_with_its_last_line() -> None:
     log = io.StringIO()
-    steps = Steps(Console(file=io.StringIO()), log)
+    shown = Steps(Console(file=io.StringIO()), log)
     command = "autodial test --net missing.prototxt --weights w.caffemodel"
     with pytest.raises(
         WorkError, match=rf"`{re.escape(command)}` failed with status 2: .*missing\.prototxt does not exist"
     ):
-        steps.run_side_by_side([command], processes=1, threads=1)
+        shown.run_side_by_side([command], processes=1, threads=1)
     assert f"$ {command}" in log.getvalue()
 
 

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ import h5py
 import numpy as np
 import pytest
 from cards import read_card, rows
+from forked import commands_are_forked
 from sklearn.metrics import recall_score
 from typer.testing import CliRunner, Result
 
@@ -25,7 +26,7 @@ from autodial import proto
 from autodial.cli import app
 from autodial.data.image_list import ImageList
 from autodial.errors import InputError
-from autodial.selection import criteria
+from autodial.selection import criteria, processes
 from autodial.selection.outputs import Outputs
 from autodial.selection.training_job import TrainingJob
 from autodial.system.outputs import locked
@@ -60,6 +61,13 @@ def relabel(name: str, label: int) -> None:
     """Give all images of a list one label."""
     lines = Path(name).read_text().splitlines()
     Path(name).write_text("".join(f"{line.rpartition(' ')[0]} {label}\n" for line in lines))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def candidates_are_forked() -> Iterator[None]:
+    """But for those of commands that a test starts as processes."""
+    with commands_are_forked(processes):
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -12,6 +12,7 @@ import cv2
 import numpy as np
 import pytest
 import torch
+from forked import forkserver
 from groups import end_all
 from small_net import small_net
 from torch.distributed import TCPStore
@@ -90,12 +91,7 @@ def no_process_outlives_its_test() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def processes() -> multiprocessing.context.ForkServerContext:
-    """Where processes come from that have torch loaded, and no threads of its."""
-    if "forkserver" not in multiprocessing.get_all_start_methods():
-        pytest.skip("Windows has no forkserver")
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["autodial.training.solver"])
-    return context
+    return forkserver()
 
 
 @pytest.fixture
