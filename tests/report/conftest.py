@@ -13,6 +13,11 @@ import cv2
 import numpy as np
 import pytest
 from small_net import small_net
+from typer.testing import CliRunner
+
+from autodial.cli import app
+from autodial.report import writer
+from autodial.report.style import Picture
 
 CLASSES = ["<b>cats & dogs</b>", "$x_1$", "日本語"]
 NET = small_net(
@@ -71,16 +76,41 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture
-def project(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A copy of the trained project, made the working directory, in which nothing leads to the original."""
-    folder = tmp_path / "project"
+def copied(trained: Path, folder: Path) -> Path:
+    """A copy of the trained project, in which nothing leads to the original."""
     shutil.copytree(trained, folder)
     for name in ("run.json", "log.jsonl"):
         path = folder / "run" / name
         path.write_text(path.read_text().replace(str(trained), str(folder)))
+    return folder
+
+
+@pytest.fixture
+def project(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of the trained project, made the working directory."""
+    folder = copied(trained, tmp_path / "project")
     monkeypatch.chdir(folder)
     return folder
+
+
+@pytest.fixture(scope="session")
+def reported(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """Another copy with a report of its run, not to be changed; what `autodial report run` said."""
+    folder = copied(trained, tmp_path_factory.mktemp("reported") / "project")
+    before = Path.cwd()
+    os.chdir(folder)
+    try:
+        result = CliRunner().invoke(app, ["report", "run", "--workers", "0", "--device", "cpu"])
+    finally:
+        os.chdir(before)
+    assert result.exit_code == 0, result.output
+    return folder, result.stdout
+
+
+@pytest.fixture
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For tests that look at a page's words: its figures are empty, as drawing them takes two seconds a page."""
+    monkeypatch.setattr(writer, "picture", lambda draw: Picture(b"", b"", b""))
 
 
 @dataclass

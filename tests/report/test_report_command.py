@@ -55,6 +55,12 @@ def report(autodial: Autodial, read_page: ReadPage) -> Report:
 
 
 @pytest.fixture
+def page(reported: tuple[Path, str], read_page: ReadPage) -> Any:
+    """The report of a run that ended."""
+    return read_page(reported[0] / "run/report.html")
+
+
+@pytest.fixture
 def scores(autodial: Autodial, project: Path) -> list[dict[str, str]]:
     """What `autodial test` says of every target image."""
     arguments = ("--net", "net.prototxt", "--weights", "spots_iter_8.caffemodel", "-o", "scores.csv", *OPTIONS)
@@ -63,12 +69,10 @@ def scores(autodial: Autodial, project: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def test_the_page_stands_alone(autodial: Autodial, read_page: ReadPage, project: Path) -> None:
-    status, out, _ = autodial("report", "run", *OPTIONS)
-    assert status == 0
+def test_the_page_stands_alone(reported: tuple[Path, str], page: Any) -> None:
+    project, out = reported
     assert out.startswith("Wrote run/report.html (0.")
     assert out.endswith(" MB) and, in its folder, 9 figures, report-*.png\n")
-    page = read_page(project / "run/report.html")
     assert page.headings == SECTIONS
     kinds = [link.partition(",")[0] for link in page.links]
     assert set(kinds) == {"data:image/svg+xml;base64", "data:image/png;base64"}
@@ -90,8 +94,8 @@ def test_the_page_stands_alone(autodial: Autodial, read_page: ReadPage, project:
     ]
 
 
-def test_logged_numbers_are_the_logs(report: Report, project: Path, class_names: list[str]) -> None:
-    page = report(project)
+def test_logged_numbers_are_the_logs(page: Any, reported: tuple[Path, str], class_names: list[str]) -> None:
+    project, _ = reported
     trains = [row for row in log(project) if row["event"] == "train"]
     tests = [row for row in log(project) if row["event"] == "test"]
     assert [row["iteration"] for row in trains] == [0, 2, 4, 6]
@@ -125,9 +129,8 @@ def test_logged_numbers_are_the_logs(report: Report, project: Path, class_names:
 
 
 def test_predictions_are_those_of_autodial_test(
-    report: Report, project: Path, scores: list[dict[str, str]], class_names: list[str]
+    page: Any, project: Path, scores: list[dict[str, str]], class_names: list[str]
 ) -> None:
-    page = report(project)
     labels, predicted = ([int(row[key]) for row in scores] for key in ("label", "predicted"))
     counts = confusion_matrix(labels, predicted, labels=range(3))
     means = [np.mean([float(row[f"probability_{k}"]) for row in scores]) for k in range(3)]
@@ -168,9 +171,8 @@ def test_predictions_are_those_of_autodial_test(
 
 
 def test_most_and_least_certain_images(
-    report: Report, project: Path, scores: list[dict[str, str]], class_names: list[str]
+    page: Any, project: Path, scores: list[dict[str, str]], class_names: list[str]
 ) -> None:
-    page = report(project)
     certainty = {row["path"]: max(float(row[f"probability_{k}"]) for k in range(3)) for row in scores}
     order = sorted(certainty, key=lambda path: -certainty[path])
     shown = [alt.partition(": predicted ")[0] for alt in page.alts[-14:]]
@@ -188,9 +190,8 @@ def test_most_and_least_certain_images(
 
 
 def test_each_class_has_a_source_image_beside_the_targets(
-    report: Report, project: Path, scores: list[dict[str, str]], class_names: list[str]
+    page: Any, project: Path, scores: list[dict[str, str]], class_names: list[str]
 ) -> None:
-    page = report(project)
     alts = page.alts[:-14]
     source = [line.split() for line in (project / "source.txt").read_text().splitlines()]
     expected = []
@@ -271,6 +272,7 @@ def test_losses_that_are_not_finite(report: Report, project: Path) -> None:
     assert "Crosses at the top: 4 values not finite (NaN or infinite)." in page.text
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_an_alarm_of_training_is_repeated(report: Report, project: Path) -> None:
     alarm = {
         "event": "collapse",
@@ -288,6 +290,7 @@ def test_an_alarm_of_training_is_repeated(report: Report, project: Path) -> None
     )
 
 
+@pytest.mark.usefixtures("undrawn")
 @pytest.mark.skipif(sys.platform != "linux", reason="names of other encodings are a thing of Linux")
 def test_a_folder_whose_name_is_in_no_encoding(autodial: Autodial, read_page: ReadPage, project: Path) -> None:
     folder = Path(os.fsdecode(b"run-\xff & <i>"))
@@ -299,6 +302,7 @@ def test_a_folder_whose_name_is_in_no_encoding(autodial: Autodial, read_page: Re
     assert page.facts["Run folder"] == f"{project}/run-\ufffd & <i>"
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_resumed_run(autodial: Autodial, report: Report, project: Path) -> None:
     arguments = ("--solver", "solver.prototxt", "--snapshot", "spots_iter_4.solverstate", "-o", "run", *OPTIONS)
     assert autodial("train", *arguments)[0] == 0
@@ -308,6 +312,7 @@ def test_a_resumed_run(autodial: Autodial, report: Report, project: Path) -> Non
     assert page.facts["Logged for"].endswith(" in 2 starts")
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_snapshot_that_another_run_wrote_over(report: Report, project: Path) -> None:
     shutil.copy("spots_iter_4.caffemodel", "spots_iter_8.caffemodel")
     page = report(project)
@@ -320,6 +325,7 @@ def test_a_snapshot_that_another_run_wrote_over(report: Report, project: Path) -
     assert "By class" not in page.tables
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_images_that_moved(report: Report, project: Path) -> None:
     Path("source").rename("moved")
     page = report(project)
@@ -335,6 +341,7 @@ def test_images_that_moved(report: Report, project: Path) -> None:
     assert "Alpha of each Dial layer" in page.tables
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_project_that_moved_as_a_whole(
     report: Report, project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -347,6 +354,7 @@ def test_a_project_that_moved_as_a_whole(
     assert "By class" in page.tables
 
 
+@pytest.mark.usefixtures("undrawn")
 @pytest.mark.parametrize(
     ("label", "reason"),
     [("0", "every label in test.txt is 0, as in a list of images that nobody has labelled"),
@@ -406,6 +414,7 @@ def test_an_input_is_not_written_over(autodial: Autodial, project: Path) -> None
     assert Path("test.html").read_text().startswith("target/0.png")
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_full_disk_leaves_neither_page_nor_figures(
     autodial: Autodial, project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
