@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from killing import Killing
 from originals import RECORDS
+from torchlib import keep_torchlib
 
 from autodial.cli import main
 from autodial.system.cpus import available_cpus
@@ -30,6 +31,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("attack", "tests/attack, which -m attack runs")
     group.addoption("--attack-rounds", type=int, default=20, help="cases of each kind (20)")
     group.addoption("--attack-seed", type=int, default=0, help="another number makes other cases (0)")
+
+
+def pytest_runtest_setup() -> None:
+    keep_torchlib()
 
 
 @pytest.fixture
