@@ -96,10 +96,9 @@ def test_bad_input_is_one_sentence_and_status_2(tmp_path: Path) -> None:
     ],
 )
 def test_an_option_does_not_take_another_for_its_value(
-    arguments: tuple[str, ...], message: str, tmp_path: Path
+    arguments: tuple[str, ...], message: str, autodial: Callable[..., tuple[int, str, str]]
 ) -> None:
-    result = in_a_process(*arguments, cwd=tmp_path)
-    assert (result.returncode, result.stderr) == (2, f"autodial: error: {message}\n")
+    assert autodial(*arguments) == (2, "", f"autodial: error: {message}\n")
 
 
 @pytest.mark.parametrize(
@@ -110,15 +109,19 @@ def test_an_option_does_not_take_another_for_its_value(
         ("test", "--net", "m.onnx", "--weights", "./-w.caffemodel"),
     ],
 )
-def test_a_dash_a_negative_number_and_a_path_are_values(arguments: tuple[str, ...], tmp_path: Path) -> None:
-    result = in_a_process(*arguments, cwd=tmp_path)
-    assert result.returncode == 2 and "m.onnx" in result.stderr  # it is not there
+def test_a_dash_a_negative_number_and_a_path_are_values(
+    arguments: tuple[str, ...], autodial: Callable[..., tuple[int, str, str]]
+) -> None:
+    status, _, err = autodial(*arguments)
+    assert status == 2 and "m.onnx" in err  # it is not there
 
 
-def test_debug_shows_the_traceback_wherever_it_stands(tmp_path: Path) -> None:
-    for arguments in (["--debug", "test"], ["test", "--debug"]):
-        result = in_a_process(*arguments, "--net", "nowhere.prototxt", "--weights", "x.caffemodel", cwd=tmp_path)
-        assert result.returncode == 2 and "Traceback" in result.stderr
+@pytest.mark.parametrize("words", [("--debug", "test"), ("test", "--debug")])
+def test_debug_shows_the_traceback_wherever_it_stands(
+    words: tuple[str, str], autodial: Callable[..., tuple[int, str, str]]
+) -> None:
+    status, _, err = autodial(*words, "--net", "nowhere.prototxt", "--weights", "x.caffemodel")
+    assert status == 2 and "Traceback" in err
 
 
 def test_opencv_is_quiet_about_images_that_a_command_reports(tmp_path: Path) -> None:

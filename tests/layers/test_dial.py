@@ -282,6 +282,7 @@ def test_compiled_training_takes_batches_of_any_size() -> None:
     assert DomainAlignment(5).to("meta")(torch.empty(6, 5, 2, 2, device="meta")).shape == (6, 5, 2, 2)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs g++ here")
 def test_compiled_gradients_of_few_channels_and_positions() -> None:
     net = torch.nn.Sequential(torch.nn.Conv2d(8, 8, 1), DomainAlignment(8, slice_point=5, alpha=0.8), torch.nn.ReLU())
