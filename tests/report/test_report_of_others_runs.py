@@ -59,6 +59,7 @@ def with_python_in_front_of_the_logits(net: str) -> str:
     return f'{head}{PYTHON % ("data", "data", "before_logits")}layer {{\n  name: "conv"\n{tail}'
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_python_layer_is_not_run_unless_allowed(autodial: Autodial, read_page: Any, project: Path) -> None:
     (project / "before_logits.py").write_text(MODULE)
     edit_net(project, with_python_in_front_of_the_logits)
@@ -74,6 +75,7 @@ def test_a_python_layer_is_not_run_unless_allowed(autodial: Autodial, read_page:
     assert "By class" in read_page(project / "run/report.html").tables
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_layers_that_the_logits_do_not_need_are_left_out(autodial: Autodial, read_page: Any, project: Path) -> None:
     """A Python layer that scores, and one that writes a file over the user's."""
     (project / "behind_logits.py").write_text(MODULE)
