@@ -35,7 +35,7 @@ from autodial.errors import InputError, WorkError
 from autodial.layers import DomainAlignment, Shape, layer_class, registry
 from autodial.layers.batch_norm import StoredStatistics
 from autodial.layers.bn import BN
-from autodial.layers.proposal import PYTHON_LAYER
+from autodial.layers.python_layer import COMPUTED
 from autodial.net.net import Net, of_another_net
 from autodial.netparam.graph import Graph, Node
 from autodial.netparam.net_state import filter_net
@@ -247,7 +247,7 @@ def _check_computed(graph: Graph, node: Node) -> None:
 def _problem(node: Node) -> str | None:
     """Why no file can hold a layer, whatever its options are; None if one can."""
     param = node.param
-    if param.type == "Python" and (param.python_param.module, param.python_param.layer) != PYTHON_LAYER:
+    if param.type == "Python" and (param.python_param.module, param.python_param.layer) not in COMPUTED:
         return "an ONNX file can't hold a Python class"
     if param.type not in registry:
         return f"AutoDIAL does not compute layers of the type {param.type}"

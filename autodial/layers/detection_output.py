@@ -38,6 +38,9 @@ class DetectionOutput(Layer):
     height and by the variance of its centre. The rows end with the quadrangle: (1, 1, D, 15). Boxes alone decide what
     stays (TextBoxes++'s bbox_util.cu; its code for the CPU loses two of the corners).
 
+    With `clip` each box is cut at the image's borders, 0 and 1, before it is held against others (OpenCV's
+    detection_output_layer.cpp).
+
     Args:
         num_classes: the classes, with the background.
         share_location: whether a prior has one location for all classes.
@@ -51,13 +54,14 @@ class DetectionOutput(Layer):
         keep_top_k: best detections of an image that stay; -1 for all.
         objectness: see above.
         polygons: see above; with 3 or 4 bottoms, CENTER_SIZE, and without `variance_in_target`.
+        clip: see above; with 3 or 4 bottoms, and without `polygons`.
     """
 
     bottoms = (3, 5)
     no_gradient = (0, 1, 2, 3, 4)
     in_place = False
     full_precision = True
-    fork_fields = ("detection_output_param.use_polygon",)
+    fork_fields = ("detection_output_param.use_polygon", "detection_output_param.clip")
     rows = Rows.NONE
 
     def __init__(
@@ -75,6 +79,7 @@ class DetectionOutput(Layer):
         keep_top_k: int = -1,
         objectness: float = 0.01,
         polygons: bool = False,
+        clip: bool = False,
     ) -> None:
         super().__init__()
         if num_classes < 1:
@@ -89,7 +94,9 @@ class DetectionOutput(Layer):
         self.objectness = objectness
         if polygons and (code_type != "CENTER_SIZE" or variance_in_target):
             raise LayerError("use_polygon needs code_type: CENTER_SIZE, and variance_encoded_in_target: false")
-        self.polygons = polygons
+        if clip and polygons:
+            raise LayerError("clip, of OpenCV, does not go with use_polygon, of TextBoxes++")
+        self.polygons, self.clip = polygons, clip
         self.location_size = 12 if polygons else 4
 
     @classmethod
@@ -118,12 +125,14 @@ class DetectionOutput(Layer):
             keep_top_k=param.keep_top_k,
             objectness=param.objectness_score if param.HasField("objectness_score") else 0.01,
             polygons=param.use_polygon,
+            clip=param.clip,
         )
 
     def top_shapes(self, bottom_shapes: Sequence[Shape]) -> list[Shape]:
         locations, scores, priors, *others = bottom_shapes
-        if self.polygons and len(others) == 2:
-            raise LayerError("use_polygon, of TextBoxes++, does not go with 5 bottoms, as RefineDet has them")
+        for name, set_ in (("use_polygon, of TextBoxes++", self.polygons), ("clip, of OpenCV", self.clip)):
+            if set_ and len(others) == 2:
+                raise LayerError(f"{name}, does not go with 5 bottoms, as RefineDet has them")
         if len(priors) < 3 or priors[1] != 2 or priors[2] % 4 or any(length != 1 for length in priors[3:]):
             raise LayerError(f"the third bottom must be priors (1, 2, P * 4), boxes and variances, not {priors}")
         count = priors[2] // 4
@@ -184,7 +193,7 @@ class DetectionOutput(Layer):
         change = locations.reshape(locations.shape[0], -1, sets, self.location_size)
         boxes = self._moved(prior, variance, change[..., :4])
         if not self.polygons:
-            return boxes
+            return boxes.clamp(0, 1) if self.clip else boxes
         size = (prior[..., 2:] - prior[..., :2]) * variance[..., :2]
         return torch.cat([boxes, change[..., 4:] * size.repeat(1, 1, 4) + prior[..., CLOCKWISE]], -1)
 

@@ -1,4 +1,4 @@
-"""SSD's Normalize."""
+"""Division by the L2 norm: SSD's Normalize, and a published Python layer."""
 
 from __future__ import annotations
 
@@ -69,6 +69,33 @@ class Normalize(Layer):
         if self.channels is not None:
             scale = scale.reshape(-1, *[1] * (bottom.ndim - 2))
         return bottom / norm * scale
+
+
+class UnitRows(Layer):
+    """Division of each row by its L2 norm (l2norm_layer.py of hizhangp/triplet): (N, C) -> the same shape.
+
+    A row of zeros stays.
+    """
+
+    rows = Rows.INDEPENDENT
+
+    @classmethod
+    def from_python(cls, context: LayerContext) -> UnitRows:
+        """The layer that `python_param { module: "triplet.l2norm_layer" layer: "L2NormLayer" }` describes."""
+        bottoms, tops = len(context.bottom_shapes), context.num_tops
+        if bottoms != 1 or tops != 1:
+            raise LayerError(f"L2NormLayer takes 1 bottom and 1 top, not {bottoms} and {tops}")
+        return cls()
+
+    def top_shapes(self, bottom_shapes: Sequence[Shape]) -> list[Shape]:
+        (shape,) = bottom_shapes
+        if len(shape) != 2:
+            raise LayerError(f"L2NormLayer needs a bottom of 2 axes (N, C), not {shape}")
+        return [shape]
+
+    def forward(self, bottom: Tensor) -> Tensor:
+        norm: Tensor = torch.linalg.vector_norm(bottom, dim=1, keepdim=True)
+        return bottom / norm.where(norm != 0, 1)
 
 
 def _channels(shape: Shape) -> int:

@@ -14,8 +14,6 @@ from autodial.layers.boxes import suppress
 from autodial.layers.shares import Rows
 from autodial.wording import counted
 
-PYTHON_LAYER = ("rpn.proposal_layer", "ProposalLayer")
-"""Module and class of py-faster-rcnn's layer, which is computed here instead of run."""
 _RATIOS, _SCALES = (0.5, 1.0, 2.0), (8.0, 16.0, 32.0)
 """What the Python layer has unless its param_str says otherwise; the ratios can't be changed."""
 
@@ -99,7 +97,7 @@ class Proposal(Layer):
         bottoms, tops = len(context.bottom_shapes), context.num_tops
         if bottoms != 3 or tops not in cls.tops:
             raise LayerError(f"ProposalLayer takes 3 bottoms and 1 or 2 tops, not {bottoms} and {tops}")
-        options = _options(context.param.python_param.param_str)
+        options = python_options(context.param.python_param.param_str, ["feat_stride", "scales"])
         before, after = (12000, 2000) if context.phase == TRAIN else (6000, 300)
         return cls(
             options["feat_stride"],
@@ -144,16 +142,19 @@ class Proposal(Layer):
 
     def decode(self, changes: Tensor) -> Tensor:
         """Boxes (H W A, 4), pixel by pixel, from changes (1, 4 A, H, W), not yet cut at the borders."""
-        height, width = changes.shape[2:]
-        anchors = self.anchors.to(changes.device)
-        rows, columns = (torch.arange(count, device=changes.device) * self.stride for count in (height, width))
-        places = torch.stack(torch.meshgrid(columns, rows, indexing="xy"), 2).repeat(1, 1, 2)
-        before = (places[:, :, None] + anchors).reshape(-1, 4)
+        before = placed(self.anchors.to(changes.device), self.stride, *changes.shape[2:])
         size = before[:, 2:] - before[:, :2] + 1
         change = changes[0].permute(1, 2, 0).reshape(-1, 4)
         centre = change[:, :2] * size + before[:, :2] + size / 2
         half = change[:, 2:].exp() * size / 2
         return torch.cat([centre - half, centre + half], 1)
+
+
+def placed(anchors: Tensor, stride: int, height: int, width: int) -> Tensor:
+    """Anchors (A, 4) at every pixel of a map: (H W A, 4), row by row, pixel by pixel."""
+    rows, columns = (torch.arange(count, device=anchors.device) * stride for count in (height, width))
+    places = torch.stack(torch.meshgrid(columns, rows, indexing="xy"), 2).repeat(1, 1, 2)
+    return (places[:, :, None] + anchors).reshape(-1, 4)
 
 
 def _anchors(base: int, ratios: Sequence[float], scales: Sequence[float]) -> Tensor:
@@ -165,8 +166,10 @@ def _anchors(base: int, ratios: Sequence[float], scales: Sequence[float]) -> Ten
     return torch.from_numpy(np.concatenate([centre - (sizes - 1) / 2, centre + (sizes - 1) / 2], 1).astype(np.float32))
 
 
-def _options(text: str) -> dict[str, Any]:
-    """`feat_stride` and, where given, `scales` from a param_str, which is YAML."""
+def python_options(text: str, known: Sequence[str]) -> dict[str, Any]:
+    """`feat_stride` and, where given, other known options such as `scales` from a ProposalLayer's param_str, which is
+    YAML; LayerError for what is not.
+    """
     import yaml
 
     # Published nets have tuples in it.
@@ -180,10 +183,8 @@ def _options(text: str) -> dict[str, Any]:
     if not isinstance(options, dict) or "feat_stride" not in options:
         raise LayerError("python_param.param_str must give feat_stride, such as 'feat_stride': 16")
     for key, value in options.items():
-        if key not in ("feat_stride", "scales"):
-            raise LayerError(
-                f"python_param.param_str: ProposalLayer has no option {key!r}, only feat_stride and scales"
-            )
+        if key not in known:
+            raise LayerError(f"python_param.param_str: ProposalLayer has no option {key!r}, only {' and '.join(known)}")
         numbers = value if key == "scales" and isinstance(value, list) else [value]
         if not all(isinstance(number, (int, float)) and not isinstance(number, bool) for number in numbers):
             raise LayerError(f"python_param.param_str: {key} must be numbers, not {value!r}")

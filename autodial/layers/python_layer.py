@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
@@ -14,18 +14,28 @@ import torch
 from torch import Tensor, nn
 
 from autodial.layers.base import Layer, LayerContext, LayerError, Shape, register
-from autodial.layers.proposal import PYTHON_LAYER, Proposal
+from autodial.layers.normalize import UnitRows
+from autodial.layers.proposal import Proposal
 from autodial.layers.shares import Rows
+from autodial.layers.text_proposals import TextProposals
 from autodial.layers.user_blobs import Blob, LayerBlobs, download, upload
 from autodial.layers.user_layer import Layer as UserLayer
 from autodial.proto import messages as pb
+
+COMPUTED: dict[tuple[str, str], Callable[[LayerContext], Layer]] = {
+    ("rpn.proposal_layer", "ProposalLayer"): Proposal.from_python,
+    ("layers.text_proposal_layer", "ProposalLayer"): TextProposals.from_python,
+    ("triplet.l2norm_layer", "L2NormLayer"): UnitRows.from_python,
+}
+"""Published layers, by module and class, that are computed here instead of run, and so need no such module."""
 
 
 @register("Python")
 class PythonLayer(Layer):
     """Runs a user's subclass of autodial.caffe.Layer, on the CPU wherever the net is (python_layer.hpp).
 
-    What the user's code raises is passed on as it is. In the place of py-faster-rcnn's layer there is a Proposal.
+    What the user's code raises is passed on as it is. The
+    layers of COMPUTED are built in the place of those that they name.
 
     Args:
         user: an object of that class, not yet set up.
@@ -59,10 +69,11 @@ class PythonLayer(Layer):
         user.setup(self.bottom, self.top)
 
     @classmethod
-    def from_caffe(cls, context: LayerContext) -> PythonLayer | Proposal:
+    def from_caffe(cls, context: LayerContext) -> Layer:
         param = context.param.python_param
-        if (param.module, param.layer) == PYTHON_LAYER:
-            return Proposal.from_python(context)
+        computed = COMPUTED.get((param.module, param.layer))
+        if computed is not None:
+            return computed(context)
         module = _import(param.module, context.base_dir)
         user_class = getattr(module, param.layer, None)
         if not (isinstance(user_class, type) and issubclass(user_class, UserLayer)):

@@ -9,14 +9,25 @@ READS_SCORES = frozenset({
 """Types whose first bottom holds scores or probabilities of classes (Layer.reads_scores)."""
 
 PER_CHANNEL = frozenset(
-    {"BN", "BatchNorm", "Bias", "ConvolutionDepthwise", "Dial", "MultiModalBatchNorm", "Normalize", "PReLU", "Scale"}
+    {
+        "BN",
+        "BatchNorm",
+        "Bias",
+        "ConvolutionDepthwise",
+        "Dial",
+        "GroupNorm",
+        "MultiModalBatchNorm",
+        "Normalize",
+        "PReLU",
+        "Scale",
+    }
 )
 """Types that keep the channels and have parameters or statistics for each (Layer.per_channel)."""
 
 PARAMETRIZED = frozenset({
     "BN", "BatchNorm", "Bias", "Convolution", "Convolution3D", "ConvolutionDepthwise", "Deconvolution",
-    "DepthwiseConvolution", "Dial", "Embed", "InnerProduct", "LSTM", "Lstm", "MultiModalBatchNorm", "Normalize",
-    "PReLU", "Parameter", "Python", "RNN", "Scale",
+    "DepthwiseConvolution", "Dial", "Embed", "GroupNorm", "InnerProduct", "LSTM", "Lstm", "MultiModalBatchNorm",
+    "Normalize", "PReLU", "Parameter", "Python", "RNN", "Scale",
 })  # fmt: skip
 """Types that have parameters or statistics, at least with some options (Layer.blobs)."""
 

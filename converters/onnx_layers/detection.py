@@ -1,4 +1,4 @@
-"""Layers that detect objects: PriorBox, DetectionOutput and Proposal."""
+"""Layers that detect objects: PriorBox, DetectionOutput, Proposal and TextProposals."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from autodial.converters.onnx_layers.registry import writes
 from autodial.converters.onnx_layers.writer import GraphWriter, NoOnnxFormError, Shape, Value
 from autodial.layers.detection_output import CLOCKWISE, DetectionOutput
 from autodial.layers.prior_box import PriorBox
-from autodial.layers.proposal import Proposal
+from autodial.layers.proposal import Proposal, placed
+from autodial.layers.text_proposals import TextProposals
 
 Bottoms = Sequence[Value]
 Tops = Sequence[Shape]
@@ -116,6 +117,8 @@ def _decoded(
     change = graph.node("Reshape", locations.name, graph.integers([0, -1, sets, layer.location_size]))
     if not layer.polygons:
         boxes = _moved(graph, layer, prior, variance, change)
+        if layer.clip:
+            boxes = graph.node("Clip", boxes, graph.constant(0), graph.constant(1))
         return boxes, boxes
     boxes = _moved(graph, layer, prior, variance, graph.sliced(change, 3, 0, 4))
     low, high = graph.nodes_of("Split", [prior], 2, axis=-1, num_outputs=2)
@@ -278,29 +281,46 @@ def proposal(graph: GraphWriter, layer: Proposal, bottoms: Bottoms, tops: Tops) 
 
 def _shifted(graph: GraphWriter, layer: Proposal, changes: Value) -> str:
     """The anchors at every pixel, moved and resized: (H W A, 4)."""
-    anchors = layer.anchors.numpy()
-    if None in changes.shape[2:]:
-        rows, columns = (
-            graph.scaled(graph.as_floats(_range(graph, graph.axis_lengths(changes, axis, axis + 1))), layer.stride)
-            for axis in (2, 3)
-        )
-        y, x = graph.unsqueezed(rows, 1, 2), graph.unsqueezed(columns, 0, 2)
-        zero = graph.node("Mul", graph.node("Add", y, x), graph.constant(0))
-        places = graph.node("Concat", *(graph.node("Add", zero, name) for name in (x, y, x, y)), axis=2)
-        before = graph.node("Add", graph.unsqueezed(places, 2), graph.constant(anchors))
-        before = graph.node("Reshape", before, graph.integers([-1, 4]))
-        low, high = graph.nodes_of("Split", [before], 2, axis=1, num_outputs=2)
-        size = graph.scaled(graph.node("Sub", high, low), shift=1)
-        centre = graph.node("Add", low, graph.scaled(size, 0.5))
-    else:
-        height, width = changes.lengths(2)
-        grid = np.stack(np.meshgrid(np.arange(width), np.arange(height)), 2).astype(np.float32) * layer.stride
-        known = (np.tile(grid, 2)[:, :, None] + anchors).reshape(-1, 4)
-        sides = known[:, 2:] - known[:, :2] + 1
-        size, centre = graph.weight(sides, "anchor_sizes"), graph.weight(known[:, :2] + sides / 2, "anchor_centres")
+    low, high = graph.nodes_of("Split", [_placed(graph, layer, changes)], 2, axis=1, num_outputs=2)
+    size = graph.scaled(graph.node("Sub", high, low), shift=1)
+    centre = graph.node("Add", low, graph.scaled(size, 0.5))
     change = graph.node("Transpose", changes.name, perm=[0, 2, 3, 1])
     change = graph.node("Reshape", change, graph.integers([-1, 4]))
     move, grow = graph.nodes_of("Split", [change], 2, axis=1, num_outputs=2)
     middle = graph.node("Add", graph.node("Mul", move, size), centre)
     half = graph.scaled(graph.node("Mul", graph.node("Exp", grow), size), 0.5)
     return graph.node("Concat", graph.node("Sub", middle, half), graph.node("Add", middle, half), axis=1)
+
+
+def _placed(graph: GraphWriter, layer: Proposal | TextProposals, changes: Value) -> str:
+    """The anchors at every pixel: (H W A, 4)."""
+    if None not in changes.shape[2:]:
+        return graph.weight(placed(layer.anchors, layer.stride, *changes.lengths(2)).numpy(), "anchors")
+    rows, columns = (
+        graph.scaled(graph.as_floats(_range(graph, graph.axis_lengths(changes, axis, axis + 1))), layer.stride)
+        for axis in (2, 3)
+    )
+    y, x = graph.unsqueezed(rows, 1, 2), graph.unsqueezed(columns, 0, 2)
+    zero = graph.node("Mul", graph.node("Add", y, x), graph.constant(0))
+    places = graph.node("Concat", *(graph.node("Add", zero, name) for name in (x, y, x, y)), axis=2)
+    before = graph.node("Add", graph.unsqueezed(places, 2), graph.constant(layer.anchors.numpy()))
+    return graph.node("Reshape", before, graph.integers([-1, 4]))
+
+
+@writes(TextProposals)
+def text_proposals(graph: GraphWriter, layer: TextProposals, bottoms: Bottoms, tops: Tops) -> list[str]:
+    scores, changes, info = bottoms
+    count = len(layer.anchors)
+    left, top, right, bottom = graph.nodes_of("Split", [_placed(graph, layer, changes)], 4, axis=1, num_outputs=4)
+    size = graph.scaled(graph.node("Sub", bottom, top), shift=1)
+    centre = graph.scaled(graph.node("Add", top, bottom), 0.5)
+    change = graph.node("Reshape", graph.node("Transpose", changes.name, perm=[0, 2, 3, 1]), graph.integers([-1, 2]))
+    move, grow = graph.nodes_of("Split", [change], 2, axis=1, num_outputs=2)
+    height = graph.node("Mul", graph.node("Exp", grow), size)
+    middle = graph.node("Add", graph.node("Mul", move, size), centre)
+    start = graph.node("Sub", middle, graph.scaled(height, 0.5))
+    boxes = graph.node("Concat", left, start, right, graph.node("Add", start, height), axis=1)
+    ends = graph.scaled(graph.picked(info.name, [1, 0, 1, 0], 1), shift=-1)
+    boxes = graph.node("Max", graph.node("Min", boxes, ends), graph.constant(0))
+    objects = graph.node("Transpose", graph.sliced(scores.name, 1, count, 2 * count), perm=[0, 2, 3, 1])
+    return [boxes, graph.node("Reshape", objects, graph.integers([-1, 1]))]

@@ -10,8 +10,9 @@ from autodial.converters.onnx_layers.registry import writes
 from autodial.converters.onnx_layers.writer import GraphWriter, NoOnnxFormError, Shape, Value
 from autodial.layers import LRN, MVN, BatchNorm, DomainAlignment
 from autodial.layers.bn import BN
+from autodial.layers.group_norm import GroupNorm
 from autodial.layers.multimodal_batch_norm import MultiModalBatchNorm
-from autodial.layers.normalize import Normalize
+from autodial.layers.normalize import Normalize, UnitRows
 
 Bottoms = Sequence[Value]
 Tops = Sequence[Shape]
@@ -55,6 +56,28 @@ def normalize(graph: GraphWriter, layer: Normalize, bottoms: Bottoms, tops: Tops
     if layer.channels is not None:
         scale = scale.reshape(-1, *[1] * (x.ndim - 2))
     return [graph.node("Mul", graph.node("Div", x.name, norm), graph.weight(scale, "scale"))]
+
+
+@writes(GroupNorm)
+def group_norm(graph: GraphWriter, layer: GroupNorm, bottoms: Bottoms, tops: Tops) -> list[str]:
+    """InstanceNormalization of groups that are laid out as channels; opset 18's GroupNormalization scales groups."""
+    (x,) = bottoms
+    unit, zero = (graph.constant([value] * layer.groups) for value in (1, 0))
+    grouped = graph.node("Reshape", x.name, graph.integers([0, layer.groups, -1]))
+    y = graph.node("InstanceNormalization", grouped, unit, zero, epsilon=layer.eps)
+    y = graph.node("Reshape", y, graph.node("Shape", x.name))
+    if layer.channels is None:
+        return [y]
+    scale, shift = (blob.detach().numpy().reshape(-1, *[1] * (x.ndim - 2)) for blob in layer.blobs)
+    return [graph.node("Add", graph.node("Mul", y, graph.weight(scale, "scale")), graph.weight(shift, "shift"))]
+
+
+@writes(UnitRows)
+def unit_rows(graph: GraphWriter, layer: UnitRows, bottoms: Bottoms, tops: Tops) -> list[str]:
+    (x,) = bottoms
+    norm = graph.node("ReduceL2", x.name, graph.integers([1]))
+    zero = graph.node("Equal", norm, graph.constant(0))
+    return [graph.node("Div", x.name, graph.node("Where", zero, graph.constant(1), norm))]
 
 
 @writes(MultiModalBatchNorm)

@@ -12,10 +12,11 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+import sklearn.preprocessing
 import torch
 import torch.nn.functional as F
 from caffe_loops import pool
-from detection_loops import detections
+from detection_loops import detections, text_proposals
 from random_weights import random_weights
 
 from autodial.converters import net_convert, onnx_model
@@ -55,6 +56,8 @@ layer { name: "other" type: "InnerProduct" bottom: "data" top: "other" include {
 layer { name: "loss" type: "SoftmaxWithLoss" bottom: "fc" bottom: "label" top: "loss" }
 layer { name: "accuracy" type: "Accuracy" bottom: "fc" bottom: "label" top: "accuracy" include { phase: TEST } }
 """
+NARROW = 'convolution_param { num_output: 20 kernel_size: 8 stride: 8 weight_filler { type: "gaussian" std: 0.0002 } }'
+"""Twenty numbers for each square of 8 pixels a side."""
 SENSITIVE = """
 layer { name: "x" type: "Input" top: "x" input_param { shape { dim: 2 dim: 8 } } }
 layer { name: "a" type: "Power" bottom: "x" top: "a" power_param { scale: 1000000 } }
@@ -286,7 +289,7 @@ def test_layers_of_nets_that_segment_and_enlarge(tmp_path: Path) -> None:
 
 
 def test_layers_at_the_end_that_no_file_can_hold_are_cut_off(tmp_path: Path) -> None:
-    end = 'python_param { module: "layers.text_proposal_layer" layer: "ProposalLayer" }'
+    end = 'python_param { module: "layers.own" layer: "Own" }'
     net = parse_net(f"""{DEPLOY}
       layer {{ name: "end" type: "Python" bottom: "prob" bottom: "data" top: "rois" {end} }}
       layer {{ name: "pool" type: "ROIPooling" bottom: "map" bottom: "rois" top: "regions" }}
@@ -295,6 +298,60 @@ def test_layers_at_the_end_that_no_file_can_hold_are_cut_off(tmp_path: Path) -> 
     with pytest.raises(InputError, match=problem):
         convert(net, None, tmp_path / "net.onnx")
     assert list(convert(net, None, tmp_path / "net.onnx", outputs=["prob", "other"]).outputs) == ["prob", "other"]
+
+
+@pytest.mark.parametrize("dynamic", ["none", "spatial"])
+def test_text_proposals(tmp_path: Path, dynamic: str) -> None:
+    """CTPN's last layer, against loops."""
+    net = parse_net(f"""
+      layer {{ name: "image" type: "Input" top: "image" input_param {{ shape {{ dim: [1, 3, 40, 56] }} }} }}
+      layer {{ name: "info" type: "Input" top: "info" input_param {{ shape {{ dim: [1, 3] }} }} }}
+      layer {{ name: "p" type: "Convolution" bottom: "image" top: "p" {NARROW} }}
+      layer {{ name: "d" type: "Convolution" bottom: "image" top: "d" {NARROW} }}
+      layer {{ name: "y" type: "Python" bottom: "p" bottom: "d" bottom: "info" top: "rois" top: "scores" python_param {{
+        module: "layers.text_proposal_layer" layer: "ProposalLayer" param_str: "'feat_stride': 8" }} }}""")
+    report = convert(net, None, tmp_path / "net.onnx", outputs=["rois", "scores", "p", "d"], dynamic=dynamic)
+    assert report.outputs["rois"] == ((350, 4) if dynamic == "none" else (None, 4))
+    rng = np.random.default_rng(3)
+    sizes = [(40, 56)] if dynamic == "none" else [(40, 56), (72, 24)]
+    for height, width in sizes:
+        feed = {"image": rng.uniform(0, 255, (1, 3, height, width)), "info": [[height, width, 1.5]]}
+        feed = {name: np.float32(array) for name, array in feed.items()}
+        rois, scores, p, d = session(report.output).run(["rois", "scores", "p", "d"], feed)
+        want = text_proposals(p, d, (height, width), 8)
+        np.testing.assert_allclose(rois, want[0], rtol=1e-5, atol=1e-3)
+        np.testing.assert_array_equal(scores, want[1])
+
+
+@pytest.mark.parametrize("fields", ["group_num: 3", "group: 2 eps: 0.1"])
+def test_group_norm(tmp_path: Path, fields: str) -> None:
+    net = parse_net(f"""
+      layer {{ name: "x" type: "Input" top: "x" input_param {{ shape {{ dim: [2, 6, 4, 5] }} }} }}
+      layer {{ name: "y" type: "GroupNorm" bottom: "x" top: "y" group_norm_param {{ {fields} }} }}""")
+    rng = np.random.default_rng(1)
+    blobs = [rng.standard_normal((1, 6, 1, 1)).astype(np.float32) for _ in range(2)] if "group:" in fields else []
+    weights = Weights("", [LayerWeights(net.layer[1], blobs)])
+    report = convert(net, weights if blobs else None, tmp_path / "net.onnx", dynamic="spatial")
+    assert report.verified and report.outputs == {"y": (None, 6, None, None)}
+    x = rng.standard_normal((3, 6, 5, 7)).astype(np.float32)
+    (got,) = session(report.output).run(["y"], {"x": x})
+    scale, shift = [torch.from_numpy(blob).flatten() for blob in blobs] or (None, None)
+    groups, eps = (2, 0.1) if blobs else (3, 1e-5)
+    np.testing.assert_allclose(got, F.group_norm(torch.from_numpy(x), groups, scale, shift, eps), rtol=1e-4, atol=1e-5)
+
+
+def test_unit_rows(tmp_path: Path) -> None:
+    """The layer that hizhangp/triplet writes with scikit-learn's normalize."""
+    net = parse_net("""
+      layer { name: "x" type: "Input" top: "x" input_param { shape { dim: [2, 5] } } }
+      layer { name: "y" type: "Python" bottom: "x" top: "y"
+        python_param { module: "triplet.l2norm_layer" layer: "L2NormLayer" } }""")
+    report = convert(net, None, tmp_path / "net.onnx")
+    assert report.verified and report.outputs == {"y": (None, 5)}
+    x = np.random.default_rng(1).standard_normal((4, 5)).astype(np.float32)
+    x[2] = 0
+    (got,) = session(report.output).run(["y"], {"x": x})
+    np.testing.assert_allclose(got, sklearn.preprocessing.normalize(x), rtol=1e-6)
 
 
 def test_detections_in_two_steps(tmp_path: Path) -> None:
@@ -327,19 +384,21 @@ def test_detections_in_two_steps(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("share", [True, False])
-def test_detections_with_quadrangles(tmp_path: Path, share: bool) -> None:
-    """TextBoxes++'s last layer, against loops."""
-    shapes = {"loc": (1, 720 if share else 2160), "conf": (1, 180), "priors": (1, 2, 240)}
+@pytest.mark.parametrize("option", ["use_polygon", "clip"])
+def test_detections_of_other_forks(tmp_path: Path, option: str, share: bool) -> None:
+    """The last layers of TextBoxes++ and of OpenCV's face detector, against loops."""
+    polygons = option == "use_polygon"
+    shapes = {"loc": (1, (720 if polygons else 240) * (1 if share else 3)), "conf": (1, 180), "priors": (1, 2, 240)}
     inputs = "".join(
         f'layer {{ name: "{name}" type: "Input" top: "{name}" input_param {{ shape {{ dim: {list(shape)} }} }} }}'
         for name, shape in shapes.items()
     )
-    fields = f"""num_classes: 3 code_type: CENTER_SIZE share_location: {str(share).lower()} use_polygon: true
+    fields = f"""num_classes: 3 code_type: CENTER_SIZE share_location: {str(share).lower()} {option}: true
       confidence_threshold: 0.3 keep_top_k: 20 nms_param {{ nms_threshold: 0.45 top_k: 30 }}"""
     net = parse_net(f"""{inputs} layer {{ name: "y" type: "DetectionOutput" {" ".join(f'bottom: "{n}"' for n in shapes)}
       top: "y" detection_output_param {{ {fields} }} }}""")
     rng = np.random.default_rng(1)
-    low = rng.uniform(0, 0.7, (60, 2))
+    low = rng.uniform(-0.2, 0.8, (60, 2))
     boxes = np.concatenate([low, low + rng.uniform(0.05, 0.3, (60, 2))], 1)
     samples = {
         "loc": rng.normal(0, 0.5, (2, shapes["loc"][1])),
@@ -351,13 +410,13 @@ def test_detections_with_quadrangles(tmp_path: Path, share: bool) -> None:
     assert report.verified, report.unverified
     want = detections(
         *given.values(), 3, share=share, background=0, code="CENTER_SIZE", in_target=False, confidence=0.3,
-        nms=0.45, top_k=30, eta=1.0, keep=20, polygons=True,
+        nms=0.45, top_k=30, eta=1.0, keep=20, polygons=polygons, clip=not polygons,
     )  # fmt: skip
     (got,) = session(report.output).run(["y"], given)
-    assert got.shape == (1, 1, len(want), 15) and len(want) > 20
+    assert got.shape == (1, 1, len(want), 15 if polygons else 7) and len(want) > 20
     np.testing.assert_allclose(got[0, 0], want, rtol=1e-4, atol=1e-5)
     (none,) = session(report.output).run(["y"], {**given, "conf": np.zeros((2, 180), np.float32)})
-    np.testing.assert_array_equal(none[0, 0], [[i, *[-1] * 14] for i in range(2)])
+    np.testing.assert_array_equal(none[0, 0], [[i, *[-1] * (got.shape[3] - 1)] for i in range(2)])
 
 
 def test_an_indicator_is_a_constant(tmp_path: Path) -> None:

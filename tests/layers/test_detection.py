@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from detection_loops import decode, detections, proposals, psroi_pool, roi_pool
+from detection_loops import TEXT_ANCHORS, decode, detections, proposals, psroi_pool, roi_pool, text_proposals
 
 from autodial.layers.base import LayerError
 from autodial.layers.boxes import suppress
@@ -206,6 +206,23 @@ def test_detections_with_quadrangles(build, share: bool, confidence: float) -> N
     np.testing.assert_allclose(top[0, 0], want, 1e-4, 1e-5)
 
 
+@pytest.mark.parametrize("share", [True, False])
+def test_boxes_cut_at_the_borders(build, share: bool) -> None:
+    """OpenCV's `clip`: boxes are cut before they are held against others."""
+    loc, conf, priors = ssd_inputs(3, 3, 60, 1 if share else CLASSES)
+    priors[:, 0] = 1.4 * priors[:, 0] - 0.2
+    fields = f"""num_classes: {CLASSES} share_location: {str(share).lower()} code_type: CENTER_SIZE clip: true
+        confidence_threshold: 0.05 nms_param {{ nms_threshold: 0.3 }}"""
+    layer = build(f'type: "DetectionOutput" detection_output_param {{ {fields} }}', loc.shape, conf.shape, priors.shape)
+    use = {"share": share, "background": 0, "code": "CENTER_SIZE", "in_target": False, "confidence": 0.05}
+    want, uncut = (
+        detections(loc, conf, priors, CLASSES, **use, nms=0.3, top_k=-1, eta=1.0, keep=-1, clip=clip)
+        for clip in (True, False)
+    )
+    assert len(want) != len(uncut)
+    np.testing.assert_allclose(layer(*map(torch.from_numpy, (loc, conf, priors)))[0, 0], want, 1e-4, 1e-5)
+
+
 @pytest.mark.parametrize("code", ["CORNER", "CENTER_SIZE"])
 @pytest.mark.parametrize("share", [True, False])
 def test_detections_in_two_steps(build, code: str, share: bool) -> None:
@@ -274,6 +291,12 @@ def test_ignored_options_are_named(build, caplog: pytest.LogCaptureFixture) -> N
             ((1, 24), (1, 4), (1, 2, 8), (1, 4), (1, 8)),
             "use_polygon.* does not go with 5 bottoms",
         ),
+        ("num_classes: 2 clip: true", ((1, 8), (1, 4), (1, 2, 8), (1, 4), (1, 8)), "clip.* does not go with 5 bottoms"),
+        (
+            "num_classes: 2 clip: true use_polygon: true code_type: CENTER_SIZE",
+            ((1, 24), (1, 4), (1, 2, 8)),
+            "clip, of OpenCV, does not go with use_polygon",
+        ),
         ("num_classes: 2", ((1, 8), (1, 4), (1, 2, 8), (1, 5), (1, 8)), r"scores of the first step must be \(1, 4\)"),
     ],
 )
@@ -337,6 +360,43 @@ def test_proposals(build, fields: str, options: dict) -> None:
     want = proposals(scores, changes, info[0], anchors, 12, **use)
     np.testing.assert_allclose(rois, want[0], 1e-4, 1e-4)
     np.testing.assert_allclose(probabilities, want[1], 1e-6)
+
+
+def text_proposal(param_str: str = "'feat_stride': 16") -> str:
+    fields = f'module: "layers.text_proposal_layer" layer: "ProposalLayer" param_str: "{param_str}"'
+    return f'type: "Python" python_param {{ {fields} }}'
+
+
+def test_text_proposals(build) -> None:
+    rng = np.random.default_rng(2)
+    scores, changes = (rng.standard_normal((1, 20, 3, 5)).astype(np.float32) for _ in range(2))
+    info = np.float32([[44, 70, 1.5]])
+    layer = build(text_proposal("'feat_stride': 12"), scores.shape, changes.shape, info.shape, tops=2)
+    np.testing.assert_array_equal(layer.anchors, TEXT_ANCHORS)
+    got = layer(*map(torch.from_numpy, (scores, changes, info)))
+    assert layer.top_shapes([scores.shape, changes.shape, info.shape]) == [tuple(top.shape) for top in got]
+    want = text_proposals(scores, changes, (44, 70), 12)
+    np.testing.assert_allclose(got[0], want[0], 1e-5, 1e-4)
+    np.testing.assert_array_equal(got[1], want[1])
+
+
+@pytest.mark.parametrize(
+    ("param_str", "shapes", "tops", "message"),
+    [
+        ("feat_stride: 16", ((1, 20, 3, 5), (1, 20, 3, 5)), 2, "takes 3 bottoms and 2 tops, not 2 and 2"),
+        ("feat_stride: 16", ((1, 20, 3, 5), (1, 20, 3, 5), (1, 3)), 1, "not 3 and 1"),
+        ("feat_stride: 16", ((1, 18, 3, 5), (1, 20, 3, 5), (1, 3)), 2, r"probabilities \(1, 20, H, W\)"),
+        ("feat_stride: 16", ((2, 20, 3, 5), (2, 20, 3, 5), (1, 3)), 2, "one image"),
+        ("feat_stride: 16", ((1, 20, 3, 5), (1, 20, 5, 3), (1, 3)), 2, r"changes \(1, 20, 3, 5\), not"),
+        ("feat_stride: 16", ((1, 20, 3, 5), (1, 20, 3, 5), (3,)), 2, "height and width"),
+        ("feat_stride: 1.5", ((1, 20, 3, 5), (1, 20, 3, 5), (1, 3)), 2, "whole number from 1 to 65535, not 1.5"),
+        ("feat_stride: 0", ((1, 20, 3, 5), (1, 20, 3, 5), (1, 3)), 2, "whole number from 1 to 65535, not 0"),
+        ("{feat_stride: 16, scales: [8]}", ((1, 20, 3, 5), (1, 20, 3, 5), (1, 3)), 2, "has no option 'scales'"),
+    ],
+)
+def test_text_proposals_refuse(build, param_str: str, shapes, tops: int, message: str) -> None:
+    with pytest.raises(LayerError, match=message):
+        build(text_proposal(param_str), *shapes, tops=tops)
 
 
 def proposal(param_str: str) -> str:

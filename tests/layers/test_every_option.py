@@ -202,6 +202,12 @@ CASES: dict[str, list[Case]] = {
     "MultiModalBatchNorm": [Case("", (IMAGES, LABELS)), Case("", (IMAGES, LABELS), phase=pb.TEST)],
     "MultinomialLogisticLoss": [Case("", (CLASSES, LABELS))],
     "OuterProduct": [Case("", (CLASSES, CLASSES))],
+    "GroupNorm": [
+        Case("group_norm_param { group_num: 2 }"),
+        Case("group_norm_param { group_ratio: 2 eps: 0.1 }"),
+        *filled("group_norm_param { group: 2 eps: 0.1 scale_filler { FILLER } }"),
+        *filled("group_norm_param { group: 2 eps: 0.1 bias_filler { FILLER } }"),
+    ],
     "Normalize": [*filled("norm_param { channel_shared: false scale_filler { FILLER } }"), Case()],
     "PReLU": filled("prelu_param { filler { FILLER } }"),
     "PSROIPooling": [

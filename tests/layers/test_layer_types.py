@@ -67,6 +67,7 @@ FACTS = {
     "Filter": Facts(Rows.NONE),
     "Flatten": Facts(Rows.INDEPENDENT),
     "GradientScaler": Facts(Rows.INDEPENDENT),
+    "GroupNorm": Facts(Rows.INDEPENDENT, per_channel=True),
     "HDF5Data": Facts(Rows.MADE),
     "HDF5Output": Facts(Rows.ALL_IN_ONE_PROCESS),
     "HingeLoss": Facts(Rows.SUMMED, reads_scores=True),

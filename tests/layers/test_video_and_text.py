@@ -191,3 +191,72 @@ def test_axpy_fast(build: Any) -> None:
     torch.testing.assert_close(
         build('type: "AxpyFast"', (2, 3), (2, 3, 4, 5), (2, 3, 4, 5))(a, x, y), a[:, :, None, None] * x + y
     )
+
+
+def test_unit_rows(build: Any) -> None:
+    """hizhangp/triplet's Python layer, and its gradient as its backward pass has it; a row of zeros stays."""
+    layer = build('type: "Python" python_param { module: "triplet.l2norm_layer" layer: "L2NormLayer" }', (3, 4))
+    x = values(3, 4)
+    x[1] = 0
+    x.requires_grad_()
+    top = layer(x)
+    change = torch.linspace(-1, 2, 12).reshape(3, 4)
+    top.backward(change)
+    for n in (0, 2):
+        row, g = x[n].detach().double().numpy(), change[n].double().numpy()
+        norm = np.sqrt((row**2).sum())
+        np.testing.assert_allclose(top[n].detach(), row / norm, 1e-6)
+        np.testing.assert_allclose(x.grad[n], (g * norm - (row * g).sum() * row / norm) / norm**2, 1e-5, 1e-7)
+    assert not top[1].any() and x.grad[1].isfinite().all()
+    for shape in ((3, 4, 1, 1), (3,)):
+        with pytest.raises(LayerError, match=r"needs a bottom of 2 axes \(N, C\)"):
+            build('type: "Python" python_param { module: "triplet.l2norm_layer" layer: "L2NormLayer" }', shape)
+
+
+@pytest.mark.parametrize(
+    ("fields", "eps"),
+    [
+        ("group_num: 3", 1e-5),
+        ("group_num: 2 eps: 0.1", 0.1),
+        ("group_ratio: 3 eps: 0.01", 0.01),
+        ("group: 2 eps: 0.1", 0.1),
+    ],
+)
+@pytest.mark.parametrize("shape", [(2, 6, 4, 5), (3, 6), (2, 6, 7)])
+def test_group_norm(build: Any, fields: str, eps: float, shape: tuple[int, ...]) -> None:
+    """The forks' own steps: mean, difference, mean square, root, quotient, over each group's block of memory."""
+    groups = int(fields.split()[1])
+    layer = build(f'type: "GroupNorm" group_norm_param {{ {fields} }}', shape)
+    x = values(*shape)
+    blocks = x.numpy().astype(float).reshape(shape[0] * groups, -1)
+    blocks = blocks - blocks.mean(1, keepdims=True)
+    want = (blocks / np.sqrt((blocks**2).mean(1, keepdims=True) + eps)).reshape(shape)
+    assert [tuple(blob.shape) for blob in layer.blobs] == ([(1, 6, 1, 1)] * 2 if "group:" in fields else [])
+    if layer.blobs:
+        factors = 6, *[1] * (len(shape) - 2)
+        for blob, seed in zip(layer.blobs, (2, 3), strict=True):
+            blob.data = values(1, 6, 1, 1, seed=seed)
+        want = want * layer.scale.detach().numpy().reshape(factors) + layer.shift.detach().numpy().reshape(factors)
+    np.testing.assert_allclose(layer(x).detach(), want, rtol=1e-4, atol=1e-5)
+    layer.double()
+    assert torch.autograd.gradcheck(layer, [x.double().requires_grad_()], fast_mode=True)
+
+
+@pytest.mark.parametrize(
+    ("fields", "shape", "problem"),
+    [
+        ("", (2, 6, 4, 5), "one of group_num, group_ratio and group"),
+        ("group_num: 2 group: 2 eps: 0.1", (2, 6, 4, 5), "one of group_num, group_ratio and group"),
+        ("group: 2", (2, 6, 4, 5), "needs eps"),
+        ("group_ratio: 2", (2, 6, 4, 5), "needs eps"),
+        ("group_num: 0", (2, 6, 4, 5), "must be positive"),
+        ("group_num: 4", (2, 6, 4, 5), "6 channels, which 4 groups do not divide"),
+        ("group_num: 2 eps: -1", (2, 6, 4, 5), "eps must be a number from 0 on"),
+        ("group_num: 2 eps: nan", (2, 6, 4, 5), "eps must be a number from 0 on"),
+        ("group_num: 2 bias_filler { value: 1 }", (2, 6, 4, 5), "no scale and no shift"),
+        ("group_num: 2", (6,), "at least 2 axes"),
+    ],
+)
+def test_group_norm_refuses(build: Any, fields: str, shape: tuple[int, ...], problem: str) -> None:
+    with pytest.raises(LayerError, match=problem):
+        build(f'type: "GroupNorm" group_norm_param {{ {fields} }}', shape)

@@ -82,7 +82,7 @@ def decode_polygon(prior, variance, change):
 
 def detections(
     loc, conf, priors, classes, *,
-    share, background, code, in_target, confidence, nms, top_k, eta, keep, polygons=False,
+    share, background, code, in_target, confidence, nms, top_k, eta, keep, polygons=False, clip=False,
 ):  # fmt: skip
     """Rows of DetectionOutput."""
     size = 12 if polygons else 4
@@ -100,6 +100,8 @@ def detections(
             for p in order[:top_k] if top_k >= 0 else order:
                 change = loc[image].reshape(count, -1, size)[p, 0 if share else label].astype(float)
                 box = decode(boxes[p], [1] * 4 if in_target else variances[p], change[:4], code)
+                if clip:  # OpenCV's detection_output_layer.cpp
+                    box = [max(min(corner, 1), 0) for corner in box]
                 if all(overlap(box, other) <= threshold for _, _, other in kept):
                     if polygons:
                         box += decode_polygon(boxes[p], variances[p], change[4:])
@@ -111,6 +113,27 @@ def detections(
             found = sorted(sorted(found, key=lambda each: -each[1])[:keep], key=lambda each: (each[0], -each[1]))
         rows += [[image, label, score, *box] for label, score, box in found]
     return np.array(rows or [[image, *[-1] * (2 + size)] for image in range(len(loc))])
+
+
+TEXT_ANCHORS = [
+    [0, 2, 15, 12], [0, 0, 15, 15], [0, -3, 15, 18], [0, -8, 15, 23], [0, -16, 15, 31],
+    [0, -26, 15, 41], [0, -40, 15, 55], [0, -61, 15, 76], [0, -91, 15, 106], [0, -133, 15, 148],
+]  # fmt: skip
+"""Those of CTPN's anchor.py under Python 2, whose halves of whole numbers are whole and whose array drops fractions."""
+
+
+def text_proposals(scores, changes, size, stride):
+    """text_proposal_layer.py of CTPN: boxes and their scores."""
+    height, width = scores.shape[2:]
+    boxes, objects = [], []
+    for y, x, a in np.ndindex(height, width, len(TEXT_ANCHORS)):
+        x1, y1, x2, y2 = np.add(TEXT_ANCHORS[a], [x * stride, y * stride] * 2)
+        tall = math.exp(changes[0, 2 * a + 1, y, x]) * (y2 - y1 + 1)
+        start = changes[0, 2 * a, y, x] * (y2 - y1 + 1) + (y1 + y2) / 2 - tall / 2
+        corners = zip((x1, start, x2, start + tall), (size[1], size[0]) * 2, strict=True)
+        boxes.append([max(min(corner, end - 1), 0) for corner, end in corners])
+        objects.append([scores[0, 10 + a, y, x]])
+    return np.array(boxes), np.array(objects)
 
 
 def proposals(scores, changes, info, anchors, stride, *, min_size, before, after, threshold):

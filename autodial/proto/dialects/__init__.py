@@ -24,10 +24,12 @@ from autodial.proto.dialects import (
     focal_loss,
     foreign,
     grl,
+    group_norm,
     intel,
     latent_domains,
     mscnn,
     nvcaffe,
+    opencv,
     openpose,
     proposal,
     pspnet,
@@ -69,7 +71,7 @@ FORKS = tuple(
         bvlc_master, ceil_mode, ssd, fcn, rcnn, rfcn, pspnet, deeplab, segnet, enet, yolo, shufflenet, proposal, xlearn,
         grl, latent_domains, openpose, tsn, face, nvcaffe, intel, refinedet, flownet2, ristretto, deformable,
         focal_loss, batch_normalization, augmentation, several_sources, deconvnet, c3d,
-        sequences, waifu2x, mscnn, textboxes, brelu, caffe_3d, foreign,
+        sequences, waifu2x, mscnn, textboxes, brelu, caffe_3d, opencv, group_norm, foreign,
     )
 )  # fmt: skip
 """Where several could have written a field, the first is taken."""
