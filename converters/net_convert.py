@@ -181,7 +181,9 @@ def convert(
             unordered={name for name, value in ends.items() if graph.producer(value).param.type in _FINDS_BOXES},
         )
     remove_unused(second, files)
-    unverified = [*([_note_missing(missing, weights)] if missing else []), *_warnings(compared)]
+    unverified = _warnings(compared, sampled=bool(samples))
+    if missing:
+        unverified.insert(0, _note_missing(missing, weights, net))
     return ConvertReport(
         output=path,
         files=files,
@@ -298,10 +300,14 @@ def _first(names: Sequence[str]) -> str:
     return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
 
 
-def _note_missing(missing: Sequence[str], weights: Weights | None) -> str:
+def _note_missing(missing: Sequence[str], weights: Weights | None, net: Net) -> str:
     if weights is None:
         return "no weights were given, so the file holds what the layers' fillers give"
-    return f"the weights lack {counted(len(missing), 'layer')} ({_first(missing)}), which keep what their fillers give"
+    note = f"the weights lack {counted(len(missing), 'layer')} ({_first(missing)}), which keep what their fillers give"
+    unused = [layer.name for layer in weights.layers if layer.blobs and layer.name not in net.layer_names]
+    if unused:
+        note += f"; they have {counted(len(unused), 'layer')} that the net lacks ({_first(unused)})"
+    return note
 
 
 def _deployed(folded: Folded, phase: pb.Phase, base_dir: Path | None) -> Net:
@@ -395,7 +401,7 @@ def _runner(path: Path, written: NetGraph) -> Any:
     return run
 
 
-def _warnings(compared: Mapping[str, OutputComparison]) -> list[str]:
+def _warnings(compared: Mapping[str, OutputComparison], *, sampled: bool) -> list[str]:
     """What keeps the comparison from being a success, a sentence each."""
     empty = [name for name, one in compared.items() if one.empty]
     notes = []
@@ -403,7 +409,7 @@ def _warnings(compared: Mapping[str, OutputComparison]) -> list[str]:
         names = ", ".join(f'"{name}"' for name in empty)
         notes.append(
             f"the net gives the same number throughout, numbers that are not finite, or no detections for {names}: the "
-            "comparison proves nothing about that, so give `samples`, or the net's weights"
+            f"comparison proves nothing about that, so give {'other ' if sampled else ''}`samples`, or trained weights"
         )
     notes += [describe_difference(name, one) for name, one in compared.items() if one.own_change is not None]
     return notes

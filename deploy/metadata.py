@@ -120,8 +120,8 @@ class ModelInfo:
         """
         if KEY not in metadata:
             raise InputError(
-                f"{path} is an ONNX file that AutoDIAL didn't make (it has no metadata named {KEY!r}): "
-                "make one with `autodial export`"
+                f"{path} does not say how an image becomes its input: it has no metadata named {KEY!r}, which "
+                "`autodial export` writes, and `autodial convert` does not; make one with `autodial export`"
             )
         try:
             record = parse(metadata[KEY])

@@ -128,12 +128,12 @@ def describe(report: ConvertReport) -> str:
 
     passes = " and ".join(", ".join(map(_shape, one.values())) for one in report.compared_shapes)
     size = ", ".join(f"{name} {described_size(size)}" for name, size in report.files.items())
-    reasons = "; ".join(with_options(reason, OPTIONS) for reason in report.unverified)
-    little = f", which proves little: {reasons}" if reasons else ""
+    little = ", which proves little:" if report.unverified else ""
     lines = [
         f"Wrote {report.output}: {_ends(report.inputs)} to {_ends(report.outputs)}",
         f"Folded into other layers: {len(report.merged)}",
         f"Compared with the net on {report.compared_on} ({passes}), in {report.runtime}{little}",
+        *(f"- {with_options(reason, OPTIONS)}" for reason in report.unverified),
         *(describe_difference(name, one) for name, one in report.compared.items() if one.own_change is None),
         f"{size}, opset {report.opset}, IR version {report.ir_version}",
         *(with_options(note, OPTIONS) for note in report.notes),

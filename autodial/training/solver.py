@@ -663,8 +663,9 @@ def load_weights(
         names of the net's layers with blobs that no file holds; these blobs stay as they are.
 
     Raises:
-        InputError: a file that is no caffemodel, or a layer with other shapes.
+        InputError: a file that is no caffemodel, a layer with other shapes, or files that hold nothing for the net.
     """
+    paths = list(paths)
     missing: set[str] | None = None
     for path in paths:
         if Path(path).name.endswith((".solverstate", ".solverstate.h5")):
@@ -674,6 +675,9 @@ def load_weights(
             warn_of_lost_alignment(weights, whole)
         left = net.load_weights(weights, str(path), advice=advice)
         missing = set(left) if missing is None else missing.intersection(left)
+    if missing and len(missing) == sum(bool(net.layer(name).blobs) for name in net.layer_names):
+        files = ", ".join(map(str, paths))
+        raise InputError(f"no layer in {files} has the name of a layer of the net: name weights that belong to it")
     return [name for name in net.layer_names if name in (missing or ())]
 
 

@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import signal
+import ssl
 import time
 from asyncio import TimerHandle
 from collections.abc import Callable, Mapping
@@ -153,6 +154,8 @@ def _config(options: ServeOptions, limits: Limits) -> uvicorn.Config:
             raise InputError(f"{path}: no such file")
     if options.certificate_key is not None and options.certificate is None:
         raise InputError("`certificate_key` needs `certificate`, the file with the certificate for that key")
+    if options.certificate is not None:
+        _check_certificate(options.certificate, options.certificate_key)
 
     def protocol(*arguments: Any, **more: Any) -> _Connection:
         return _Connection(limits, *arguments, **more)
@@ -174,6 +177,18 @@ def _config(options: ServeOptions, limits: Limits) -> uvicorn.Config:
         ssl_certfile=options.certificate,
         ssl_keyfile=options.certificate_key,
     )
+
+
+def _check_certificate(certificate: Path, key: Path | None) -> None:
+    try:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(certificate, key, password=lambda: "")  # an encrypted key is an error, not a question
+    except (ssl.SSLError, ValueError) as error:
+        of_key = f"{key} its private key" if key else "its private key"
+        raise InputError(
+            f"{certificate} must hold a certificate in PEM, and {of_key} without a password: one of them is missing, "
+            "is in another form, or doesn't belong to the other"
+        ) from error
 
 
 async def _nothing(scope: Any, receive: Any, send: Any) -> None:

@@ -105,6 +105,10 @@ class _Form:
         if b"filename" in options:
             name = options[b"filename"].decode("utf-8", "replace")
             self.files.append(Upload(shortened(name, _LONGEST_NAME), b"".join(self._data)))
+            return
+        field = options.get(b"name", b"").decode("utf-8", "replace")
+        if field in _OPTIONS:
+            raise invalid(f"{field} belongs into the address, as in infer?{field}=..., not into the form")
 
     def end(self) -> None:
         self.ended = True

@@ -673,9 +673,23 @@ def test_the_command(deploy: tuple[Any, Weights], tmp_path: Path, autodial: Any)
     )
     words = ["convert", tmp_path / "deploy.prototxt", "-o", tmp_path / "b.onnx"]
     status, out, _ = autodial(*words)
-    (comparison,) = (line for line in out.splitlines() if line.startswith("Compared with the net"))
     assert status == 0 and " KiB, opset" in out and "verified" not in out
-    assert ", which proves little: no weights were given, so the file holds what the layers' fillers give" in comparison
+    assert re.search(
+        r"^Compared with the net .*, which proves little:\n- no weights were given, so the file holds what the layers' "
+        r"fillers give$",
+        out,
+        re.MULTILINE,
+    )
+    renamed = pb.NetParameter.FromString(net.SerializeToString())
+    (last,) = (layer for layer in renamed.layer if layer.name == "up")
+    last.name = "pu"
+    write_text(renamed, tmp_path / "renamed.prototxt")
+    status, out, _ = autodial(
+        "convert", tmp_path / "renamed.prototxt", tmp_path / "net.caffemodel", "-o", tmp_path / "c.onnx"
+    )
+    assert status == 0
+    assert "- the weights lack 1 layer (pu), which keep what their fillers give; they have 1 layer that the net " in out
+    assert "that the net lacks (up)\n" in out
     status, out, _ = autodial(*words, "--json", "--outputs", "map,prob", "--dynamic", "spatial")
     assert status == 0 and list(json.loads(out)["outputs"]) == ["map", "prob"]
     status, _, err = autodial(*words, "--sample", "dat=x.npy")

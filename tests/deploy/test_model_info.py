@@ -41,7 +41,7 @@ def test_fields_of_later_versions_are_ignored(write_model: WriteModel) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"record": None}, "AutoDIAL didn't make"),
+        ({"record": None}, "`autodial export` writes, and `autodial convert` does not"),
         ({"schema": 2, "version": "3.4.5"}, r"newer AutoDIAL \(3.4.5.*upgrade autodial"),
         ({"raw_input": True, "size": None}, "exported with `raw_input`"),
         ({"record": {"schema": 1}}, r"can't be read \(the whole must be an object with"),

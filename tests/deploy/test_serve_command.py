@@ -41,6 +41,7 @@ Run = Callable[..., tuple[int, str, str]]
         (["{model}", "--key-file", __file__], "the key has to be printable ASCII without spaces"),
         (["{model}", "--max-images", "600"], "--max-images is 600, and --queue holds 512"),
         (["{model}", "--certificate", "nowhere"], "nowhere: no such file"),
+        (["{model}", "--certificate", "{model}"], "onnx must hold a certificate in PEM, and its private key without"),
         (["{model}", "--certificate-key", "{model}"], "--certificate-key needs --certificate"),
         (["{model}", "--log-format", "xml"], "choose text or json"),
         (["{model}", "--device", "tpu"], "device 'tpu' is not one of"),

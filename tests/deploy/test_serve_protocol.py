@@ -121,6 +121,16 @@ def test_wrong_options_are_refused(service: Service, labelled: Path, query: str,
     assert status == 400 and message in answer["error"]
 
 
+def test_an_option_in_the_form_is_refused(service: Service, labelled: Path) -> None:
+    body, kind = form((labelled / "001.png").read_bytes())
+    option = b'--b\r\nContent-Disposition: form-data; name="%s"\r\n\r\n2\r\n'
+    status, answer, _ = service.ask("/v2/models/m/infer", option % b"top_k" + body, content_type=kind)
+    assert status == 400
+    assert answer["error"] == "top_k belongs into the address, as in infer?top_k=..., not into the form"
+    status, _, _ = service.ask("/v2/models/m/infer", option % b"caption" + body, content_type=kind)
+    assert status == 200
+
+
 def test_an_empty_body_is_told_as_that(service: Service) -> None:
     status, answer, _ = service.ask("/v2/models/m/infer", b"")
     assert status == 400 and answer["error"].startswith("the body is empty: send an image file")

@@ -324,6 +324,16 @@ def test_test_with_iterations_averages_whole_batches(autodial: Run) -> None:
     assert len(Path("scores.csv").read_text().splitlines()) == 1 + 11
 
 
+def test_weights_without_any_layer_of_the_net_are_refused(autodial: Run, edit: Edit) -> None:
+    autodial(*TRAIN)
+    for name in ("conv", "conv/dial", "fc"):
+        edit("net.prototxt", f'layer {{ name: "{name}"', f'layer {{ name: "{name}-new"')
+    elsewhere = ("--set", "solver.snapshot_prefix=other/stripes")
+    status, _, err = autodial(*TRAIN, *elsewhere, "--weights", "snapshots/stripes_iter_8.caffemodel")
+    assert status == 2
+    assert "no layer in snapshots/stripes_iter_8.caffemodel has the name of a layer of the net: name weights" in err
+
+
 def test_weights_of_another_net_are_refused(autodial: Run, edit: Edit) -> None:
     autodial(*TRAIN)
     edit("net.prototxt", 'layer { name: "fc"', 'layer { name: "fc-new"')
