@@ -22,8 +22,10 @@ from autodial.deploy.serve.refusal import RefusalError, busy
 
 File = bytes | memoryview
 
+_CROWD = 4
+"""Images for each stream; with fewer, a net with large weights loses more by reading them for each batch."""
 _ENOUGH = 8
-"""Images of a stream's batch above which larger batches hardly gain, and take more memory."""
+"""Images of a stream's batch: larger ones hardly gain, or lose where they outgrow the CPU's cache."""
 
 
 @dataclass
@@ -113,7 +115,7 @@ class Batcher:
     than `delay`, and not beyond `batch_size` images.
 
     One batch at a time runs on all CPUs, which answers few images soonest. The CPUs that share a batch wait for one
-    another at each layer, though. So while at least two images are under way for each stream, batches run in streams.
+    another at each layer, though. So while more than four images are under way for each stream, batches run in streams.
 
     Args:
         predictor: runs the batches, one at a time.
@@ -309,13 +311,13 @@ class Batcher:
 
     def _crowded(self) -> bool:
         """Whether batches run in streams; the lock is held."""
-        return self._streams is not None and self._under_way >= 2 * self._streams.number
+        return self._streams is not None and self._under_way > _CROWD * self._streams.number
 
     def _most(self) -> int:
         """Images of the next batch, at most; the lock is held."""
-        if self._streams is None or not self._crowded():
+        if not self._crowded():
             return self._batch_size
-        return min(self._batch_size, max(_ENOUGH, self._batch_size // self._streams.number))
+        return min(self._batch_size, _ENOUGH)
 
     def _run(self, batch: _Batch) -> None:
         now = time.perf_counter()

@@ -112,7 +112,7 @@ def test_one_batch_at_a_time_without_streams(decoders) -> None:
     made.close()
 
 
-@pytest.mark.parametrize(("batch_size", "number", "most"), [(32, 2, 16), (32, 16, 8), (4, 2, 4)])
+@pytest.mark.parametrize(("batch_size", "number", "most"), [(32, 2, 8), (4, 3, 4)])
 def test_a_stream_takes_no_more_than_pays(decoders, batch_size: int, number: int, most: int) -> None:
     side_by_side = Echo(lambda: time.sleep(0.01))
     made, _ = batcher(decoders, Echo(), side_by_side, batch_size=batch_size, number=number)
