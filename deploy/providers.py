@@ -66,8 +66,12 @@ def open_model(path: Path, device: str, threads: int) -> OpenedModel:
     if match is None:
         raise InputError(f"device {device!r} is not one of auto, cpu, cuda, cuda:N")
     kind, index = match.group(1), int(match.group(2) or 0)
+    if path.is_dir():
+        raise InputError(f"{path} is a folder: first name the .onnx file that `autodial export` wrote, then the images")
     if not path.is_file():
         raise InputError(f"{path}: no such file; name the .onnx file that `autodial export` wrote")
+    if path.suffix in (".caffemodel", ".prototxt"):
+        raise InputError(f"{path} is one of Caffe's files: make an .onnx file of it with `autodial export`")
 
     cuda_failure = None
     why = "asked for" if kind != "auto" else "auto: this machine shows no NVIDIA GPU with a working driver"

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import onnxruntime
@@ -21,6 +22,15 @@ def test_cpu(model: Any) -> None:
 def test_refuses_other_devices(model: Any, device: str) -> None:
     with pytest.raises(InputError, match="auto, cpu, cuda"):
         Predictor(model.path, device)
+
+
+def test_what_is_no_model_is_named(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"is a folder: first name the \.onnx file"):
+        Predictor(tmp_path)
+    weights = tmp_path / "net.caffemodel"
+    weights.write_bytes(b"\x0a\x03net")
+    with pytest.raises(InputError, match=r"net\.caffemodel is one of Caffe's files: make an \.onnx file of it"):
+        Predictor(weights)
 
 
 @NEEDS_NO_GPU
