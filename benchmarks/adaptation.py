@@ -257,12 +257,19 @@ def _caffenet(data: Path, out: Path) -> Start:
     return Start("alexnet", _only_caffemodel(data))
 
 
-def _dialized(data: Path, out: Path) -> Start:
-    """The BatchNorm net in `data` as its AutoDIAL net, for images of 256x256."""
+def dialized(data: Path, out: Path, resize: int = 256, crop: int = 224) -> Start:
+    """The BatchNorm net in `data` as its AutoDIAL net, for `crop` x `crop` pixels of images of `resize` x `resize`."""
     net = out / "dialized.prototxt"
     if not net.exists():
-        prepare = "crop_size: 224 mirror: true mean_value: 104 mean_value: 117 mean_value: 123"
-        words = [data / "deploy.prototxt", _only_caffemodel(data), "--classes", 2, "--resize", 256]
+        deploy = proto.read_net(data / "deploy.prototxt")
+        for layer in deploy.layer:
+            pooling = layer.pooling_param
+            if layer.type == "Pooling" and pooling.kernel_size == 7:  # the whole map, for images of 224 x 224
+                pooling.ClearField("kernel_size")
+                pooling.global_pooling = True
+        proto.write_text(deploy, out / "deploy.prototxt")
+        prepare = f"crop_size: {crop} mirror: true mean_value: 104 mean_value: 117 mean_value: 123"
+        words = [out / "deploy.prototxt", _only_caffemodel(data), "--classes", 2, "--resize", resize]
         line = [*_AUTODIAL, "dialize", *map(str, words), "--transform", prepare, "-o", str(net)]
         subprocess.run(line, check=True)
     return Start(str(net), net.with_suffix(".caffemodel"))
@@ -314,7 +321,7 @@ TASKS: dict[str, dict[str, Task]] = {
     "rendered-handwritten": {
         "rendered-handwritten": Task("rendered to handwritten digits", _rendered, partial(_shipped, "digits"), 14)
     },
-    "solar-cells": {"solar-cells": Task("solar cells, mono to poly", _cells, _dialized, 15, balanced=True)},
+    "solar-cells": {"solar-cells": Task("solar cells, mono to poly", _cells, dialized, 15, balanced=True)},
     "svhn-mnist": {
         "svhn-mnist": Task(
             "SVHN to MNIST",
