@@ -115,7 +115,7 @@ def train(
     """
     from autodial.system.ranks import Ranks
     from autodial.system.terminal import Console
-    from autodial.training.console import Bar, Lines, write_line
+    from autodial.training.console import Bar, Lines, line_writer, write_line
     from autodial.training.run import Outcome, SnapshotsError, Training
     from autodial.training.signals import heeding_signals
 
@@ -195,7 +195,7 @@ def train(
             if run.iter > start and training.snapshot is not None and training.snapshot.iteration == run.iter:
                 say(f"Once the cause is fixed, continue from iteration {run.iter} with:\n{again()}")
 
-        lines = Lines(console.print if console.is_terminal else write_line, run.net.base_dir)
+        lines = Lines(line_writer(console), run.net.base_dir)
         heeded = stack.enter_context(heeding_signals(run))
         try:
             result = training.run(

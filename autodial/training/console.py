@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -91,28 +92,53 @@ class Bar(Monitor):
         self._tail = ""
 
     def __enter__(self) -> Bar:
-        self._progress.start()
+        with output_may_end():
+            self._progress.start()
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self._progress.stop()
+        with output_may_end():
+            self._progress.stop()
 
     def displayed(self, row: TrainRow) -> None:
         speed = "" if row.images_per_s is None else f"  {row.images_per_s:.4g} images/s"
         self._tail = f"  lr {row.lr:.4g}{speed}"
 
     def iterated(self, solver: RunningSolver) -> None:
-        self._progress.update(self._task, completed=solver.iter)
+        with output_may_end():
+            self._progress.update(self._task, completed=solver.iter)
         now = time.monotonic()
         if now - self._looked >= _REFRESH or solver.iter == solver.param.max_iter:
             self._looked = now
-            self._progress.update(self._task, status=f"loss {solver.smoothed_loss():.4g}{self._tail}")
+            with output_may_end():
+                self._progress.update(self._task, status=f"loss {solver.smoothed_loss():.4g}{self._tail}")
 
 
 def write_line(text: str) -> None:
-    """Print a line; training goes on without it if standard output can't be written, with `tee` or on a full disk."""
-    try:
+    """Print a line; training goes on without it if that can't be done."""
+    with output_may_end():
         print(text, flush=True)
+
+
+def line_writer(console: Console) -> Callable[[str], None]:
+    """What prints lines above a terminal's progress bar, or without one where there is no terminal."""
+
+    def write(text: str) -> None:
+        with output_may_end():
+            console.print(text)
+
+    return write if console.is_terminal else write_line
+
+
+@contextmanager
+def output_may_end() -> Iterator[None]:
+    """Inside this context, standard output is discarded from the first error on.
+
+    It can't be written on a full disk, once `tee` has ended, and once the terminal is closed, which an error may tell
+    before the signal does.
+    """
+    try:
+        yield
     except OSError as error:
         discard(1)
         try:
