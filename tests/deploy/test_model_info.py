@@ -175,5 +175,5 @@ def test_refuses_what_is_not_a_whole_onnx_file(write_model: WriteModel, tmp_path
     path.unlink()
     with pytest.raises(InputError, match="no such file"):
         Predictor(path)
-    with pytest.raises(InputError, match="no such file"):
+    with pytest.raises(InputError, match="is a folder"):
         Predictor(tmp_path)
