@@ -280,10 +280,10 @@ def _load(net: Net, weights: Weights | None, net_name: str, weights_name: str) -
     if weights is not None:
         advice = of_another_net(net_name)
         missing = net.load_weights(weights, weights_name, advice=advice)
-        if missing and len(missing) == sum(bool(net.layer(name).blobs) for name in net.layer_names):
+        if missing and missing == net.with_blobs():
             raise InputError(f"no layer in {weights_name} has the name of a layer of the net; {advice}")
     else:
-        missing = [name for name in net.layer_names if net.layer(name).blobs]
+        missing = net.with_blobs()
     with torch.no_grad():
         for name in missing:
             layer = net.layer(name)

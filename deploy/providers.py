@@ -67,7 +67,7 @@ def open_model(path: Path, device: str, threads: int) -> OpenedModel:
         raise InputError(f"device {device!r} is not one of auto, cpu, cuda, cuda:N")
     kind, index = match.group(1), int(match.group(2) or 0)
     if path.is_dir():
-        raise InputError(f"{path} is a folder: first name the .onnx file that `autodial export` wrote, then the images")
+        raise InputError(f"{path} is a folder, and not a model: name the .onnx file that `autodial export` wrote")
     if not path.is_file():
         raise InputError(f"{path}: no such file; name the .onnx file that `autodial export` wrote")
     if path.suffix in (".caffemodel", ".prototxt"):

@@ -34,8 +34,8 @@ COMPUTED: dict[tuple[str, str], Callable[[LayerContext], Layer]] = {
 class PythonLayer(Layer):
     """Runs a user's subclass of autodial.caffe.Layer, on the CPU wherever the net is (python_layer.hpp).
 
-    What the user's code raises is passed on as it is. The
-    layers of COMPUTED are built in the place of those that they name.
+    What the user's code raises is passed on as it is. Published layers that COMPUTED lists are not run: the layers
+    beside their names are built instead.
 
     Args:
         user: an object of that class, not yet set up.

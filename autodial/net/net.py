@@ -523,7 +523,11 @@ class Net(nn.Module):
                     raise _wrong_shape(saved.name, i, tuple(blobs[i].shape), array.shape, source, advice)
                 blobs[i].copy_(torch.from_numpy(np.ascontiguousarray(array)).view(blobs[i].shape))
             found.add(saved.name)
-        return [name for name, layer in self._by_name.items() if layer.blobs and name not in found]
+        return [name for name in self.with_blobs() if name not in found]
+
+    def with_blobs(self) -> list[str]:
+        """Names of the layers that have blobs."""
+        return [name for name, layer in self._by_name.items() if layer.blobs]
 
     def weights(self) -> Weights:
         """The net as a caffemodel holds it: every layer's message and blobs, in order."""

@@ -675,7 +675,7 @@ def load_weights(
             warn_of_lost_alignment(weights, whole)
         left = net.load_weights(weights, str(path), advice=advice)
         missing = set(left) if missing is None else missing.intersection(left)
-    if missing and len(missing) == sum(bool(net.layer(name).blobs) for name in net.layer_names):
+    if missing and missing == set(net.with_blobs()):
         files = ", ".join(map(str, paths))
         raise InputError(f"no layer in {files} has the name of a layer of the net: name weights that belong to it")
     return [name for name in net.layer_names if name in (missing or ())]

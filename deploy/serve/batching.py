@@ -285,10 +285,9 @@ class Batcher:
                     self._idle.notify_all()  # it is over for the other threads, too
                     return None
                 self._idle.wait()
-            most = self._most()
             until = self._waiting[0].submitted + self._delay
             self._gathers = True
-            while self._decoding and sum(len(part.rows) for part in self._waiting) < most:
+            while self._decoding and sum(len(part.rows) for part in self._waiting) < self._most():
                 left = until - time.perf_counter()
                 if left <= 0 or not self._gathering.wait(left):
                     break

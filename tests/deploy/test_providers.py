@@ -25,7 +25,7 @@ def test_refuses_other_devices(model: Any, device: str) -> None:
 
 
 def test_what_is_no_model_is_named(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"is a folder: first name the \.onnx file"):
+    with pytest.raises(InputError, match=r"is a folder, and not a model: name the \.onnx file"):
         Predictor(tmp_path)
     weights = tmp_path / "net.caffemodel"
     weights.write_bytes(b"\x0a\x03net")
