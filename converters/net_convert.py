@@ -108,6 +108,7 @@ def convert(
     phase: pb.Phase = pb.TEST,
     dynamic: Dynamic = "batch",
     samples: Samples | None = None,
+    shapes: Mapping[str, Sequence[int]] | None = None,
     base_dir: Path | None = None,
     inputs: Collection[str | Path] = (),
     net_name: str = "the net",
@@ -129,13 +130,14 @@ def convert(
             number of rows; "spatial" also for heights and widths, which the net must allow; or "none".
         samples: inputs of the comparison: arrays in the shape of an input or with another number of rows, or files, see
             `autodial.converters.net_inputs.Samples`; missing inputs are made.
+        shapes: by input, its shape with the batch first; None: what the net states, or what its data files hold.
         base_dir: the prototxt's folder.
         inputs: files that must not be overwritten.
         net_name, weights_name: the files of the net and its weights, for messages.
 
     Raises:
-        InputError: the net can't be built, an output does not exist, a layer (named) has no form in ONNX, or the
-            weights are another net's.
+        InputError: the net can't be built, an output or an input does not exist, an input's shape is not known, a layer
+            (named) has no form in ONNX, or the weights are another net's.
         WorkError: the file differs from the net, and by more than the net's own result moves when its input moves by
             1e-7; or it can't be written.
     """
@@ -143,7 +145,7 @@ def convert(
     check_output(path, inputs, suffixes=(".onnx",))
     graph = Graph(filter_net(net_param, phase).layer)
     ends = _outputs(graph, outputs)
-    fed = feed_inputs(graph, list(ends.values()), base_dir)
+    fed = feed_inputs(graph, list(ends.values()), base_dir, shapes or {})
     net = Net(graph.net(net_param.name, *ends.values()), phase, base_dir=base_dir)
     missing = _load(net, weights, net_name, weights_name)
     folded = fold(

@@ -136,11 +136,19 @@ def _regions(shape: Shape, image: Shape, rng: np.random.Generator) -> NDArray[An
     return rows.reshape(shape)
 
 
-def feed_inputs(graph: Graph, outputs: Sequence[int], base_dir: Path | None) -> NetInputs:
+def feed_inputs(
+    graph: Graph, outputs: Sequence[int], base_dir: Path | None, given: Mapping[str, Sequence[int]]
+) -> NetInputs:
     """Put an Input layer in the place of each data layer that outputs depend on, for each blob that is read.
 
+    Args:
+        graph: of the net; changed.
+        outputs: values of the graph.
+        base_dir: the prototxt's folder.
+        given: shapes by input, in the place of those that the net states.
+
     Raises:
-        InputError: the outputs depend on no data, or the size of some is not known.
+        InputError: the outputs depend on no data, the shape of some is not known, or `given` has another blob's.
     """
     shapes: dict[str, Shape] = {}
     values = []
@@ -149,15 +157,21 @@ def feed_inputs(graph: Graph, outputs: Sequence[int], base_dir: Path | None) -> 
         if not is_data(node.param):
             continue
         read = [value for value in node.tops if value in wanted]
-        stated = _shapes_of(node.param, base_dir)
+        names = [graph.names[value] for value in read]
+        known = {name: tuple(given[name]) for name in names if name in given}
+        if len(known) < len(names):
+            known = {**_shapes_of(node.param, base_dir), **known}
         place = graph.nodes.index(node)
         graph.nodes[place : place + 1] = [
-            _input(graph.names[value], stated[graph.names[value]], value) for value in read
+            _input(name, known[name], value) for name, value in zip(names, read, strict=True)
         ]
-        shapes.update((graph.names[value], stated[graph.names[value]]) for value in read)
+        shapes.update((name, known[name]) for name in names)
         values += read
     if not shapes:
         raise InputError("the outputs depend on no input, so there is nothing to convert")
+    for name in given:
+        if name not in shapes:
+            raise InputError(f'`shapes`: the net reads no input "{name}"{alternatives(name, list(shapes))}')
     readers = {
         graph.names[value]: [
             (node.param, node.bottoms.index(value)) for node in graph.ancestors(*outputs) if value in node.bottoms
@@ -168,8 +182,10 @@ def feed_inputs(graph: Graph, outputs: Sequence[int], base_dir: Path | None) -> 
 
 
 def is_data(layer: pb.LayerParameter) -> bool:
-    """Whether a layer's tops are inputs; a layer without bottoms of a type that is not computed reads data, too."""
-    return not layer.bottom and (layer.type not in registry or layer_class(layer.type).is_data)
+    """Whether a layer's tops are inputs; without bottoms, Python layers and types not computed here read data, too."""
+    return not layer.bottom and (
+        layer.type == "Python" or layer.type not in registry or layer_class(layer.type).is_data
+    )
 
 
 def _input(name: str, shape: Shape, value: int) -> Node:
@@ -184,19 +200,20 @@ def _shapes_of(layer: pb.LayerParameter, base_dir: Path | None) -> dict[str, Sha
     known = _stated(layer)
     if known is not None:
         return {**dict.fromkeys(layer.top, (known[0],)), layer.top[0]: known}
+    advice = f"give its shape in `shapes`, such as {layer.top[0]}=1,3,224,224"
+    if layer.type == "Python":
+        raise InputError(f'layer "{layer.name}" (Python): what the class gives becomes an input; {advice}')
     if layer.type not in registry:
         raise InputError(
-            f'layer "{layer.name}" ({layer.type}) is of a type that AutoDIAL does not read, and the shape of its blobs '
-            "is not known: put an Input layer in its place"
+            f'layer "{layer.name}" ({layer.type}) is of a type that AutoDIAL does not read; what it gives becomes an '
+            f"input; {advice}"
         )
     try:
         return dict(Net(one, layer.phase, base_dir=base_dir).blob_shapes)
     except InputError as error:
         if layer.type == "Input":
             raise
-        raise InputError(
-            f"{error}; without its data, the shape of its blobs is not known: put an Input layer in its place"
-        ) from error
+        raise InputError(f"{error}; what the layer gives becomes an input, so you can also {advice}") from error
 
 
 def _stated(layer: pb.LayerParameter) -> Shape | None:

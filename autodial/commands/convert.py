@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
@@ -19,12 +20,13 @@ from autodial.commands.options import (
     naming_options,
     with_options,
 )
+from autodial.errors import InputError
 from autodial.wording import described_size
 
 if TYPE_CHECKING:
     from autodial.converters.net_convert import ConvertReport
 
-OPTIONS = {"outputs": "--outputs", "dynamic": "--dynamic", "samples": "--sample"}
+OPTIONS = {"outputs": "--outputs", "dynamic": "--dynamic", "samples": "--sample", "shapes": "--shape"}
 """Options of the command by the parameters of `autodial.converters.net_convert.convert`."""
 
 
@@ -75,6 +77,14 @@ def convert(
             show_default="random numbers",
         ),
     ] = None,
+    shape: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="BLOB=N,C,H,W",
+            help="The shape of an input, with the batch first. May be repeated.",
+            show_default="the prototxt's, or that of its data",
+        ),
+    ] = None,
     phase: Annotated[
         PhaseChoice,
         typer.Option(case_sensitive=False, help="The layers to convert: TEST, those that predict, or TRAIN."),
@@ -114,6 +124,7 @@ def convert(
             phase=pb.TRAIN if phase == PhaseChoice.TRAIN else pb.TEST,
             dynamic=dynamic.value,
             samples=_samples(sample or ()),
+            shapes=dict(map(_named_shape, shape or ())),
             base_dir=net.parent,
             inputs=inputs,
             net_name=str(net),
@@ -153,6 +164,14 @@ def _named_file(given: str) -> tuple[str, Path]:
     """The blob that a sample is for, empty if it does not say, and its file."""
     name, equals, file = given.partition("=")
     return (name, Path(file)) if equals and not Path(given).exists() else ("", Path(given))
+
+
+def _named_shape(given: str) -> tuple[str, list[int]]:
+    """An input and its shape."""
+    parts = re.fullmatch(r"(.+)=([1-9][0-9]{0,9}(?:,[1-9][0-9]{0,9})*)", given)
+    if parts is None:
+        raise InputError(f"--shape {given}: write an input and its lengths, each at least 1, as in data=1,3,224,224")
+    return parts[1], [int(length) for length in parts[2].split(",")]
 
 
 def _samples(given: Sequence[str]) -> dict[str, list[Path]]:

@@ -466,13 +466,56 @@ def test_data_and_ratings_of_other_versions_of_caffe(tmp_path: Path) -> None:
         report = convert(net, None, tmp_path / "net.onnx")
         assert report.inputs == {"data": (None, 3, *size)} and list(report.outputs) == ["map"]
     net = parse_net(text.format(data="AnnotatedData", transform="", end="MatWrite"))
-    with pytest.raises(InputError, match=r'layer "data" \(AnnotatedData\) .* put an Input layer in its place'):
+    with pytest.raises(InputError, match=r'layer "data" \(AnnotatedData\) .* in `shapes`, such as data=1,3,'):
         convert(net, None, tmp_path / "net.onnx")
     net = parse_net(text.format(data="ImageSegData", transform=mean + "crop_size: 9", end="Yolov3DetectionOutput"))
     said = r'^layer "end": AutoDIAL does not compute layers of the type Yolov3DetectionOutput; .*`outputs`: map$'
     with pytest.raises(InputError, match=said):
         convert(net, None, tmp_path / "net.onnx")
     assert list(convert(net, None, tmp_path / "net.onnx", outputs=["map"]).outputs) == ["map"]
+
+
+@pytest.mark.parametrize("source", ['type: "Data"', 'type: "Python" python_param { module: "rows" layer: "Rows" }'])
+def test_a_shape_makes_an_input_of_a_layer_that_reads_data(source: str, tmp_path: Path) -> None:
+    text = """
+      layer { name: "rows" %s top: "data" top: "label" }
+      layer { name: "fc" type: "InnerProduct" bottom: "data" top: "fc" inner_product_param { num_output: 2 } }
+      layer { name: "loss" type: "SoftmaxWithLoss" bottom: "fc" bottom: "label" }
+    """
+    net = parse_net(text % source)
+    with pytest.raises(InputError, match=r'layer "rows" .* its shape in `shapes`, such as data=1,3,224,224$'):
+        convert(net, None, tmp_path / "net.onnx")
+    fc = np.arange(12, dtype=np.float32).reshape(2, 6)
+    weights = Weights("", [LayerWeights(net.layer[1], [fc, np.ones(2, np.float32)])])
+    report = convert(net, weights, tmp_path / "net.onnx", shapes={"data": (4, 1, 2, 3)})
+    assert report.verified and report.inputs == {"data": (None, 1, 2, 3)} and report.outputs == {"fc": (None, 2)}
+    x = np.random.default_rng(0).normal(0, 1, (5, 1, 2, 3)).astype(np.float32)
+    np.testing.assert_allclose(
+        session(report.output).run(None, {"data": x})[0], x.reshape(5, 6) @ fc.T + 1, rtol=1e-5, atol=1e-5
+    )
+
+
+def test_a_shape_replaces_that_of_the_prototxt(tmp_path: Path) -> None:
+    net = parse_net("""
+      input: "data" input_dim: 1 input_dim: 3 input_dim: 8 input_dim: 8
+      layer { name: "pool" type: "Pooling" bottom: "data" top: "pool" pooling_param { kernel_size: 2 stride: 2 } }
+    """)
+    report = convert(net, None, tmp_path / "net.onnx", shapes={"data": (1, 3, 12, 6)})
+    assert report.inputs == {"data": (None, 3, 12, 6)} and report.outputs == {"pool": (None, 3, 6, 3)}
+    with pytest.raises(InputError, match=r'^`shapes`: the net reads no input "dta"; did you mean "data"\?'):
+        convert(net, None, tmp_path / "net.onnx", shapes={"dta": (1, 3, 12, 6)})
+
+
+@pytest.mark.parametrize(
+    "shape",
+    ["data", "data=", "=1,2", "data=1,x", "data=1,0", "data=1,-2", "data=1,,2", "data=²", "data=1" + "0" * 9999],
+)
+def test_a_shape_that_is_none(shape: str, tmp_path: Path, autodial: Any) -> None:
+    (tmp_path / "net.prototxt").write_text('input: "data" input_dim: 1 input_dim: 3 input_dim: 8 input_dim: 8')
+    net, model = tmp_path / "net.prototxt", tmp_path / "net.onnx"
+    status, _, err = autodial("convert", net, "-o", model, "--shape", shape)
+    assert status == 2
+    assert err.strip().endswith("write an input and its lengths, each at least 1, as in data=1,3,224,224")
 
 
 def test_another_net_s_weights_are_called_so(deploy: tuple[Any, Weights], tmp_path: Path) -> None:
@@ -573,7 +616,7 @@ def test_a_train_val_net_without_its_images(tmp_path: Path) -> None:
     np.testing.assert_allclose(
         session(report.output).run(None, {"data": x})[0], x.reshape(3, -1) @ fc.T, rtol=1e-4, atol=1e-3
     )
-    with pytest.raises(InputError, match=r'layer "train" \(ImageData\).*put an Input layer in its place'):
+    with pytest.raises(InputError, match=r'layer "train" \(ImageData\).*its shape in `shapes`, such as data=1,3,'):
         convert(net, weights, tmp_path / "net.onnx", phase=pb.TRAIN)
     with pytest.raises(InputError, match=r'layer "loss" \(SoftmaxWithLoss\) can\'t be written to ONNX: it is a loss'):
         convert(net, weights, tmp_path / "net.onnx", outputs=["loss"])
