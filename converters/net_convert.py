@@ -50,7 +50,7 @@ Dynamic = Literal["batch", "spatial", "none"]
 
 _RESIZED = ((32, 64), (96, 160), (256, 512))
 """Rows and columns more, with which the net is asked whether it takes images of other sizes."""
-_FINDS_BOXES = ("DetectionOutput", "Proposal", "Python")
+_FINDS_BOXES = ("DetectionOutput", "Proposal", "Python", "YoloDetectionOutput", "Yolov3DetectionOutput")
 """Types of layers whose rows are boxes, of which two that are equally good may change places."""
 _SCORES = ("Accuracy", "DetectionEvaluate", "EvalDetection", "MatWrite", "SegAccuracy")
 """Types of layers that rate or store what their first bottom holds."""

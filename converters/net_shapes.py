@@ -10,9 +10,16 @@ from autodial.layers import Shape as KnownShape
 from autodial.layers.detection_output import DetectionOutput
 from autodial.layers.proposal import Proposal
 from autodial.layers.rows import Filter
+from autodial.layers.yolo import YoloDetectionOutput, Yolov3DetectionOutput
 from autodial.net.net import Net
 
-_FOUND: dict[type[Layer], int] = {DetectionOutput: 2, Filter: 0, Proposal: 0}
+_FOUND: dict[type[Layer], int] = {
+    DetectionOutput: 2,
+    Filter: 0,
+    Proposal: 0,
+    YoloDetectionOutput: 2,
+    Yolov3DetectionOutput: 2,
+}
 """Layers that find how many rows their tops have, with the axis of the rows."""
 
 

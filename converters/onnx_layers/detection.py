@@ -1,4 +1,4 @@
-"""Layers that detect objects: PriorBox, DetectionOutput, Proposal and TextProposals."""
+"""Layers that detect objects: PriorBox, DetectionOutput, Proposal, TextProposals and YOLO's last layers."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from autodial.layers.detection_output import CLOCKWISE, DetectionOutput
 from autodial.layers.prior_box import PriorBox
 from autodial.layers.proposal import Proposal, placed
 from autodial.layers.text_proposals import TextProposals
+from autodial.layers.yolo import COORDINATES, YoloDetectionOutput, YoloDetections, Yolov3DetectionOutput
 
 Bottoms = Sequence[Value]
 Tops = Sequence[Shape]
@@ -324,3 +325,67 @@ def text_proposals(graph: GraphWriter, layer: TextProposals, bottoms: Bottoms, t
     boxes = graph.node("Max", graph.node("Min", boxes, ends), graph.constant(0))
     objects = graph.node("Transpose", graph.sliced(scores.name, 1, count, 2 * count), perm=[0, 2, 3, 1])
     return [boxes, graph.node("Reshape", objects, graph.integers([-1, 1]))]
+
+
+@writes(YoloDetectionOutput, Yolov3DetectionOutput)
+def yolo_detections(graph: GraphWriter, layer: YoloDetections, bottoms: Bottoms, tops: Tops) -> list[str]:
+    """One NonMaxSuppression for all labels: their boxes keep each other out."""
+    parts = [_yolo_boxes(graph, layer, *each) for each in zip(bottoms, layer.anchors, strict=True)]
+    boxes, objects, classes = (
+        part[0] if len(parts) == 1 else graph.node("Concat", *part, axis=1) for part in zip(*parts, strict=True)
+    )
+    labels = None
+    threshold = layer.confidence
+    if isinstance(layer, YoloDetectionOutput):
+        classes = graph.node("Softmax", classes, axis=2)
+        labels = graph.node("ArgMax", classes, axis=2, keepdims=0)
+        classes = graph.node("ReduceMax", classes, graph.integers([2]), keepdims=1)
+        threshold = float(np.nextafter(np.float32(threshold), np.float32(-np.inf)))  # which is to be exceeded
+    else:
+        classes = graph.node("Sigmoid", classes)
+        each = graph.node("Expand", graph.unsqueezed(boxes, 2), graph.integers([1, 1, layer.num_classes, 1]))
+        boxes = graph.node("Reshape", each, graph.integers([0, -1, 4]))
+    scores = graph.node("Reshape", graph.node("Mul", classes, objects), graph.integers([0, 1, -1]))
+    chosen = graph.node(
+        "NonMaxSuppression",
+        boxes,
+        scores,
+        graph.node("Shape", boxes, start=1, end=2),
+        graph.constant([layer.kept_up_to]),
+        graph.constant([threshold]),
+    )
+    where = graph.picked(chosen, [0, 2], 1)
+    if labels is None:
+        label = graph.node("Mod", graph.picked(chosen, [2], 1), graph.integers([layer.num_classes]))
+    else:
+        label = graph.unsqueezed(graph.node("GatherND", labels, where), 1)
+    rows = graph.node(
+        "Concat",
+        graph.as_floats(graph.picked(chosen, [0], 1)),
+        graph.scaled(graph.as_floats(label), shift=1),
+        graph.unsqueezed(graph.node("GatherND", scores, chosen), 1),
+        graph.node("GatherND", boxes, where),
+        axis=1,
+    )
+    rows = _sorted(graph, rows, graph.picked(rows, 2, 1), largest=True)
+    rows = _sorted(graph, rows, graph.picked(rows, 0, 1), largest=False)
+    images = graph.axis_lengths(bottoms[0], 0, 1)
+    return [graph.node("Reshape", _or_nothing(graph, rows, images, 7), graph.integers([1, 1, -1, 7]))]
+
+
+def _yolo_boxes(graph: GraphWriter, layer: YoloDetections, x: Value, anchors: torch.Tensor) -> tuple[str, str, str]:
+    """A map's boxes (N, P, 4), the probabilities of an object (N, P, 1), and the numbers of the classes (N, P, C)."""
+    side, width = x.length(2), COORDINATES + layer.num_classes
+    cells = graph.node("Reshape", x.name, graph.integers([0, len(anchors), width, side * side]))
+    cells = graph.node("Transpose", cells, perm=[0, 3, 1, 2])
+    rows, columns = np.divmod(np.arange(side * side), side)
+    corners = graph.constant(np.stack([columns, rows], 1)[:, None])
+    centre = graph.node("Add", graph.node("Sigmoid", graph.sliced(cells, 3, 0, 2)), corners)
+    centre = graph.scaled(centre, 1 / side)
+    sizes = graph.constant(anchors.numpy() / (2 * side))
+    half = graph.node("Mul", graph.node("Exp", graph.sliced(cells, 3, 2, 4)), sizes)
+    boxes = graph.node("Concat", graph.node("Sub", centre, half), graph.node("Add", centre, half), axis=3)
+    objects = graph.node("Sigmoid", graph.sliced(cells, 3, 4, 5))
+    parts = (boxes, 4), (objects, 1), (graph.sliced(cells, 3, COORDINATES, width), layer.num_classes)
+    one, other, third = (graph.node("Reshape", name, graph.integers([0, -1, size])) for name, size in parts)
+    return one, other, third

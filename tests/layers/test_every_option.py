@@ -57,6 +57,7 @@ SAME_NUMBERS = {
     "Eltwise": ("stable_prod_grad",),
     "Data": ("prefetch",),
     "Python": ("share_in_parallel",),
+    "YoloDetectionOutput": ("side", "coords", "label_map_file"),  # which the port overwrites, or only reads
 }
 """Options that choose between ways to the same numbers."""
 
@@ -314,6 +315,21 @@ CASES: dict[str, list[Case]] = {
     "ImageData": [
         Case('image_data_param { source: "list.txt" batch_size: 2 }', (), 2),
         Case('image_data_param { source: "list.txt" batch_size: 2 new_height: 9 new_width: 8 is_color: false }', (), 2),
+    ],
+    "YoloDetectionOutput": [
+        Case(
+            "yolo_detection_output_param { num_classes: 2 num_box: 2 biases: [1, 2, 2, 1] }",
+            ((1, 14, 4, 4),),
+            phase=pb.TEST,
+        )
+    ],
+    "Yolov3DetectionOutput": [
+        Case(
+            """yolov3_detection_output_param { num_classes: 2 num_box: 2 biases: [1, 2, 2, 1, 3, 4]
+              mask: [0, 1, 1, 2] anchors_scale: [2, 1] }""",
+            ((1, 14, 3, 3), (1, 14, 4, 4)),
+            phase=pb.TEST,
+        )
     ],
 }
 for kind in ("Deconvolution", "ConvolutionDepthwise", "DepthwiseConvolution"):

@@ -127,6 +127,8 @@ FACTS = {
     "Transpose": Facts(Rows.INDEPENDENT),
     "Unpooling": Facts(Rows.INDEPENDENT, backward_reads_bottoms=True),
     "Upsample": Facts(Rows.INDEPENDENT, backward_reads_bottoms=True),
+    "YoloDetectionOutput": Facts(Rows.NONE),
+    "Yolov3DetectionOutput": Facts(Rows.NONE),
 }
 
 

@@ -161,3 +161,39 @@ def proposals(scores, changes, info, anchors, stride, *, min_size, before, after
     return np.array([[0, *box] for _, box in kept]).reshape(-1, 5), np.array([[score] for score, _ in kept]).reshape(
         -1, 1
     )
+
+
+def yolo(maps, classes, anchors, *, version, confidence, nms):
+    """Rows of eric612's YoloDetectionOutput (version 2) and Yolov3DetectionOutput (3), each image on its own.
+
+    `anchors` has for each map the widths and heights in cells.
+    """
+    rows = []
+    for image in range(len(maps[0])):
+        found = []
+        for x, sizes in zip(maps, anchors, strict=True):
+            side = x.shape[3]
+            numbers = x[image].astype(float).reshape(len(sizes), 5 + classes, side, side)
+            for row, column, a in np.ndindex(side, side, len(sizes)):
+                tx, ty, tw, th, object_, *scores = numbers[a, :, row, column]
+                cx, cy = (column + sigmoid(tx)) / side, (row + sigmoid(ty)) / side
+                w, h = math.exp(tw) * sizes[a][0] / side, math.exp(th) * sizes[a][1] / side
+                box = [cx - w / 2, cy - h / 2, cx + w / 2, cy + h / 2]
+                if version == 3:
+                    each = [sigmoid(object_) * sigmoid(score) for score in scores]
+                    found += [(label + 1, score, box) for label, score in enumerate(each) if score > confidence]
+                else:
+                    parts = [math.exp(score) for score in scores]
+                    score = sigmoid(object_) * max(parts) / sum(parts)
+                    if score >= confidence:
+                        found.append((parts.index(max(parts)) + 1, score, box))
+        kept = []
+        for one in sorted(found, key=lambda each: -each[1]):
+            if all(overlap(one[2], other[2]) < nms for other in kept):
+                kept.append(one)
+        rows += [[image, label, score, *box] for label, score, box in kept]
+    return np.array(rows or [[image, *[-1] * 6] for image in range(len(maps[0]))])
+
+
+def sigmoid(x):
+    return 1 / (1 + math.exp(-x))
