@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import traceback
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Annotated
 
 import typer
@@ -78,6 +79,36 @@ def set_up(
     # A small file may claim any size; the largest cameras take 200 million pixels.
     os.environ.setdefault("OPENCV_IO_MAX_IMAGE_PIXELS", str(2**28))
     context.with_resource(watch_decoders())
+    context.with_resource(told_once())
+
+
+class _Once(logging.Filter):
+    """Lets each message about a layer or a net through once: commands build a net several times."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._told: set[str] = set()
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if not record.name.startswith(("autodial.layers.", "autodial.net.")):
+            return True
+        message = record.getMessage()
+        new = message not in self._told
+        self._told.add(message)
+        return new
+
+
+@contextmanager
+def told_once() -> Iterator[None]:
+    """Filter what Python's logging prints where nobody has set it up otherwise."""
+    once = _Once()
+    handler = logging.lastResort
+    assert handler is not None
+    handler.addFilter(once)
+    try:
+        yield
+    finally:
+        handler.removeFilter(once)
 
 
 for _panel, _commands in _PANELS.items():

@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from autodial import __version__
+from autodial.converters.crop_offsets import aligned_offsets, describe_offsets
 from autodial.converters.fold import Folded, fold, is_of_batch
 from autodial.converters.net_comparison import (
     NetRunner,
@@ -52,6 +53,8 @@ _RESIZED = ((32, 64), (96, 160), (256, 512))
 """Rows and columns more, with which the net is asked whether it takes images of other sizes."""
 _FINDS_BOXES = ("DetectionOutput", "Proposal", "Python", "YoloDetectionOutput", "Yolov3DetectionOutput")
 """Types of layers whose rows are boxes, of which two that are equally good may change places."""
+_PROBABILITIES = ("Sigmoid", "Softmax")
+"""Types of layers whose tops are between 0 and 1."""
 _SCORES = ("Accuracy", "DetectionEvaluate", "EvalDetection", "MatWrite", "SegAccuracy")
 """Types of layers that rate or store what their first bottom holds."""
 _BATCHES = (1, 2, 3)
@@ -109,6 +112,7 @@ def convert(
     dynamic: Dynamic = "batch",
     samples: Samples | None = None,
     shapes: Mapping[str, Sequence[int]] | None = None,
+    align_crops: bool = False,
     base_dir: Path | None = None,
     inputs: Collection[str | Path] = (),
     net_name: str = "the net",
@@ -131,6 +135,8 @@ def convert(
         samples: inputs of the comparison: arrays in the shape of an input or with another number of rows, or files, see
             `autodial.converters.net_inputs.Samples`; missing inputs are made.
         shapes: by input, its shape with the batch first; None: what the net states, or what its data files hold.
+        align_crops: whether Crop layers without a `crop_param` cut where the Caffe of HED cuts, see
+            `autodial.converters.crop_offsets`, and not at 0.
         base_dir: the prototxt's folder.
         inputs: files that must not be overwritten.
         net_name, weights_name: the files of the net and its weights, for messages.
@@ -146,16 +152,26 @@ def convert(
     graph = Graph(filter_net(net_param, phase).layer)
     ends = _outputs(graph, outputs)
     fed = feed_inputs(graph, list(ends.values()), base_dir, shapes or {})
-    net = Net(graph.net(net_param.name, *ends.values()), phase, base_dir=base_dir)
+    kept = graph.net(net_param.name, *ends.values())
+    net = Net(kept, phase, base_dir=base_dir)
+    offsets = aligned_offsets(net)
+    if align_crops and offsets:
+        for layer in kept.layer:
+            if layer.type == "Crop" and layer.top[0] in offsets:
+                layer.crop_param.offset[:] = offsets[layer.top[0]]
+        net = Net(kept, phase, base_dir=base_dir)
     missing = _load(net, weights, net_name, weights_name)
     folded = fold(
-        graph.net(net_param.name, *ends.values()),
+        kept,
         {name: [blob.detach().numpy() for blob in net.layer(name).blobs] for name in net.layer_names},
         outputs=list(ends),
         keep_of_batch=True,
     )
     deployed = _deployed(folded, phase, base_dir)
     cases, tried, notes = _cases(net, fed, dynamic)
+    notes += _earlier(graph, ends)
+    if offsets and not align_crops:
+        notes.append(describe_offsets(net, offsets))
     of_batch = [layer.name for layer in folded.net.layer if is_of_batch(layer)]
     if of_batch:
         notes.append(
@@ -180,7 +196,8 @@ def convert(
             passes,
             "ONNX Runtime",
             exact=fed.indices,
-            unordered={name for name, value in ends.items() if graph.producer(value).param.type in _FINDS_BOXES},
+            unordered=_made_by(graph, ends, _FINDS_BOXES),
+            probabilities=_made_by(graph, ends, _PROBABILITIES),
         )
     remove_unused(second, files)
     unverified = _warnings(compared, sampled=bool(samples))
@@ -210,7 +227,7 @@ def _outputs(graph: Graph, names: Sequence[str] | None) -> dict[str, int]:
     if names is not None:
         chosen: dict[str, int] = {}
         for name in names:
-            value = graph.last(name)
+            value = _last(graph, name)
             if value is None:
                 others = alternatives(name, list(dict.fromkeys(graph.names)))
                 raise InputError(f'the net has no blob "{name}" to be an output{others}')
@@ -224,7 +241,7 @@ def _outputs(graph: Graph, names: Sequence[str] | None) -> dict[str, int]:
     kept = []
     scored: list[int] = []
     for node in graph.nodes:
-        if node.param.type in _SCORES or (node.param.type in registry and layer_class(node.param.type).is_loss):
+        if _scores(node):
             scored += node.bottoms[:1]
         elif not is_data(node.param):
             _check_computed(graph, node)
@@ -258,23 +275,59 @@ def _problem(node: Node) -> str | None:
     return None
 
 
-def _before_unwritten(graph: Graph) -> list[str]:
-    """The blobs of layers that a file can hold which other layers read, or none."""
-    made: list[int] = []
-    read: set[int] = set()
+def _scores(node: Node) -> bool:
+    """Whether a layer rates or stores what its first bottom holds: a loss, or one of _SCORES."""
+    param = node.param
+    if param.type in registry and layer_class(param.type).is_loss:
+        return True
+    unwritten = _problem(node) is not None
+    return param.type in _SCORES or (unwritten and (any(param.loss_weight) or param.type.endswith("Loss")))
+
+
+def _lost(graph: Graph) -> set[int]:
+    """The values that layers make which no file can hold, or that depend on these."""
     lost: set[int] = set()
-    read_by_lost: set[int] = set()
     for node in graph.nodes:
-        if is_data(node.param):
-            continue  # its tops become inputs, whatever its type
-        if _problem(node) is not None or lost.intersection(node.bottoms):
+        if not is_data(node.param) and (_problem(node) is not None or lost.intersection(node.bottoms)):
             lost.update(node.tops)
-            read_by_lost.update(node.bottoms)
-        else:
-            read.update(node.bottoms)
-            made += node.tops
-    ends = [value for value in made if value in read_by_lost or value not in read]
+    return lost
+
+
+def _last(graph: Graph, name: str) -> int | None:
+    """The last version of a blob that a file can hold; if there is none, the last version, or None."""
+    lost = _lost(graph)
+    written = [value for value, other in enumerate(graph.names) if other == name and value not in lost]
+    return written[-1] if written else graph.last(name)
+
+
+def _earlier(graph: Graph, ends: Mapping[str, int]) -> list[str]:
+    """A sentence about each output that is not the last version of its blob."""
+    return [
+        f'"{name}" is given as it is before layer "{node.param.name}", whose type, {node.param.type}, no file can hold'
+        for name, value in ends.items()
+        if graph.names[value] == name and graph.last(name) != value
+        for node in [next(node for node in graph.nodes if value in node.bottoms and _problem(node) is not None)]
+    ]
+
+
+def _before_unwritten(graph: Graph) -> list[str]:
+    """The blobs of layers that a file can hold which are scored, or which other layers read, or none."""
+    lost = _lost(graph)
+    written = [
+        node
+        for node in graph.nodes
+        if not (is_data(node.param) or _scores(node) or _problem(node) is not None or lost.intersection(node.bottoms))
+    ]
+    read = {value for node in written for value in node.bottoms}
+    wanted = {node.bottoms[0] for node in graph.nodes if node.bottoms and _scores(node)}
+    wanted |= {value for node in graph.nodes if node not in written and not _scores(node) for value in node.bottoms}
+    ends = [value for node in written if node.bottoms for value in node.tops if value in wanted or value not in read]
     return list(dict.fromkeys(graph.names[value] for value in ends))
+
+
+def _made_by(graph: Graph, ends: Mapping[str, int], types: Collection[str]) -> set[str]:
+    """The outputs that layers of some types make."""
+    return {name for name, value in ends.items() if graph.producer(value).param.type in types}
 
 
 def _load(net: Net, weights: Weights | None, net_name: str, weights_name: str) -> list[str]:

@@ -160,7 +160,7 @@ def feed_inputs(
         names = [graph.names[value] for value in read]
         known = {name: tuple(given[name]) for name in names if name in given}
         if len(known) < len(names):
-            known = {**_shapes_of(node.param, base_dir), **known}
+            known = {**_shapes_of(node.param, base_dir, next(name for name in names if name not in known)), **known}
         place = graph.nodes.index(node)
         graph.nodes[place : place + 1] = [
             _input(name, known[name], value) for name, value in zip(names, read, strict=True)
@@ -194,13 +194,13 @@ def _input(name: str, shape: Shape, value: int) -> Node:
     return Node(layer, [], [value])
 
 
-def _shapes_of(layer: pb.LayerParameter, base_dir: Path | None) -> dict[str, Shape]:
-    """Shapes of a data layer's tops: what it states, else what its files hold."""
+def _shapes_of(layer: pb.LayerParameter, base_dir: Path | None, wanted: str) -> dict[str, Shape]:
+    """Shapes of a data layer's tops: what it states, else what its files hold; `wanted` is one that is needed."""
     one = pb.NetParameter(layer=[layer])
     known = _stated(layer)
     if known is not None:
         return {**dict.fromkeys(layer.top, (known[0],)), layer.top[0]: known}
-    advice = f"give its shape in `shapes`, such as {layer.top[0]}=1,3,224,224"
+    advice = f"give its shape in `shapes`, such as {wanted}=1,3,224,224"
     if layer.type == "Python":
         raise InputError(f'layer "{layer.name}" (Python): what the class gives becomes an input; {advice}')
     if layer.type not in registry:

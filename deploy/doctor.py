@@ -31,6 +31,8 @@ class Status(StrEnum):
     """How a check came out."""
 
     OK = "ok"
+    ABSENT = "absent"
+    """It isn't installed, and only a part of AutoDIAL needs it."""
     WARNING = "warning"
     """It works, and not as well as it could."""
     PROBLEM = "problem"
@@ -59,15 +61,17 @@ def examine() -> list[Check]:
     checks.append(_optional("uvicorn", "services over HTTP", "serve"))
     checks.append(_optional("ray", "clusters", "ray"))
     found = version("fsspec")
-    missing = "not installed: addresses such as s3:// need it (pip install fsspec s3fs)"
-    checks.append(Check("fsspec", Status.OK, missing if found is None else f"{found}, for addresses"))
+    if found is None:
+        checks.append(Check("fsspec", Status.ABSENT, "addresses such as s3:// need it (pip install fsspec s3fs)"))
+    else:
+        checks.append(Check("fsspec", Status.OK, f"{found}, for addresses"))
     return checks
 
 
 def _optional(package: str, purpose: str, extra: str) -> Check:
     found = version(package)
     if found is None:
-        return Check(package, Status.OK, f'not installed: {purpose} need it (pip install ".[{extra}]")')
+        return Check(package, Status.ABSENT, f'{purpose} need it (pip install ".[{extra}]")')
     return Check(package, Status.OK, f"{found}, for {purpose}")
 
 

@@ -26,7 +26,13 @@ from autodial.wording import described_size
 if TYPE_CHECKING:
     from autodial.converters.net_convert import ConvertReport
 
-OPTIONS = {"outputs": "--outputs", "dynamic": "--dynamic", "samples": "--sample", "shapes": "--shape"}
+OPTIONS = {
+    "outputs": "--outputs",
+    "dynamic": "--dynamic",
+    "samples": "--sample",
+    "shapes": "--shape",
+    "align_crops": "--align-crops",
+}
 """Options of the command by the parameters of `autodial.converters.net_convert.convert`."""
 
 
@@ -85,6 +91,13 @@ def convert(
             show_default="the prototxt's, or that of its data",
         ),
     ] = None,
+    align_crops: Annotated[
+        bool,
+        typer.Option(
+            "--align-crops",
+            help="Let Crop layers without an offset cut where the pixels lie, as HED's and the first FCNs' Caffe does.",
+        ),
+    ] = False,
     phase: Annotated[
         PhaseChoice,
         typer.Option(case_sensitive=False, help="The layers to convert: TEST, those that predict, or TRAIN."),
@@ -125,6 +138,7 @@ def convert(
             dynamic=dynamic.value,
             samples=_samples(sample or ()),
             shapes=dict(map(_named_shape, shape or ())),
+            align_crops=align_crops,
             base_dir=net.parent,
             inputs=inputs,
             net_name=str(net),

@@ -52,7 +52,7 @@ def _training() -> Check:
 
     number = version("torch")
     if number is None:
-        return Check("torch", Status.OK, 'not installed: training and export need it (pip install ".[train]")')
+        return Check("torch", Status.ABSENT, 'training and export need it (pip install ".[train]")')
     try:
         import torch
     except Exception as error:  # whatever a broken install raises

@@ -65,9 +65,10 @@ class BaseConvolution(Layer):
         self.windows = Windows(
             kernel_size, *(each * axes if len(each) == 1 else each for each in (stride, pad, dilation))
         )
-        for name, value in (("num_output", num_output), ("group", group)):
-            if value < 1:
-                raise LayerError(f"{name} must be positive, not {value}")
+        if num_output < 1:
+            raise LayerError("num_output is missing or 0")
+        if group < 1:
+            raise LayerError(f"group must be positive, not {group}")
         for name, channels in (("bottom's channels", in_channels), ("num_output", num_output)):
             if channels % group:
                 raise LayerError(f"{name} {channels} is not a multiple of group {group}")

@@ -35,7 +35,7 @@ class Embed(Layer):
         super().__init__()
         for name, value in (("input_dim", input_dim), ("num_output", num_output)):
             if value < 1:
-                raise LayerError(f"{name} must be positive, not {value}")
+                raise LayerError(f"{name} is missing or 0")
         self.input_dim, self.num_output = input_dim, num_output
         self.weight = nn.Parameter(torch.zeros(check_size("the weight", (input_dim, num_output))))
         self.bias = nn.Parameter(torch.zeros(num_output)) if bias else None

@@ -37,7 +37,7 @@ class InnerProduct(Layer):
     ) -> None:
         super().__init__()
         if num_output < 1:
-            raise LayerError(f"num_output must be positive, not {num_output}")
+            raise LayerError("num_output is missing or 0")
         self.in_features, self.num_output, self.axis, self.transpose = in_features, num_output, axis, transpose
         shape = (in_features, num_output) if transpose else (num_output, in_features)
         self.weight = nn.Parameter(torch.zeros(check_size("the weight", shape)))

@@ -64,7 +64,7 @@ class Recurrent(Layer):
     ) -> None:
         super().__init__()
         if num_output < 1:
-            raise LayerError(f"num_output must be positive, not {num_output}")
+            raise LayerError("num_output is missing or 0")
         self.in_features, self.num_output = in_features, num_output
         self.static_features, self.expose_hidden = static_features, expose_hidden
         width = self.gates * num_output

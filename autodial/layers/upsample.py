@@ -98,6 +98,8 @@ class Unpooling(Upsample):
 
     The top's height is that which is stated, or else, for the bottom with which the net is built, the larger one of
     (H - 1) stride + kernel - 2 pad and H stride - pad + 1; and likewise its width.
+
+    For a single image the places may have more channels than the values have. The fork reads the first ones then.
     """
 
     bottoms = (2, 2)
@@ -123,6 +125,30 @@ class Unpooling(Upsample):
             )
             size = height, width
         return cls(size=size, places=True)
+
+    def top_shapes(self, bottom_shapes: Sequence[Shape]) -> list[Shape]:
+        shape, places = bottom_shapes
+        if len(shape) == len(places) == 4 and shape[0] == 1 and shape[1] < places[1]:
+            places = (places[0], shape[1], *places[2:])
+        return super().top_shapes([shape, places])
+
+    def forward(self, bottom: Tensor, places: Tensor | None = None) -> Tensor:
+        return super().forward(bottom, None if places is None else places[:, : bottom.shape[1]])
+
+
+@register("UnPooling")
+class UnPooling(Unpooling):
+    """Unpooling by another name, in nets for lanes; told from other forks' UnPooling by the size that it states."""
+
+    @classmethod
+    def from_caffe(cls, context: LayerContext) -> Unpooling:
+        param = context.param.unpooling_param
+        if not (param.HasField("unpool_size") or (param.HasField("unpool_h") and param.HasField("unpool_w"))):
+            raise LayerError(
+                "forks compute different things under this name: state unpool_size, or unpool_h and unpool_w, for "
+                "DeconvNet's Unpooling"
+            )
+        return super().from_caffe(context)
 
 
 def _pair(param: pb.UnpoolingParameter, field: str, stem: str | None = None) -> Pair:

@@ -23,7 +23,7 @@ from autodial.proto import messages as pb
 from autodial.proto import schema, wire
 from autodial.proto.upgrade import upgrade_net
 from autodial.proto.weights import LayerWeights, State, Weights
-from autodial.system.files import existing_file, is_binary, read_bytes, replacing
+from autodial.system.files import existing_file, is_binary, read_bytes, replacing, stand_in
 
 _FRAME, _FRAME_UNPACKED = (schema.load_frame(packed_as_bytes=packed) for packed in (True, False))
 _LIMIT = 2**31 - 1  # bytes in the longest message that protobuf reads or writes
@@ -147,6 +147,10 @@ def _other_kind(path: Path, kind: str) -> str | None:
     """The end of a sentence that says what the file is instead of a binary `kind`, if that is easy to see."""
     with path.open("rb") as file:
         start = file.read(4096)
+    if problem := stand_in(start):
+        return problem
+    if path.suffix == ".onnx":
+        return f" is an ONNX model, and a {kind} is needed"
     if start and not is_binary(start):
         return f" is a text file: name a binary {kind}"
     pickled = path.suffix in (".pt", ".pth") and start.startswith(b"\x80")

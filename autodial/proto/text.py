@@ -13,7 +13,7 @@ from autodial.errors import InputError
 from autodial.proto import messages as pb
 from autodial.proto.parser import Parser, top_level_names
 from autodial.proto.upgrade import upgrade_net, upgrade_solver
-from autodial.system.files import is_binary, read_bytes, replacing
+from autodial.system.files import is_binary, read_bytes, replacing, stand_in
 
 _FOREIGN = re.compile(r'^( *)foreign_text: "((?:[^"\\\n]|\\.)*)"\n', re.MULTILINE)
 """A message of a layer of a type that no fork here has, as text within text."""
@@ -81,6 +81,8 @@ def _is_solver(text: str) -> bool:
 
 def _read_text(path: str | os.PathLike[str]) -> str:
     data = read_bytes(path, "prototxt")
+    if problem := stand_in(data):
+        raise InputError(f"{path}{problem}")
     if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         raise InputError(f"{path} is UTF-16 text: save it as UTF-8")
     if is_binary(data):

@@ -45,6 +45,16 @@ def is_binary(data: bytes) -> bool:
     return re.search(rb"[\x00-\x08\x0e-\x1f]", data) is not None
 
 
+def stand_in(data: bytes) -> str | None:
+    """What a download has left in the place of a file, and what to do, after the file's name; None if it is none."""
+    head = data[:512].lstrip().lower()
+    if head.startswith(b"version https://git-lfs"):
+        return ' is a pointer of Git LFS, not the file itself: run "git lfs pull" in its repository'
+    if head.startswith((b"<!doctype html", b"<html")):
+        return " is a web page, not the file itself: download the file, on GitHub with the button Raw"
+    return None
+
+
 def is_hdf5(path: str | os.PathLike[str], kind: str) -> bool:
     """Whether the file's first bytes, or else the end of its name, say HDF5; InputError as in existing_file."""
     path = existing_file(path, kind)

@@ -28,6 +28,7 @@ from autodial.layers import (
 )
 from autodial.layers.activations import Clip, ReLU6, Swish
 from autodial.layers.eltwise import Axpy
+from autodial.layers.output_decay import OutputDecay
 
 Bottoms = Sequence[Value]
 Tops = Sequence[Shape]
@@ -93,8 +94,8 @@ def softmax(graph: GraphWriter, layer: Softmax, bottoms: Bottoms, tops: Tops) ->
     return [graph.node("Softmax", bottoms[0].name, axis=layer.axis % bottoms[0].ndim)]
 
 
-@writes(Dropout)
-def dropout(graph: GraphWriter, layer: Dropout, bottoms: Bottoms, tops: Tops) -> list[str]:
+@writes(Dropout, OutputDecay)
+def identity(graph: GraphWriter, layer: Dropout | OutputDecay, bottoms: Bottoms, tops: Tops) -> list[str]:
     return [bottoms[0].name]
 
 

@@ -62,6 +62,8 @@ def _in_places(graph: GraphWriter, layer: Upsample, x: Value, places: Value) -> 
     pixels = graph.node("ReduceProd", size, graph.integers([0]), keepdims=1)
     zeros = graph.node("Expand", graph.constant(0), graph.joined(outer, pixels))
     flat = graph.integers([0, 0, -1])
-    index = graph.as_integers(graph.node("Reshape", places.name, flat))
+    # Unpooling may have places for more channels.
+    own = places.name if places.shape[1] == x.shape[1] else graph.sliced(places.name, 1, 0, x.length(1))
+    index = graph.as_integers(graph.node("Reshape", own, flat))
     filled = graph.node("ScatterElements", zeros, index, graph.node("Reshape", x.name, flat), axis=2)
     return graph.node("Reshape", filled, graph.joined(outer, size))

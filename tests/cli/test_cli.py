@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import logging
 import os
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from autodial import __version__ as autodial_version
+from autodial import cli
 from autodial.errors import InputError
 from autodial.system.streams import harmless, named
 from autodial.system.terminal import Console
@@ -31,6 +33,20 @@ except SystemExit:
     pass
 """
 HEAVY = ("torch", "onnx", "onnxruntime", "cv2", "matplotlib", "h5py", "tensorboard")
+
+
+def test_a_remark_about_a_layer_is_made_once() -> None:
+    """Commands build a net several times; what other parts say is printed each time."""
+    handler = logging.lastResort
+    assert handler is not None
+
+    def passes(name: str) -> bool:
+        return bool(handler.filter(logging.LogRecord(name, logging.WARNING, "", 0, "%s does nothing", ("x",), None)))
+
+    with cli.told_once():
+        assert [passes("autodial.net.net") for _ in range(2)] == [True, False]
+        assert [passes("autodial.data.paths") for _ in range(2)] == [True, True]
+    assert passes("autodial.net.net") and passes("autodial.net.net")
 
 
 def run(code: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:

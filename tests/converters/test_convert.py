@@ -20,6 +20,7 @@ from detection_loops import detections, text_proposals
 from random_weights import random_weights
 
 from autodial.converters import net_convert, onnx_model
+from autodial.converters.crop_offsets import aligned_offsets
 from autodial.converters.net_comparison import NetRunner, compare, describe_difference
 from autodial.converters.net_convert import convert
 from autodial.converters.onnx_layers import written_types
@@ -288,6 +289,23 @@ def test_layers_of_nets_that_segment_and_enlarge(tmp_path: Path) -> None:
     np.testing.assert_allclose(got, (x.mean((2, 3), keepdim=True) * back + x)[:, :, 1:-1, 2:-2], rtol=1e-4, atol=1e-6)
 
 
+def test_places_for_more_channels(tmp_path: Path) -> None:
+    """ENet as some port it: the places are those of a pooling of more channels. The file takes one image."""
+    text = """
+      layer { name: "x" type: "Input" top: "x" input_param { shape { dim: 1 dim: 3 dim: 6 dim: 6 } } }
+      layer { name: "a" type: "Pooling" bottom: "x" top: "a" top: "places" pooling_param { kernel_size: 2 stride: 2 } }
+      layer { name: "some" type: "Slice" bottom: "a" top: "b" top: "c" slice_param { slice_point: 2 } }
+      layer { name: "y" type: "UnPooling" bottom: "b" bottom: "places" top: "y"
+        unpooling_param { unpool: MAX kernel_size: 2 stride: 2 unpool_h: 6 unpool_w: 6 } }
+    """
+    report = convert(parse_net(text), None, tmp_path / "net.onnx", outputs=["y"])
+    assert report.verified and report.outputs == {"y": (1, 2, 6, 6)}
+    x = torch.randn(1, 3, 6, 6, generator=torch.Generator().manual_seed(1))
+    (got,) = session(report.output).run(["y"], {"x": x.numpy()})
+    back = F.max_unpool2d(*F.max_pool2d(x, 2, return_indices=True), 2)
+    np.testing.assert_allclose(got, back[:, :2])
+
+
 def test_layers_at_the_end_that_no_file_can_hold_are_cut_off(tmp_path: Path) -> None:
     end = 'python_param { module: "layers.own" layer: "Own" }'
     net = parse_net(f"""{DEPLOY}
@@ -468,8 +486,8 @@ def test_data_and_ratings_of_other_versions_of_caffe(tmp_path: Path) -> None:
     net = parse_net(text.format(data="AnnotatedData", transform="", end="MatWrite"))
     with pytest.raises(InputError, match=r'layer "data" \(AnnotatedData\) .* in `shapes`, such as data=1,3,'):
         convert(net, None, tmp_path / "net.onnx")
-    net = parse_net(text.format(data="ImageSegData", transform=mean + "crop_size: 9", end="RegionLoss"))
-    said = r'^layer "end": AutoDIAL does not compute layers of the type RegionLoss; .*`outputs`: map$'
+    net = parse_net(text.format(data="ImageSegData", transform=mean + "crop_size: 9", end="YoloSeg"))
+    said = r'^layer "end": AutoDIAL does not compute layers of the type YoloSeg; .*`outputs`: map$'
     with pytest.raises(InputError, match=said):
         convert(net, None, tmp_path / "net.onnx")
     assert list(convert(net, None, tmp_path / "net.onnx", outputs=["map"]).outputs) == ["map"]
@@ -660,9 +678,11 @@ def test_a_net_that_is_as_sensitive_itself_is_written_and_said() -> None:
     runner = NetRunner(net, {"y": "y"})
     found = compare(lambda inputs: {"y": runner(inputs)["y"] + np.float32(0.05)}, runner, [{"x": x}], "the file")["y"]
     assert found.own_change is not None and 0.05 <= found.max_difference <= found.own_change < 2
-    assert "the net's own result moves as far" in describe_difference("y", found)
+    assert "the net's own result moves by" in describe_difference("y", found)
+    change = found.own_change
+    compare(lambda inputs: {"y": runner(inputs)["y"] + 3 * np.float32(change)}, runner, [{"x": x}], "the file")
     with pytest.raises(WorkError, match=r"the net's own moves by \S+ when its input moves by 1e-7"):
-        compare(lambda inputs: {"y": runner(inputs)["y"] + 5}, runner, [{"x": x}], "the file")
+        compare(lambda inputs: {"y": runner(inputs)["y"] + 4 * np.float32(change) + 1}, runner, [{"x": x}], "the file")
     with pytest.raises(WorkError):  # an input that holds whole numbers is not moved
         compare(lambda inputs: {"y": runner(inputs)["y"] + np.float32(0.05)}, runner, [{"x": x}], "it", exact=["x"])
 
@@ -751,3 +771,143 @@ def test_every_layer_type_for_prediction_can_be_written() -> None:
         )
     }
     assert lacking == {"Accuracy", "HDF5Output", "Python"}
+
+
+ENDS = """
+input: "data" input_shape { dim: [1, 3, 8, 8] } input: "truth" input_shape { dim: [1, 4] }
+layer { name: "c" type: "Convolution" bottom: "data" top: "c"
+  convolution_param { num_output: 4 kernel_size: 8 weight_filler { type: "xavier" } } }
+layer { name: "own" type: "Own" bottom: "c" top: "c" }
+layer { name: "fc" type: "InnerProduct" bottom: "data" top: "fc"
+  inner_product_param { num_output: 4 weight_filler { type: "xavier" } } }
+layer { name: "other" type: "EuclideanLoss" bottom: "fc" bottom: "truth" top: "other" }
+layer { name: "prob" type: "Softmax" bottom: "fc" top: "prob" }
+"""
+
+
+def test_what_comes_before_a_layer_that_works_in_place(tmp_path: Path) -> None:
+    """The message names what can be converted: a blob as it was before, and what losses score, not the losses."""
+    net = parse_net(ENDS)
+    with pytest.raises(InputError, match=r"of the type Own; .*, name in `outputs`: c,fc,prob$"):
+        convert(net, None, tmp_path / "net.onnx")
+    report = convert(net, None, tmp_path / "net.onnx", outputs=["c", "fc", "prob"])
+    assert list(report.outputs) == ["c", "fc", "prob"]
+    assert report.notes == ('"c" is given as it is before layer "own", whose type, Own, no file can hold',)
+
+
+@pytest.mark.parametrize(
+    "loss", ['type: "Python" loss_weight: 1 python_param { module: "a" layer: "B" }', 'type: "OwnLoss"']
+)
+def test_losses_of_one_s_own_are_left_out(loss: str, tmp_path: Path) -> None:
+    own = 'layer { name: "own" type: "Own" bottom: "c" top: "c" }'
+    net = parse_net(ENDS.replace(own, f'layer {{ name: "own" {loss} bottom: "c" bottom: "truth" top: "own" }}'))
+    assert list(convert(net, None, tmp_path / "net.onnx").outputs) == ["c", "prob", "fc"]
+
+
+def test_the_message_names_the_input_whose_shape_is_missing(tmp_path: Path) -> None:
+    net = parse_net("""
+      layer { name: "rows" type: "Rows" top: "a" top: "b" }
+      layer { name: "y" type: "Eltwise" bottom: "a" bottom: "b" top: "y" }
+    """)
+    with pytest.raises(InputError, match=r"such as b=1,3,224,224$"):
+        convert(net, None, tmp_path / "net.onnx", shapes={"a": (2, 3)})
+    assert convert(net, None, tmp_path / "net.onnx", shapes={"a": (2, 3), "b": (2, 3)}).outputs == {"y": (None, 3)}
+
+
+def test_probabilities_that_are_all_near_zero_agree_and_prove_nothing() -> None:
+    net = NetRunner(Net(parse_net(SENSITIVE), pb.TEST), {"y": "y"})
+    x = np.zeros((2, 8), np.float32)
+    x[0, 0] = 1e-13  # times 1e6
+    (found,) = compare(
+        lambda inputs: {"y": net(inputs)["y"] + np.float32(5e-8)}, net, [{"x": x}], "the file", probabilities={"y"}
+    ).values()
+    assert found.agrees and found.empty and found.own_change is None
+    with pytest.raises(WorkError):
+        compare(lambda inputs: {"y": net(inputs)["y"] + np.float32(5e-8)}, net, [{"x": x}], "the file")
+    with pytest.raises(WorkError):
+        compare(
+            lambda inputs: {"y": net(inputs)["y"] + np.float32(2e-6)}, net, [{"x": x}], "the file", probabilities={"y"}
+        )
+
+
+HED = """
+input: "data" input_dim: 1 input_dim: 1 input_dim: 40 input_dim: 32
+layer { name: "conv1" type: "Convolution" bottom: "data" top: "conv1"
+  convolution_param { num_output: 1 pad: 35 kernel_size: 3 } }
+layer { name: "pool1" type: "Pooling" bottom: "conv1" top: "pool1"
+  pooling_param { pool: MAX kernel_size: 2 stride: 2 } }
+layer { name: "up" type: "Deconvolution" bottom: "pool1" top: "up"
+  convolution_param { num_output: 1 kernel_size: 4 stride: 2 bias_term: false } }
+layer { name: "crop" type: "Crop" bottom: "conv1" bottom: "data" top: "fine" }
+layer { name: "crop" type: "Crop" bottom: "up" bottom: "data" top: "coarse" }
+"""
+"""The stem of HED, with its two first crops, whose offsets its authors' later ports state as 34 and 35."""
+
+
+def test_crops_without_an_offset(tmp_path: Path) -> None:
+    """A point stays where it is with `align_crops`; without it, the crops begin at 0, and the report says so."""
+    net = parse_net(HED)
+    conv = np.zeros((1, 1, 3, 3), np.float32)
+    conv[0, 0, 1, 1] = 1
+    up = np.ones((1, 1, 4, 4), np.float32)
+    weights = Weights(
+        "", [LayerWeights(net.layer[1], [conv, np.zeros(1, np.float32)]), LayerWeights(net.layer[3], [up])]
+    )
+    report = convert(net, weights, tmp_path / "net.onnx")
+    assert report.notes == (
+        "2 Crop layers (crop) state no offset, which is 0 in BVLC's Caffe. The Caffe of HED and of the first FCNs cuts "
+        "where the pixels lie, here at 34, 35: if the net was trained there, convert it with `align_crops`",
+    )
+    x = np.zeros((1, 1, 40, 32), np.float32)
+    x[0, 0, 10, 20] = 1
+    fine, _ = session(report.output).run(["fine", "coarse"], {"data": x})
+    assert not fine[0, 0, 10, 20]
+    report = convert(net, weights, tmp_path / "net.onnx", align_crops=True)
+    assert report.verified and not report.notes
+    fine, coarse = session(report.output).run(["fine", "coarse"], {"data": x})
+    assert np.argwhere(fine[0, 0]).tolist() == [[10, 20]]
+    rows, columns = np.argwhere(coarse[0, 0]).T
+    assert (rows.min(), rows.max(), columns.min(), columns.max()) == (9, 12, 19, 22)  # a cell of 2 x 2, enlarged to 4
+
+
+def test_crops_that_state_an_offset_or_need_none(tmp_path: Path) -> None:
+    stated = parse_net(HED.replace('top: "fine" }', 'top: "fine" crop_param { offset: 3 } }'))
+    report = convert(stated, None, tmp_path / "net.onnx", align_crops=True)
+    assert not report.notes
+    same = HED.replace("pad: 35", "pad: 1").replace("kernel_size: 4 stride: 2", "kernel_size: 2 stride: 2")
+    assert not convert(parse_net(same), None, tmp_path / "net.onnx").notes
+    scaled = HED.replace("kernel_size: 4 stride: 2", "kernel_size: 4 stride: 3")
+    (note,) = convert(parse_net(scaled), None, tmp_path / "net.onnx").notes
+    assert note.startswith("1 Crop layer (crop) states no offset")
+
+
+def test_the_offsets_that_the_authors_of_fcn_state() -> None:
+    """The first FCNs leave them out; the later FCN-32s has 19, and the later FCN-16s 5 and 27."""
+
+    def layer(kind: str, bottoms: str, top: str, fields: str = "") -> str:
+        names = " ".join(f'bottom: "{name}"' for name in bottoms.split())
+        return f'layer {{ name: "{top}" type: "{kind}" {names} top: "{top}" {fields} }}'
+
+    def windows(kernel: int, stride: int = 1, pad: int = 0) -> str:
+        return f"convolution_param {{ num_output: 1 kernel_size: {kernel} stride: {stride} pad: {pad} }}"
+
+    halves = [
+        layer("Pooling", f"pool{i}", f"pool{i + 1}", "pooling_param { kernel_size: 2 stride: 2 }") for i in range(5)
+    ]
+    net = parse_net(
+        "\n".join([
+            'input: "data" input_dim: 1 input_dim: 1 input_dim: 33 input_dim: 40',
+            layer("Convolution", "data", "pool0", windows(3, pad=100)),
+            *halves,
+            layer("Convolution", "pool5", "fc6", windows(7)),
+            layer("Deconvolution", "fc6", "up32", windows(64, 32)),
+            layer("Crop", "up32 data", "score32"),
+            layer("Deconvolution", "fc6", "up2", windows(4, 2)),
+            layer("Crop", "pool4 up2", "pool4c"),
+            layer("Eltwise", "up2 pool4c", "fuse"),
+            layer("Deconvolution", "fuse", "up16", windows(32, 16)),
+            layer("Crop", "up16 data", "score16"),
+        ])
+    )  # fmt: skip
+    offsets = aligned_offsets(Net(net, pb.TEST))
+    assert offsets == {"score32": (19, 19), "pool4c": (5, 5), "score16": (27, 27)}

@@ -125,8 +125,8 @@ def test_without_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
     result = CliRunner().invoke(app, [])
     assert result.exit_code == 0
-    assert 'torch         not installed: training and export need it (pip install ".[train]")' in result.output
-    assert 'pyarrow       not installed: tables in Parquet need it (pip install ".[parquet]")' in result.output
+    assert 'absent   torch         training and export need it (pip install ".[train]")' in result.output
+    assert 'absent   pyarrow       tables in Parquet need it (pip install ".[parquet]")' in result.output
 
 
 def test_a_torch_that_cannot_be_imported(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -57,6 +57,9 @@ SAME_NUMBERS = {
     "Eltwise": ("stable_prod_grad",),
     "Data": ("prefetch",),
     "Python": ("share_in_parallel",),
+    "UnPooling": (
+        *("kernel_size", "kernel_h", "kernel_w", "stride", "stride_h", "stride_w", "pad", "pad_h", "pad_w"),
+    ),  # the size is stated
     "YoloDetectionOutput": ("side", "coords", "label_map_file"),  # which the port overwrites, or only reads
 }
 """Options that choose between ways to the same numbers."""
@@ -203,6 +206,7 @@ CASES: dict[str, list[Case]] = {
     "MultiModalBatchNorm": [Case("", (IMAGES, LABELS)), Case("", (IMAGES, LABELS), phase=pb.TEST)],
     "MultinomialLogisticLoss": [Case("", (CLASSES, LABELS))],
     "OuterProduct": [Case("", (CLASSES, CLASSES))],
+    "OutputDecay": [Case()],
     "GroupNorm": [
         Case("group_norm_param { group_num: 2 }"),
         Case("group_norm_param { group_ratio: 2 eps: 0.1 }"),
@@ -287,6 +291,7 @@ CASES: dict[str, list[Case]] = {
     "Threshold": [Case()],
     "Tile": [Case("tile_param { tiles: 2 }")],
     "Transpose": [Case("transpose_param { dim: [0, 2, 1, 3] }")],
+    "UnPooling": [Case("unpooling_param { unpool_h: 14 unpool_w: 12 }", (IMAGES, IMAGES))],
     "Unpooling": [
         Case(f"unpooling_param {{ kernel_size: 2 {more} }}", (IMAGES, IMAGES))
         for more in (

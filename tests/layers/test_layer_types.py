@@ -90,6 +90,7 @@ FACTS = {
     "MultinomialLogisticLoss": Facts(Rows.SUMMED, reads_scores=True, backward_reads_bottoms=True),
     "OuterProduct": Facts(Rows.INDEPENDENT, backward_reads_bottoms=True),
     "Normalize": Facts(Rows.INDEPENDENT, per_channel=True, backward_reads_bottoms=True),
+    "OutputDecay": Facts(Rows.INDEPENDENT, backward_reads_bottoms=True),
     "PReLU": Facts(Rows.INDEPENDENT, per_channel=True, backward_reads_bottoms=True),
     "PSROIPooling": Facts(Rows.NONE, backward_reads_bottoms=True),
     "Parameter": Facts(Rows.NONE),
@@ -125,6 +126,7 @@ FACTS = {
     "Threshold": Facts(Rows.INDEPENDENT),
     "Tile": Facts(Rows.INDEPENDENT),
     "Transpose": Facts(Rows.INDEPENDENT),
+    "UnPooling": Facts(Rows.INDEPENDENT, backward_reads_bottoms=True),
     "Unpooling": Facts(Rows.INDEPENDENT, backward_reads_bottoms=True),
     "Upsample": Facts(Rows.INDEPENDENT, backward_reads_bottoms=True),
     "YoloDetectionOutput": Facts(Rows.NONE),
@@ -168,7 +170,7 @@ def test_no_type_is_both() -> None:
 
 
 def test_an_unknown_type_lists_the_known_ones() -> None:
-    with pytest.raises(InputError, match=r'"Convolutoin" is not supported; supported types: AbsVal, .*, Upsample'):
+    with pytest.raises(InputError, match=r'"Convolutoin" is not supported; docs/caffe.md lists'):
         layer_class("Convolutoin")
 
 

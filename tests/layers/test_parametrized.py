@@ -42,7 +42,7 @@ def test_convolution(build, fields: str, options: dict) -> None:
         ("num_output: 2 kernel_size: 3 stride: 0", "stride must be positive"),
         ("num_output: 2 kernel_size: 3 stride: 1 stride_h: 1", "both stride and stride_h"),
         ("num_output: 2 kernel_size: 3 dilation: 0", "dilation must be positive"),
-        ("kernel_size: 3", "num_output must be positive"),
+        ("kernel_size: 3", "num_output is missing or 0"),
         ("num_output: 2 kernel_size: 3 group: 0", "group must be positive"),
         ("num_output: 3 kernel_size: 3 group: 2", "num_output 3 is not a multiple of group 2"),
         ("num_output: 3 kernel_size: 3 group: 3", "channels 4 is not a multiple of group 3"),
@@ -151,9 +151,9 @@ def test_embed_gradient() -> None:
 
 
 def test_embed_refuses(build) -> None:
-    with pytest.raises(LayerError, match="input_dim must be positive"):
+    with pytest.raises(LayerError, match="input_dim is missing or 0"):
         build('type: "Embed" embed_param { num_output: 3 }', (5,))
-    with pytest.raises(LayerError, match="num_output must be positive"):
+    with pytest.raises(LayerError, match="num_output is missing or 0"):
         build('type: "Embed" embed_param { input_dim: 3 }', (5,))
     for index in (4, -1):
         with pytest.raises(LayerError, match=rf"index {index} is out of range for 4 rows \(0 to 3\)"):
@@ -188,7 +188,7 @@ def test_inner_product(build, axis: int, width: int, top: tuple[int, ...], trans
 
 
 def test_inner_product_refuses(build) -> None:
-    with pytest.raises(LayerError, match="num_output must be positive"):
+    with pytest.raises(LayerError, match="num_output is missing or 0"):
         build('type: "InnerProduct"', (2, 3))
     with pytest.raises(LayerError, match="axis 2 is out of range"):
         build('type: "InnerProduct" inner_product_param { num_output: 5 axis: 2 }', (2, 3))

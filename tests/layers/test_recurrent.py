@@ -134,7 +134,7 @@ def test_exposed_states_come_from_outside(build, kind: str) -> None:
         (((5, 3, 4), (3, 5)), "num_output: 2", 1, r"second bottom must have the shape \(5, 3\)"),
         (((5, 3, 4), (5, 3), (2, 6)), "num_output: 2", 1, r"must have the shape \(3, \.\.\.\)"),
         (((5, 3, 4), (5, 3), (3,)), "num_output: 2", 1, "static input"),
-        (((5, 3, 4), (5, 3)), "", 1, "num_output must be positive"),
+        (((5, 3, 4), (5, 3)), "", 1, "num_output is missing or 0"),
         (((5, 3, 4), (5, 3)), "num_output: 2", 3, "has 1 top without expose_hidden, not 3"),
         (
             ((5, 3, 4), (5, 3)),

@@ -163,6 +163,37 @@ def test_unpooling(build: Any, fields: str, size: tuple[int, int]) -> None:
             build(f'type: "Unpooling" unpooling_param {{ {wrong} }}', (2, 3, 4, 5), (2, 3, 4, 5))
 
 
+def test_unpooling_with_places_for_more_channels(build: Any) -> None:
+    """For one image the fork reads the places of the first channels."""
+    x, size = values(1, 2, 2, 2), "unpooling_param { unpool_h: 4 unpool_w: 4 }"
+    places = torch.tensor([[0, 3, 8, 11], [5, 6, 9, 10], [1, 1, 1, 1]]).reshape(1, 3, 2, 2).float()
+    for name in ("Unpooling", "UnPooling"):
+        top = build(f'type: "{name}" {size}', x.shape, places.shape)(x, places)
+        want = np.zeros((1, 2, 16), np.float32)
+        want[0, 0, [0, 3, 8, 11]], want[0, 1, [5, 6, 9, 10]] = x[0].flatten(1).numpy()
+        np.testing.assert_array_equal(top, want.reshape(1, 2, 4, 4))
+    with pytest.raises(LayerError, match="must have the same shape"):
+        build(f'type: "Unpooling" {size}', (2, 2, 2, 2), (2, 3, 2, 2))
+    with pytest.raises(LayerError, match="must have the same shape"):
+        build(f'type: "Unpooling" {size}', (1, 3, 2, 2), (1, 2, 2, 2))
+    with pytest.raises(LayerError, match="forks compute different things under this name: state unpool_size"):
+        build('type: "UnPooling" unpooling_param { kernel_size: 2 stride: 2 }', x.shape, x.shape)
+
+
+def test_output_decay(build: Any) -> None:
+    for fields, want in (
+        ("", [2.0, -1.0, 1.0]),
+        ('output_decay: 0.5 regularization_type: "L1"', [1.5, 0.5, 1.0]),
+    ):
+        x = torch.tensor([1.0, -2.0, 0.0], requires_grad=True)
+        top = build(f'type: "OutputDecay" output_decay_param {{ {fields} }}', (3,))(x)
+        assert torch.equal(top, x)
+        top.sum().backward()
+        assert x.grad is not None and x.grad.tolist() == want
+    with pytest.raises(LayerError, match="regularization_type must be L1 or L2, not L0"):
+        build('type: "OutputDecay" output_decay_param { regularization_type: "L0" }', (3,))
+
+
 def test_crop_center(build: Any) -> None:
     x = values(3, 4, 8, 9)
     fields = "crop_size: 0 crop_size: 1 crop_size: 2 crop_size: 3"

@@ -25,6 +25,7 @@ from autodial.proto.dialects import (
     foreign,
     grl,
     group_norm,
+    hrsod,
     intel,
     latent_domains,
     mscnn,
@@ -71,7 +72,7 @@ FORKS = tuple(
         bvlc_master, ceil_mode, ssd, fcn, rcnn, rfcn, pspnet, deeplab, segnet, enet, yolo, shufflenet, proposal, xlearn,
         grl, latent_domains, openpose, tsn, face, nvcaffe, intel, refinedet, flownet2, ristretto, deformable,
         focal_loss, batch_normalization, augmentation, several_sources, deconvnet, c3d,
-        sequences, waifu2x, mscnn, textboxes, brelu, caffe_3d, opencv, group_norm, foreign,
+        sequences, waifu2x, mscnn, textboxes, brelu, caffe_3d, opencv, group_norm, hrsod, foreign,
     )
 )  # fmt: skip
 """Where several could have written a field, the first is taken."""

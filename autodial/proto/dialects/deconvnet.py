@@ -7,7 +7,7 @@ from autodial.proto.dialects.dialect import Dialect
 DIALECT = Dialect(
     "deconvnet",
     {
-        "unpooling_param": ("Unpooling",),
+        "unpooling_param": ("Unpooling", "UnPooling"),
     },
     v1_types={
         "UNPOOLING": "Unpooling",
