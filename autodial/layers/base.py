@@ -160,7 +160,6 @@ registry: dict[str, type[Layer]] = {}
 NOT_SUPPORTED = {
     "Recurrent": "it is what Caffe's recurrent layers have in common; write LSTM or RNN",
     "ROIAlign": "forks compute different things under this name; write yours as a Python layer",
-    "Reorg": "ports of YOLO compute different things under this name; write yours as Reshape and Permute layers",
     "WindowData": "cut the windows out into image files, and list these for an ImageData layer",
 }
 """Layer types of Caffe and of its forks that do not exist here, with what to do instead."""

@@ -344,6 +344,62 @@ class Reverse(Layer):
         return bottom.flip(self.axis)
 
 
+@register("Reorg")
+class Reorg(Layer):
+    """Squares of pixels as channels, or back, in Darknet's order (reorg_layer.cpp of ports of YOLO 2).
+
+    (N, C, H, W) -> (N, C * stride^2, H / stride, W / stride). Darknet reads the bottom as if it had C / stride^2
+    channels of (H * stride, W * stride) pixels, and fills the top as if it had the bottom's shape: the pixels at place
+    (i, j) of all squares of stride x stride pixels become C / stride^2 channels, from channel
+    (i * stride + j) * C / stride^2 on.
+
+    With `reverse`, (N, C, H, W) -> (N, C / stride^2, H * stride, W * stride), and these channels of the bottom become
+    the pixels at place (i, j) of the top's squares.
+
+    Args:
+        stride: side of a square, from 1 on.
+        reverse: see above.
+    """
+
+    rows = Rows.INDEPENDENT
+    in_place = False
+
+    def __init__(self, stride: int, *, reverse: bool = False) -> None:
+        super().__init__()
+        if stride < 1:
+            raise LayerError("reorg_param.stride is missing or 0")
+        self.stride, self.reverse = stride, reverse
+
+    @classmethod
+    def from_caffe(cls, context: LayerContext) -> Reorg:
+        param = context.param.reorg_param
+        return cls(param.stride, reverse=param.reverse)
+
+    def top_shapes(self, bottom_shapes: Sequence[Shape]) -> list[Shape]:
+        (shape,) = bottom_shapes
+        if len(shape) != 4:
+            raise LayerError(f"Reorg needs a bottom of 4 axes (N, C, H, W), not {shape}")
+        count, channels, height, width = shape
+        stride, square = self.stride, self.stride**2
+        if channels % square:
+            raise LayerError(f"bottom {shape} has {channels} channels, which is not a multiple of stride^2, {square}")
+        if self.reverse:
+            return [(count, channels // square, height * stride, width * stride)]
+        if height % stride or width % stride:
+            raise LayerError(f"height and width of bottom {shape} must be multiples of stride {stride}")
+        return [(count, channels * square, height // stride, width // stride)]
+
+    def forward(self, bottom: Tensor) -> Tensor:
+        (top,) = self.top_shapes([tuple(bottom.shape)])
+        count, channels, height, width = bottom.shape
+        stride, own = self.stride, channels // self.stride**2
+        if self.reverse:
+            squares = bottom.reshape(count, stride, stride, own, height, width).permute(0, 3, 4, 1, 5, 2)
+        else:
+            squares = bottom.reshape(count, own, height, stride, width, stride).permute(0, 3, 5, 1, 2, 4)
+        return squares.reshape(top)
+
+
 @register("ShuffleChannel")
 class ShuffleChannel(Layer):
     """Channels interleaved (shuffle_channel_layer.cpp of ShuffleNet): (N, C, ...) -> the same shape.

@@ -9,7 +9,7 @@ from autodial.converters.onnx_layers.writer import GraphWriter, Shape, Value
 from autodial.layers import Concat, Crop, Flatten, Reshape, Silence, Slice, Split, Tile
 from autodial.layers.gradient_scaler import GradientScaler
 from autodial.layers.rows import BatchReindex, Filter
-from autodial.layers.shape import CropCenter, Permute, Reverse, ShuffleChannel
+from autodial.layers.shape import CropCenter, Permute, Reorg, Reverse, ShuffleChannel
 
 Bottoms = Sequence[Value]
 Tops = Sequence[Shape]
@@ -98,6 +98,23 @@ def permute(graph: GraphWriter, layer: Permute, bottoms: Bottoms, tops: Tops) ->
 @writes(Reverse)
 def reverse(graph: GraphWriter, layer: Reverse, bottoms: Bottoms, tops: Tops) -> list[str]:
     return [graph.sliced(bottoms[0].name, layer.axis, -1, -(2**63) + 1, -1)]
+
+
+@writes(Reorg)
+def reorg(graph: GraphWriter, layer: Reorg, bottoms: Bottoms, tops: Tops) -> list[str]:
+    x, stride = bottoms[0], layer.stride
+    own = x.length(1) // stride**2
+    count, height, width = (graph.axis_lengths(x, axis, axis + 1) for axis in (0, 2, 3))
+    factor = graph.integers([stride])
+    if layer.reverse:
+        parts = graph.node("Reshape", x.name, graph.joined(count, [stride, stride, own], height, width))
+        squares = graph.node("Transpose", parts, perm=[0, 3, 4, 1, 5, 2])
+        channels, scaled = own, [graph.node("Mul", length, factor) for length in (height, width)]
+    else:
+        parts = graph.node("Reshape", x.name, graph.joined(count, [own], height, [stride], width, [stride]))
+        squares = graph.node("Transpose", parts, perm=[0, 3, 5, 1, 2, 4])
+        channels, scaled = x.length(1) * stride**2, [graph.node("Div", length, factor) for length in (height, width)]
+    return [graph.reshaped(squares, tops[0], count, [channels], *scaled)]
 
 
 @writes(ShuffleChannel)

@@ -207,6 +207,7 @@ CASES: dict[str, list[Case]] = {
     "MultinomialLogisticLoss": [Case("", (CLASSES, LABELS))],
     "OuterProduct": [Case("", (CLASSES, CLASSES))],
     "OutputDecay": [Case()],
+    "Reorg": [Case("reorg_param { stride: 2 }", ((2, 4, 4, 6),))],
     "GroupNorm": [
         Case("group_norm_param { group_num: 2 }"),
         Case("group_norm_param { group_ratio: 2 eps: 0.1 }"),

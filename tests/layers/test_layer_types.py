@@ -107,6 +107,7 @@ FACTS = {
     "ReLU": Facts(Rows.INDEPENDENT, backward_reads_bottoms=True),
     "ReLU6": Facts(Rows.INDEPENDENT, backward_reads_bottoms=True),
     "Reduction": Facts(Rows.INDEPENDENT, backward_reads_bottoms=True),
+    "Reorg": Facts(Rows.INDEPENDENT),
     "Reshape": Facts(Rows.INDEPENDENT),
     "Reverse": Facts(Rows.INDEPENDENT),
     "SPP": Facts(Rows.INDEPENDENT),

@@ -1,4 +1,4 @@
-"""The last layers of YOLO 2 and 3 against loops over what the ports' sources say; and what they refuse."""
+"""Reorg and the last layers of YOLO 2 and 3 against loops over what the ports' sources say; and what they refuse."""
 
 from __future__ import annotations
 
@@ -96,6 +96,56 @@ def test_an_overlap_that_reaches_the_threshold_and_a_score_that_reaches_it(build
 def test_refuses(build: Any, layer: str, shapes: list[tuple[int, ...]], message: str) -> None:
     with pytest.raises((LayerError, InputError), match=message):
         build(layer, *shapes, phase=1)
+
+
+def darknet(x: Any, stride: int, reverse: bool) -> Any:
+    """Darknet's reorg_cpu, number by number, in the flat order of both blobs."""
+    count, channels, height, width = x.shape
+    own, given, made = channels // stride**2, x.ravel(), np.zeros(x.size, x.dtype)
+    for n, c, h, w in np.ndindex(x.shape):
+        one = w + width * (h + height * (c + channels * n))
+        column = w * stride + c // own % stride
+        row = h * stride + c // own // stride
+        other = column + width * stride * (row + height * stride * (c % own + own * n))
+        if reverse:
+            made[other] = given[one]
+        else:
+            made[one] = given[other]
+    if reverse:
+        return made.reshape(count, own, height * stride, width * stride)
+    return made.reshape(count, channels * stride**2, height // stride, width // stride)
+
+
+@pytest.mark.parametrize(("stride", "shape"), [(2, (2, 8, 6, 4)), (3, (1, 18, 3, 6)), (1, (2, 3, 4, 5))])
+@pytest.mark.parametrize("reverse", [False, True])
+def test_reorg(build: Any, tmp_path: Path, stride: int, shape: tuple[int, ...], reverse: bool) -> None:
+    fields = f"reorg_param {{ stride: {stride} reverse: {str(reverse).lower()} }}"
+    (x,) = maps(1, shape)
+    want = darknet(x, stride, reverse)
+    layer = build(f'type: "Reorg" {fields}', shape)
+    assert layer.top_shapes([shape]) == [want.shape]
+    np.testing.assert_array_equal(layer(torch.from_numpy(x)), want)
+    inputs = f'input: "x" input_shape {{ dim: {list(shape)} }}'
+    net = parse_net(f'{inputs} layer {{ name: "y" type: "Reorg" {fields} bottom: "x" top: "y" }}')
+    report = convert(net, None, tmp_path / "net.onnx", dynamic="none" if stride == 3 else "spatial")
+    (x,) = maps(2, shape if stride == 3 else (3, shape[1], 2 * shape[2], shape[3] + 2 * stride))
+    session = onnxruntime.InferenceSession(str(report.output), providers=["CPUExecutionProvider"])
+    np.testing.assert_array_equal(session.run(["y"], {"x": x})[0], darknet(x, stride, reverse))
+
+
+@pytest.mark.parametrize(
+    ("fields", "shape", "message"),
+    [
+        ("", (1, 4, 4, 4), "reorg_param.stride is missing or 0"),
+        ("reorg_param { stride: 2 }", (1, 6, 4, 4), r"6 channels, which is not a multiple of stride\^2, 4"),
+        ("reorg_param { stride: 2 }", (1, 4, 4, 5), "must be multiples of stride 2"),
+        ("reorg_param { stride: 2 }", (1, 4, 4), "needs a bottom of 4 axes"),
+        ("reorg_param { stride: 4000000000 reverse: true }", (1, 4, 4, 4), "is not a multiple of"),
+    ],
+)
+def test_reorg_refuses(build: Any, fields: str, shape: tuple[int, ...], message: str) -> None:
+    with pytest.raises(LayerError, match=message):
+        build(f'type: "Reorg" {fields}', shape)
 
 
 @pytest.mark.parametrize(("version", "layer"), [(2, V2), (3, V3)])
