@@ -814,6 +814,22 @@ def test_the_message_names_the_input_whose_shape_is_missing(tmp_path: Path) -> N
     assert convert(net, None, tmp_path / "net.onnx", shapes={"a": (2, 3), "b": (2, 3)}).outputs == {"y": (None, 3)}
 
 
+def test_numbers_at_the_end_of_float32_prove_nothing() -> None:
+    """Where one runtime's exponential overflows and the other's just does not; but what is finite must agree."""
+    net = NetRunner(Net(parse_net(SENSITIVE.replace("1000000", "3e38")), pb.TEST), {"y": "y"})
+    x = np.zeros((2, 8), np.float32)
+    x[0, 0] = 1
+    for given, agrees in (([np.inf, 0], True), ([-np.inf, 0], False), ([np.nan, 0], False), ([np.inf, np.inf], False)):
+        try:
+            (found,) = compare(lambda inputs, y=given: {"y": np.array(y, np.float32)}, net, [{"x": x}], "it").values()
+        except WorkError:
+            assert not agrees
+        else:
+            assert agrees and found.agrees and found.empty
+    boxes = compare(lambda inputs: {"y": np.zeros(2, np.float32)}, net, [{"x": x * 4}], "it", unordered={"y"})["y"]
+    assert boxes.agrees and boxes.empty  # as the net's has no end
+
+
 def test_probabilities_that_are_all_near_zero_agree_and_prove_nothing() -> None:
     net = NetRunner(Net(parse_net(SENSITIVE), pb.TEST), {"y": "y"})
     x = np.zeros((2, 8), np.float32)
