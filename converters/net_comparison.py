@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from enum import StrEnum
 
 import numpy as np
 import torch
@@ -30,6 +31,14 @@ _DETECTION = (7, 15)
 """Numbers in a row of DetectionOutput: without and with a quadrangle."""
 
 
+class Empty(StrEnum):
+    """Why a comparison says nothing."""
+
+    CONSTANT = "the same number throughout"
+    NOT_FINITE = "numbers that are not finite"
+    NO_DETECTIONS = "no detections"
+
+
 @dataclass(frozen=True)
 class OutputComparison:
     """How far an output of the file is from the net's, over all compared inputs.
@@ -37,8 +46,7 @@ class OutputComparison:
     Attributes:
         max_difference: largest absolute difference.
         range: largest minus smallest value of the net's output.
-        empty: whether the comparison says nothing, as the net's output is the same number throughout, is not finite, or
-            holds no detections.
+        empty: why the comparison says nothing; None if it says something.
         own_change: how far the net's own output moves when each input moves by one unit in the last place of float32
             (1e-7); None where it did not need to be tried.
         floor: a difference that is none, however small the range.
@@ -46,7 +54,7 @@ class OutputComparison:
 
     max_difference: float
     range: float
-    empty: bool
+    empty: Empty | None
     own_change: float | None = None
     floor: float = 0.0
 
@@ -159,7 +167,13 @@ def _compare(
         ),
         default=0.0,
     )
-    empty = spread <= floor or finite.size < values.size or all(map(_without_detections, expected))
+    empty = None
+    if finite.size < values.size:
+        empty = Empty.NOT_FINITE
+    elif all(map(_without_detections, expected)):
+        empty = Empty.NO_DETECTIONS
+    elif spread <= floor:
+        empty = Empty.CONSTANT if usual.size == values.size else Empty.NOT_FINITE
     return OutputComparison(difference, spread, empty, floor=floor)
 
 
@@ -196,6 +210,8 @@ def _nudged(inputs: Arrays, seed: int, exact: Collection[str]) -> Arrays:
 
 def describe_difference(name: str, one: OutputComparison) -> str:
     """One output's comparison as a sentence."""
+    if one.own_change is None and one.max_difference > TOLERANCE * one.range:
+        return f'"{name}" differs by at most {one.max_difference:.2g}, less than the {one.floor:g} that is none here'
     if one.own_change is None:
         return f'"{name}" differs by at most {one.max_difference:.2g}, {one.relative_difference:.1g} of its range'
     return (

@@ -19,6 +19,7 @@ from autodial import __version__
 from autodial.converters.crop_offsets import aligned_offsets, describe_offsets
 from autodial.converters.fold import Folded, fold, is_of_batch
 from autodial.converters.net_comparison import (
+    Empty,
     NetRunner,
     OutputComparison,
     compare,
@@ -36,7 +37,7 @@ from autodial.errors import InputError, WorkError
 from autodial.layers import DomainAlignment, Shape, layer_class, registry
 from autodial.layers.batch_norm import StoredStatistics
 from autodial.layers.bn import BN
-from autodial.layers.python_layer import COMPUTED
+from autodial.layers.python_layer import COMPUTED, published_as
 from autodial.net.net import Net, of_another_net
 from autodial.netparam.graph import Graph, Node
 from autodial.netparam.net_state import filter_net
@@ -150,6 +151,7 @@ def convert(
     path = Path(output)
     check_output(path, inputs, suffixes=(".onnx",))
     graph = Graph(filter_net(net_param, phase).layer)
+    taken = _known_python_layers(graph)
     ends = _outputs(graph, outputs)
     fed = feed_inputs(graph, list(ends.values()), base_dir, shapes or {})
     kept = graph.net(net_param.name, *ends.values())
@@ -169,7 +171,7 @@ def convert(
     )
     deployed = _deployed(folded, phase, base_dir)
     cases, tried, notes = _cases(net, fed, dynamic)
-    notes += _earlier(graph, ends)
+    notes += [*taken, *_earlier(graph, ends)]
     if offsets and not align_crops:
         notes.append(describe_offsets(net, offsets))
     of_batch = [layer.name for layer in folded.net.layer if is_of_batch(layer)]
@@ -222,6 +224,21 @@ def convert(
     )
 
 
+def _known_python_layers(graph: Graph) -> list[str]:
+    """Let copies of published Python layers be those that are computed here; a sentence about each."""
+    notes = []
+    for node in graph.nodes:
+        param = node.param.python_param
+        known = published_as(param.module, param.layer)
+        if node.param.type == "Python" and known not in (None, param.module):
+            notes.append(
+                f'layer "{node.param.name}" (Python): {param.layer} of {param.module} is taken for that of {known}, '
+                "which AutoDIAL computes; if it is another, name what comes before it in `outputs`"
+            )
+            param.module = known
+    return notes
+
+
 def _outputs(graph: Graph, names: Sequence[str] | None) -> dict[str, int]:
     """The values to give, by name."""
     if names is not None:
@@ -272,6 +289,8 @@ def _problem(node: Node) -> str | None:
         return "an ONNX file can't hold a Python class"
     if param.type not in registry:
         return f"AutoDIAL does not compute layers of the type {param.type}"
+    if param.foreign_text:
+        return f"{param.foreign_text[0]}; correct its name, or remove it if it changes nothing"
     return None
 
 
@@ -458,13 +477,12 @@ def _runner(path: Path, written: NetGraph) -> Any:
 
 def _warnings(compared: Mapping[str, OutputComparison], *, sampled: bool) -> list[str]:
     """What keeps the comparison from being a success, a sentence each."""
-    empty = [name for name, one in compared.items() if one.empty]
     notes = []
-    if empty:
-        names = ", ".join(f'"{name}"' for name in empty)
-        notes.append(
-            f"the net gives the same number throughout, numbers that are not finite, or no detections for {names}: the "
-            f"comparison proves nothing about that, so give {'other ' if sampled else ''}`samples`, or trained weights"
-        )
+    for reason in Empty:
+        if names := ", ".join(f'"{name}"' for name, one in compared.items() if one.empty is reason):
+            notes.append(
+                f"the net gives {reason.value} for {names}: the comparison proves nothing about that, so give "
+                f"{'other ' if sampled else ''}`samples`, or trained weights"
+            )
     notes += [describe_difference(name, one) for name, one in compared.items() if one.own_change is not None]
     return notes

@@ -125,7 +125,7 @@ def convert(
     from autodial.proto import messages as pb
 
     output = output or Path(f"{net.stem}.onnx")
-    param = read_net(net, None, settings, level, stage)
+    param = read_net(net, None, settings, level, stage, keep_unknown=True)
     inputs: list[str | Path] = [net, *split_names(weights), *files_of(param, net.parent)]
     inputs += [file for _, file in map(_named_file, sample or ())]
     with naming_options(**OPTIONS):
@@ -159,7 +159,11 @@ def describe(report: ConvertReport) -> str:
         f"Folded into other layers: {len(report.merged)}",
         f"Compared with the net on {report.compared_on} ({passes}), in {report.runtime}{little}",
         *(f"- {with_options(reason, OPTIONS)}" for reason in report.unverified),
-        *(describe_difference(name, one) for name, one in report.compared.items() if one.own_change is None),
+        *(
+            describe_difference(name, one)
+            for name, one in report.compared.items()
+            if one.own_change is None and one.empty is None
+        ),
         f"{size}, opset {report.opset}, IR version {report.ir_version}",
         *(with_options(note, OPTIONS) for note in report.notes),
     ]

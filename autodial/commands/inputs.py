@@ -15,18 +15,27 @@ if TYPE_CHECKING:
 
 
 def read_net(
-    path: Path, variants: Sequence[str] | None, settings: Sequence[str] | None, level: int, stages: Sequence[str] | None
+    path: Path,
+    variants: Sequence[str] | None,
+    settings: Sequence[str] | None,
+    level: int,
+    stages: Sequence[str] | None,
+    *,
+    keep_unknown: bool = False,
 ) -> pb.NetParameter:
     """Read a net, and apply --variant, --set, --level and --stage to it, in this order.
+
+    With `keep_unknown`, of `autodial.proto.read_net`, there are no variants.
 
     Raises:
         InputError: the file is not a net, or an option does not fit it.
     """
+    from autodial import proto
     from autodial.netparam.net_state import put_in_state
     from autodial.netparam.overrides import apply_to_nets
     from autodial.netparam.variants import read_variant
 
-    param: pb.NetParameter = read_variant(path, variants or ())
+    param = proto.read_net(path, keep_unknown=True) if keep_unknown else read_variant(path, variants or ())
     try:
         apply_to_nets(settings or (), [param])
     except InputError as error:

@@ -30,6 +30,15 @@ COMPUTED: dict[tuple[str, str], Callable[[LayerContext], Layer]] = {
 """Published layers, by module and class, that are computed here instead of run, and so need no such module."""
 
 
+def published_as(module: str, layer: str) -> str | None:
+    """The module by which COMPUTED knows a class of a module whose path ends alike; None if there is none.
+
+    Copies of a repository lie in folders of their own, so that CTPN's module is CTPN.layers.text_proposal_layer there.
+    """
+    last = module.rpartition(".")[2]
+    return next((known for known, name in COMPUTED if (known.rpartition(".")[2], name) == (last, layer)), None)
+
+
 @register("Python")
 class PythonLayer(Layer):
     """Runs a user's subclass of autodial.caffe.Layer, on the CPU wherever the net is (python_layer.hpp).

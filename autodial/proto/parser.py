@@ -58,6 +58,12 @@ class _Token(NamedTuple):
     start: int  # index of its first character
 
 
+_OTHER_CAFFE = (
+    "correct its name; a field that only another version of Caffe knows is not supported, and without it the net may "
+    "be another one"
+)
+
+
 class _Block(NamedTuple):
     descriptor: Any  # of the message that the block fills
     opener: int  # index of the token that opens it
@@ -84,14 +90,16 @@ def top_level_names(text: str) -> Iterator[str]:
 class Parser:
     """Reads one text into one message."""
 
-    def __init__(self, text: str, name: str) -> None:
-        """`name` is what errors call the text, usually the file's path."""
+    def __init__(self, text: str, name: str, *, keep_unknown: bool = False) -> None:
+        """`name` is what errors call the text, usually the file's path; for `keep_unknown` see read_net."""
         self._text = text
         self._name = name
+        self._keep_unknown = keep_unknown
         self._tokens = list(_tokens(text))
         self._index = 0
         self._blocks: list[_Block] = []  # those around the current token, outermost first
         self._foreign: dict[int, bool] = {}  # by a layer's opener: whether its type has no options here
+        self._kept: list[str] = []  # what the current layer says that no message has
 
     def parse_into(self, message: Message) -> None:
         """Fill the empty `message`; an InputError names file, line, column, layer and field of the first mistake."""
@@ -125,7 +133,13 @@ class Parser:
             if self._is_of_foreign_layer(token):
                 message.foreign_text.append(self._text[token.start : self._skip_block()])  # type: ignore[attr-defined]
                 return
-            self._fail(token, self._unknown_field(token.text))
+            problem = self._misplaced_field(token.text)
+            if problem is None and self._keep_unknown and "LayerParameter" in (b.descriptor.name for b in self._blocks):
+                line, _ = self._line_and_column(token)
+                self._kept.append(f"{self._unknown_field(token.text)} (line {line})")
+                self._skip_value()
+                return
+            self._fail(token, problem or f"{self._unknown_field(token.text)}: {_OTHER_CAFFE}")
         repeated = not field.has_presence  # in proto2 every singular field tells presence
         if not repeated:
             before = first.setdefault(token.text, token)
@@ -157,6 +171,29 @@ class Parser:
             known = types_with_options() | {each.lower() for each in V1_TYPES.values()}
             self._foreign[block.opener] = bool(layer_type) and str(layer_type).lower() not in known
         return following.text in _CLOSER and self._foreign[block.opener]
+
+    def _skip_value(self) -> None:
+        """Take the value of a field that nobody knows: a block, a list, a number, a word or strings."""
+        following = self._tokens[self._index + (self._peek().text == ":")]
+        if following.kind == "symbol" and following.text in _CLOSER:
+            self._skip_block()
+        elif not self._accept(":"):
+            self._fail(following, f'":" must follow the name of a field, not {self._describe(following)}')
+        elif self._accept("["):
+            while not self._accept("]"):
+                self._skip_scalar()
+                _ = self._accept(",")
+        else:
+            self._skip_scalar()
+        _ = self._accept(";") or self._accept(",")
+
+    def _skip_scalar(self) -> None:
+        _ = self._accept("-") or self._accept("+")
+        token = self._take()
+        if token.kind not in ("identifier", "number", "string"):
+            self._fail(token, f"a value must stand here, not {self._describe(token)}")
+        while token.kind == self._peek().kind == "string":
+            self._take()
 
     def _skip_block(self) -> int:
         """Take a block whose fields nobody knows, down to its end; the index in the text behind it."""
@@ -208,6 +245,9 @@ class Parser:
         self._take()
         self._read_fields(child, opener)
         self._blocks.pop()
+        if self._kept and field.message_type.name == "LayerParameter":
+            child.foreign_text.extend(self._kept)
+            self._kept = []
 
     def _read_string(self, field: Any) -> str | bytes:
         start = self._peek()
@@ -391,8 +431,12 @@ class Parser:
         )
 
     def _unknown_field(self, word: str) -> str:
+        return f'{self._blocks[-1].descriptor.name} has no field "{shortened(word)}"'
+
+    def _misplaced_field(self, word: str) -> str | None:
+        """What is wrong with a field that a message does not have, if it looks like a mistake in this file."""
         *outer, block = self._blocks
-        problem = f'{block.descriptor.name} has no field "{shortened(word)}"'
+        problem = self._unknown_field(word)
         if any(word in around.descriptor.fields_by_name for around in outer):
             return f'{problem}: remove it, or close the block before it with "}}"'
         if match := next(
@@ -402,10 +446,7 @@ class Parser:
         kind, other = _ROOTS.get(block.descriptor.name, ("", ""))
         if other and word in block.descriptor.file.message_types_by_name[other].fields_by_name:
             return f"{problem}, {other} has: a {kind} is expected here"
-        return (
-            f"{problem}: correct its name; a field that only another version of Caffe knows is not supported, and "
-            "without it the net may be another one"
-        )
+        return None
 
 
 def _template(placeholder: str) -> str:

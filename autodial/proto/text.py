@@ -19,13 +19,18 @@ _FOREIGN = re.compile(r'^( *)foreign_text: "((?:[^"\\\n]|\\.)*)"\n', re.MULTILIN
 """A message of a layer of a type that no fork here has, as text within text."""
 
 
-def read_net(path: str | os.PathLike[str]) -> pb.NetParameter:
+def read_net(path: str | os.PathLike[str], *, keep_unknown: bool = False) -> pb.NetParameter:
     """The NetParameter in a prototxt file, brought up to date (see upgrade_net).
+
+    Args:
+        path: the file.
+        keep_unknown: whether a layer may have fields that no fork here has. The layer's `foreign_text` then says which;
+            who goes on must refuse the layer.
 
     Raises:
         InputError: Caffe's own reader would refuse the text; names file, line, column, layer and field.
     """
-    return parse_net(_read_text(path), str(path))
+    return parse_net(_read_text(path), str(path), keep_unknown=keep_unknown)
 
 
 def read_solver(path: str | os.PathLike[str]) -> pb.SolverParameter:
@@ -33,9 +38,9 @@ def read_solver(path: str | os.PathLike[str]) -> pb.SolverParameter:
     return parse_solver(_read_text(path), str(path))
 
 
-def parse_net(text: str, name: str = "<string>") -> pb.NetParameter:
-    """The NetParameter in `text`, brought up to date; raises as read_net, with `name` in the file's place."""
-    return _parse_net(text, name)[0]
+def parse_net(text: str, name: str = "<string>", *, keep_unknown: bool = False) -> pb.NetParameter:
+    """The NetParameter in `text`, brought up to date; as read_net, with `name` in the file's place."""
+    return _parse_net(text, name, keep_unknown=keep_unknown)[0]
 
 
 def parse_solver(text: str, name: str = "<string>") -> pb.SolverParameter:
@@ -61,9 +66,9 @@ def write_text(message: Message, path: str | os.PathLike[str]) -> None:
         file.write(to_text(message).encode())
 
 
-def _parse_net(text: str, name: str) -> tuple[pb.NetParameter, list[str]]:
+def _parse_net(text: str, name: str, *, keep_unknown: bool = False) -> tuple[pb.NetParameter, list[str]]:
     net = pb.NetParameter()
-    Parser(text, name).parse_into(net)
+    Parser(text, name, keep_unknown=keep_unknown).parse_into(net)
     return net, upgrade_net(net, name)
 
 

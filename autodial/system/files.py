@@ -50,7 +50,7 @@ def stand_in(data: bytes) -> str | None:
     head = data[:512].lstrip().lower()
     if head.startswith(b"version https://git-lfs"):
         return ' is a pointer of Git LFS, not the file itself: run "git lfs pull" in its repository'
-    if head.startswith((b"<!doctype html", b"<html")):
+    if head.startswith((b"<!doctype html", b"<html", b'{"payload":')):
         return " is a web page, not the file itself: download the file, on GitHub with the button Raw"
     return None
 

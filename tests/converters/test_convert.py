@@ -21,7 +21,7 @@ from random_weights import random_weights
 
 from autodial.converters import net_convert, onnx_model
 from autodial.converters.crop_offsets import aligned_offsets
-from autodial.converters.net_comparison import NetRunner, compare, describe_difference
+from autodial.converters.net_comparison import Empty, NetRunner, compare, describe_difference
 from autodial.converters.net_convert import convert
 from autodial.converters.onnx_layers import written_types
 from autodial.errors import InputError, WorkError
@@ -289,6 +289,33 @@ def test_layers_of_nets_that_segment_and_enlarge(tmp_path: Path) -> None:
     np.testing.assert_allclose(got, (x.mean((2, 3), keepdim=True) * back + x)[:, :, 1:-1, 2:-2], rtol=1e-4, atol=1e-6)
 
 
+def test_fields_that_nobody_knows(tmp_path: Path, autodial: Any) -> None:
+    """They matter only where their layer is written: not in a layer that reads data, nor behind the outputs."""
+    path = tmp_path / "net.prototxt"
+    path.write_text("""
+      layer { name: "data" type: "ImageData" top: "data"
+        image_data_param { source: "x" new_height: 8 new_width: 8 label: false } }
+      layer { name: "a" type: "Sigmoid" bottom: "data" top: "a" }
+      layer { name: "b" type: "Pooling" bottom: "a" top: "b"
+        pooling_param { kernel_size: 2 sharp: [-1, 2.5e3, "a" "b"] more { c < d: 2 > } word: x; } }
+      layer { name: "loss" type: "EuclideanLoss" bottom: "a" bottom: "b" loss_weight: 0 loss_param { own: 1 } }
+    """)
+    status, _, err = autodial("convert", path, "-o", tmp_path / "net.onnx")
+    said = (
+        'layer "b": PoolingParameter has no field "sharp" (line 6); correct its name, or remove it if it changes '
+        "nothing; to convert what comes before such layers, name in --outputs: a\n"
+    )
+    assert status == 2 and err.endswith(said)
+    status, out, _ = autodial("convert", path, "-o", tmp_path / "net.onnx", "--outputs", "a")
+    assert status == 0 and '"data" any x 3 x 8 x 8 to "a" any x 3 x 8 x 8' in out
+    for wrong in ("sharp }", "sharp: }", "sharp: [1", "sharp: -", "sharp {", 'sharp: "x'):
+        path.write_text(f'layer {{ name: "b" type: "ReLU" bottom: "a" top: "b" relu_param {{ {wrong} }} }}')
+        status, _, err = autodial("convert", path, "-o", tmp_path / "net.onnx")
+        assert status == 2 and f"{path}:1:" in err
+    status, _, err = autodial("time", "--net", path)
+    assert status == 2
+
+
 def test_places_for_more_channels(tmp_path: Path) -> None:
     """ENet as some port it: the places are those of a pooling of more channels. The file takes one image."""
     text = """
@@ -358,13 +385,16 @@ def test_group_norm(tmp_path: Path, fields: str) -> None:
     np.testing.assert_allclose(got, F.group_norm(torch.from_numpy(x), groups, scale, shift, eps), rtol=1e-4, atol=1e-5)
 
 
-def test_unit_rows(tmp_path: Path) -> None:
-    """The layer that hizhangp/triplet writes with scikit-learn's normalize."""
-    net = parse_net("""
-      layer { name: "x" type: "Input" top: "x" input_param { shape { dim: [2, 5] } } }
-      layer { name: "y" type: "Python" bottom: "x" top: "y"
-        python_param { module: "triplet.l2norm_layer" layer: "L2NormLayer" } }""")
+@pytest.mark.parametrize("module", ["triplet.l2norm_layer", "l2norm_layer", "copies.triplet.l2norm_layer"])
+def test_unit_rows(module: str, tmp_path: Path) -> None:
+    """The layer that hizhangp/triplet writes with scikit-learn's normalize; copies of it have other paths."""
+    net = parse_net(f"""
+      layer {{ name: "x" type: "Input" top: "x" input_param {{ shape {{ dim: [2, 5] }} }} }}
+      layer {{ name: "y" type: "Python" bottom: "x" top: "y"
+        python_param {{ module: "{module}" layer: "L2NormLayer" }} }}""")
     report = convert(net, None, tmp_path / "net.onnx")
+    said = "L2NormLayer of .*l2norm_layer is taken for that of triplet.l2norm_layer, which AutoDIAL computes; if it is"
+    assert [re.search(said, note) is not None for note in report.notes] == [True] * (module != "triplet.l2norm_layer")
     assert report.verified and report.outputs == {"y": (None, 5)}
     x = np.random.default_rng(1).standard_normal((4, 5)).astype(np.float32)
     x[2] = 0
@@ -825,7 +855,7 @@ def test_numbers_at_the_end_of_float32_prove_nothing() -> None:
         except WorkError:
             assert not agrees
         else:
-            assert agrees and found.agrees and found.empty
+            assert agrees and found.agrees and found.empty is Empty.NOT_FINITE
     boxes = compare(lambda inputs: {"y": np.zeros(2, np.float32)}, net, [{"x": x * 4}], "it", unordered={"y"})["y"]
     assert boxes.agrees and boxes.empty  # as the net's has no end
 
@@ -837,7 +867,7 @@ def test_probabilities_that_are_all_near_zero_agree_and_prove_nothing() -> None:
     (found,) = compare(
         lambda inputs: {"y": net(inputs)["y"] + np.float32(5e-8)}, net, [{"x": x}], "the file", probabilities={"y"}
     ).values()
-    assert found.agrees and found.empty and found.own_change is None
+    assert found.agrees and found.empty is Empty.CONSTANT and found.own_change is None
     with pytest.raises(WorkError):
         compare(lambda inputs: {"y": net(inputs)["y"] + np.float32(5e-8)}, net, [{"x": x}], "the file")
     with pytest.raises(WorkError):
