@@ -35,6 +35,7 @@ from autodial.converters.runtime import cpu_session
 from autodial.converters.verification import TOLERANCE
 from autodial.errors import InputError, WorkError
 from autodial.layers import DomainAlignment, Shape, layer_class, registry
+from autodial.layers.augmentation import DataAugmentation
 from autodial.layers.batch_norm import StoredStatistics
 from autodial.layers.bn import BN
 from autodial.layers.python_layer import COMPUTED, published_as
@@ -366,6 +367,8 @@ def _load(net: Net, weights: Weights | None, net_name: str, weights_name: str) -
                 layer.normalizer.fill_(1)
             elif isinstance(layer, BN) and layer.variance is not None:
                 layer.variance.fill_(1)
+            elif isinstance(layer, DataAugmentation):
+                layer.count.fill_(layer.recompute_mean)
     return missing
 
 

@@ -1,5 +1,5 @@
-"""Activation functions of Caffe and its forks: ReLU, ReLU6, PReLU, ELU, Sigmoid, TanH, BNLL, Swish, Clip, Softmax; and
-Dropout."""
+"""Activation functions of Caffe and its forks: ReLU, NegReLU, ReLU6, PReLU, ELU, Sigmoid, TanH, BNLL, Swish, Clip,
+Softmax; and Dropout."""
 
 from __future__ import annotations
 
@@ -33,6 +33,25 @@ class ReLU(Elementwise):
         if self.negative_slope == 0:
             return F.relu(bottom)
         return F.leaky_relu(bottom, self.negative_slope)
+
+
+@register("NegReLU")
+class NegReLU(Elementwise):
+    """min(x, 0) + negative_slope * max(x, 0) (neg_relu_layer.cpp of FlowNet 2.0); the slope is the gradient at 0."""
+
+    options = ("relu_param",)
+    backward_reads_bottoms = True
+
+    def __init__(self, negative_slope: float = 0.0) -> None:
+        super().__init__()
+        self.negative_slope = negative_slope
+
+    @classmethod
+    def from_caffe(cls, context: LayerContext) -> NegReLU:
+        return cls(context.param.relu_param.negative_slope)
+
+    def forward(self, bottom: Tensor) -> Tensor:
+        return torch.where(bottom < 0, bottom, bottom * self.negative_slope)
 
 
 @register("ReLU6")

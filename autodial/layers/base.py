@@ -9,7 +9,9 @@ from math import prod
 from pathlib import Path
 from typing import ClassVar, TypeVar
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from autodial.errors import InputError
@@ -20,6 +22,8 @@ TRAIN, TEST = pb.TRAIN, pb.TEST
 """Values of caffe.Phase."""
 
 Shape = tuple[int, ...]
+Stored = NDArray[np.float32]
+"""A blob of a caffemodel."""
 
 
 LARGEST_BLOB = 2**31 - 1
@@ -133,6 +137,10 @@ class Layer(nn.Module):
     def blobs(self) -> tuple[Tensor, ...]:
         """Parameters and statistics in the order in which a caffemodel stores them."""
         return ()
+
+    def taken(self, arrays: Sequence[Stored | None]) -> Sequence[Stored | None]:
+        """What the layer takes of the blobs that weights hold for it; as a rule all, as they are."""
+        return arrays
 
     def top_shapes(self, bottom_shapes: Sequence[Shape]) -> list[Shape]:
         """Shapes of the tops for these bottoms; raises LayerError, naming the shapes, when they don't fit."""

@@ -44,6 +44,7 @@ class BaseConvolution(Layer):
     bottoms: ClassVar[tuple[int, int | None]] = (1, None)
     tops: ClassVar[tuple[int, int | None]] = (1, None)
     options: ClassVar[tuple[str, ...]] = ("convolution_param",)
+    fork_fields: ClassVar[tuple[str, ...]] = ("convolution_param.weight_filler.diag_val",)
     rows = Rows.INDEPENDENT
     backward_reads_bottoms = True
 

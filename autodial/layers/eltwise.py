@@ -11,6 +11,7 @@ from torch import Tensor
 from autodial.layers.base import Layer, LayerContext, LayerError, Shape, register
 from autodial.layers.shares import Rows
 from autodial.proto import messages as pb
+from autodial.wording import counted
 
 
 @register("Eltwise")
@@ -20,12 +21,14 @@ class Eltwise(Layer):
     If the maximum stands in several bottoms, its gradient goes to one of them: the second bottom, else the first, else
     the earliest of the others.
 
+    A sum may have one bottom, as in FlowNet 2.0's nets, which scale a map so.
+
     Args:
         operation: "PROD", "SUM" or "MAX".
         coeff: for SUM, a factor per bottom; empty for 1 each.
     """
 
-    bottoms = (2, None)
+    bottoms = (1, None)
     rows = Rows.INDEPENDENT
 
     def __init__(self, operation: str = "SUM", coeff: Sequence[float] = ()) -> None:
@@ -42,18 +45,21 @@ class Eltwise(Layer):
         return cls(pb.EltwiseParameter.EltwiseOp.Name(param.operation), list(param.coeff))
 
     def top_shapes(self, bottom_shapes: Sequence[Shape]) -> list[Shape]:
+        if len(bottom_shapes) < 2 and self.operation != "SUM":
+            raise LayerError(f"operation {self.operation} needs 2 bottoms or more")
         if self.coeff and len(self.coeff) != len(bottom_shapes):
-            raise LayerError(f"{len(bottom_shapes)} bottoms need a coeff each, not {len(self.coeff)}")
+            times, bottoms = counted(len(self.coeff), "time"), counted(len(bottom_shapes), "bottom")
+            raise LayerError(f"coeff is given {times} and the layer has {bottoms}")
         for shape in bottom_shapes:
             if shape != bottom_shapes[0]:
                 raise LayerError(f"bottoms {bottom_shapes[0]} and {shape} must have the same shape")
         return [bottom_shapes[0]]
 
-    def forward(self, first: Tensor, second: Tensor, *others: Tensor) -> Tensor:
+    def forward(self, first: Tensor, second: Tensor | None = None, *others: Tensor) -> Tensor:
+        bottoms = (first, *others) if second is None else (first, second, *others)
         if self.operation == "MAX":
-            top = torch.where(first > second, first, second)
+            top = torch.where(bottoms[0] > bottoms[1], bottoms[0], bottoms[1])
             return reduce(lambda top, other: torch.where(other > top, other, top), others, top)
-        bottoms = (first, second, *others)
         if self.operation == "PROD":
             return reduce(torch.mul, bottoms)
         if self.coeff:

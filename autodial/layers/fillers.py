@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -10,11 +11,13 @@ from torch import Tensor
 from autodial.layers.base import LayerError
 from autodial.proto import messages as pb
 
-TYPES = ("bilinear", "constant", "gaussian", "msra", "positive_unitball", "uniform", "unit", "xavier")
+TYPES = ("bilinear", "constant", "diagonal", "gaussian", "msra", "positive_unitball", "uniform", "unit", "xavier")
 
 
 def fill(tensor: Tensor, filler: pb.FillerParameter, generator: torch.Generator) -> None:
-    """Fill a blob in place as a FillerParameter says (filler.hpp; `unit`, the identity matrix, is Xlearn's).
+    """Fill a blob in place as a FillerParameter says (filler.hpp).
+
+    `unit`, the identity matrix, is Xlearn's, and `diagonal` FlowNet's.
 
     Args:
         tensor: a floating-point blob on the generator's device; axis 0 is the output axis of a weight.
@@ -28,6 +31,8 @@ def fill(tensor: Tensor, filler: pb.FillerParameter, generator: torch.Generator)
         raise LayerError("a filler's scale, which only other versions of Caffe have, is not supported here")
     if filler.sparse != -1 and filler.type != "gaussian":
         raise LayerError(f'a filler of type "{filler.type}" does not support sparse')
+    if filler.diag_val and filler.type != "diagonal":
+        raise LayerError(f'a filler of type "{filler.type}" has no diag_val')
     with torch.no_grad():
         if filler.type == "constant":
             tensor.fill_(filler.value)
@@ -47,6 +52,8 @@ def fill(tensor: Tensor, filler: pb.FillerParameter, generator: torch.Generator)
             tensor.normal_(0, math.sqrt(2 / _fan(tensor, filler.variance_norm)), generator=generator)
         elif filler.type == "bilinear":
             _bilinear(tensor)
+        elif filler.type == "diagonal":
+            _diagonal(tensor, filler.diag_val)
         elif filler.type == "unit":
             if tensor.ndim != 2 or tensor.shape[0] != tensor.shape[1]:
                 raise LayerError(f"a unit filler needs a square blob of 2 axes, not {tuple(tensor.shape)}")
@@ -92,3 +99,13 @@ def _bilinear(tensor: Tensor) -> None:
     centre = (size - 1) / (2 * factor)
     line = 1 - (torch.arange(size, dtype=tensor.dtype, device=tensor.device) / factor - centre).abs()
     tensor.copy_(torch.outer(line, line).expand_as(tensor))
+
+
+def _diagonal(tensor: Tensor, values: Sequence[float]) -> None:
+    """A mean over the kernel from each channel to the output of the same number, times that output's value, or 1."""
+    if tensor.ndim < 2:
+        raise LayerError(f"a diagonal filler needs a blob of at least 2 axes, not {tuple(tensor.shape)}")
+    tensor.zero_()
+    area = math.prod(tensor.shape[2:])
+    for i in range(min(tensor.shape[:2])):
+        tensor[i, i] = (values[i] if i < len(values) else 1) / area

@@ -1,4 +1,4 @@
-"""Caffe's layers that reduce axes: Reduction and ArgMax."""
+"""Layers that reduce axes: Caffe's Reduction and ArgMax, and FlowNet's ChannelNorm."""
 
 from __future__ import annotations
 
@@ -108,3 +108,29 @@ class ArgMax(Layer):
             return values if self.values else indices
         top = torch.stack([indices, values] if self.values else [indices], 1)
         return top.reshape(*top.shape, *(1,) * (bottom.ndim - 3))
+
+
+@register("ChannelNorm")
+class ChannelNorm(Layer):
+    """The length of each pixel's vector (channel_norm_layer.cpp of FlowNet 2.0): (N, C, H, W) -> (N, 1, H, W).
+
+    The root of the sum of squares over the channels; its gradient at 0 is 0.
+    """
+
+    in_place = False
+    rows = Rows.INDEPENDENT
+    backward_reads_bottoms = True
+
+    @classmethod
+    def from_caffe(cls, context: LayerContext) -> ChannelNorm:
+        return cls()
+
+    def top_shapes(self, bottom_shapes: Sequence[Shape]) -> list[Shape]:
+        (shape,) = bottom_shapes
+        if len(shape) != 4:
+            raise LayerError(f"ChannelNorm needs a bottom of 4 axes (N, C, H, W), not {shape}")
+        return [(shape[0], 1, *shape[2:])]
+
+    def forward(self, bottom: Tensor) -> Tensor:
+        length: Tensor = torch.linalg.vector_norm(bottom, dim=1, keepdim=True)
+        return length

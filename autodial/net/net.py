@@ -6,7 +6,7 @@ import logging
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import isfinite
 from pathlib import Path
 
@@ -512,7 +512,9 @@ class Net(nn.Module):
         for saved in weights.layers:
             if saved.name not in self._by_name:
                 continue
-            blobs = self.layer(saved.name).blobs
+            layer = self.layer(saved.name)
+            blobs = layer.blobs
+            saved = replace(saved, blobs=layer.taken(saved.blobs))
             arrays = {i: array for i, array in enumerate(saved.blobs) if array is not None}
             owned = {param.index for param in self.params if param.layer == saved.name}
             # HDF5 files hold a shared blob once, with its owner.

@@ -26,7 +26,8 @@ from autodial.layers import (
     TanH,
     Threshold,
 )
-from autodial.layers.activations import Clip, ReLU6, Swish
+from autodial.layers.activations import Clip, NegReLU, ReLU6, Swish
+from autodial.layers.augmentation import Mean
 from autodial.layers.eltwise import Axpy
 from autodial.layers.output_decay import OutputDecay
 
@@ -39,6 +40,12 @@ def relu(graph: GraphWriter, layer: ReLU, bottoms: Bottoms, tops: Tops) -> list[
     if layer.negative_slope == 0:
         return [graph.node("Relu", bottoms[0].name)]
     return [graph.node("LeakyRelu", bottoms[0].name, alpha=layer.negative_slope)]
+
+
+@writes(NegReLU)
+def neg_relu(graph: GraphWriter, layer: NegReLU, bottoms: Bottoms, tops: Tops) -> list[str]:
+    negated = graph.node("Neg", bottoms[0].name)
+    return [graph.node("Neg", graph.node("LeakyRelu", negated, alpha=layer.negative_slope))]
 
 
 @writes(ReLU6)
@@ -190,3 +197,12 @@ def _laid(graph: GraphWriter, operand: Value, x: Value, axis: int) -> str:
         return operand.name
     behind = x.ndim - axis % x.ndim - operand.ndim
     return graph.unsqueezed(operand.name, *range(operand.ndim, operand.ndim + behind))
+
+
+@writes(Mean)
+def mean(graph: GraphWriter, layer: Mean, bottoms: Bottoms, tops: Tops) -> list[str]:
+    made = []
+    for x in bottoms:
+        added = graph.constant(layer.scaled_mean(x.length(1)).numpy())
+        made.append(graph.scaled(graph.node("Add", graph.scaled(x.name, layer.input_scale), added), layer.output_scale))
+    return made

@@ -1,13 +1,19 @@
-"""Layers that change the resolution: Interp and both Upsamples."""
+"""Layers that change the resolution: Interp, both Upsamples, and FlowNet's Resample, Downsample, Accum and crops."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from autodial.converters.onnx_layers.registry import writes
-from autodial.converters.onnx_layers.writer import GraphWriter, Shape, Value
+from autodial.converters.onnx_layers.writer import GraphWriter, NoOnnxFormError, Shape, Value
+from autodial.layers.augmentation import DataAugmentation
+from autodial.layers.base import LayerError
 from autodial.layers.interp import Interp
+from autodial.layers.resample import Accum, Downsample, Floats, Matrices, Resample
 from autodial.layers.upsample import Upsample
+from autodial.proto import messages as pb
 
 Bottoms = Sequence[Value]
 Tops = Sequence[Shape]
@@ -67,3 +73,76 @@ def _in_places(graph: GraphWriter, layer: Upsample, x: Value, places: Value) -> 
     index = graph.as_integers(graph.node("Reshape", own, flat))
     filled = graph.node("ScatterElements", zeros, index, graph.node("Reshape", x.name, flat), axis=2)
     return graph.node("Reshape", filled, graph.joined(outer, size))
+
+
+@writes(Resample)
+def resample(graph: GraphWriter, layer: Resample, bottoms: Bottoms, tops: Tops) -> list[str]:
+    old, new = _sizes(bottoms[0], tops)
+    if layer.kind != pb.ResampleParameter.NEAREST:
+        return [_along_both_axes(graph, bottoms[0].name, layer.weights(old, new))]
+    name = bottoms[0].name
+    for axis, taken in zip((2, 3), layer.places(old, new), strict=True):
+        name = graph.picked(name, taken.tolist(), axis)
+    return [name]
+
+
+@writes(Downsample)
+def downsample(graph: GraphWriter, layer: Downsample, bottoms: Bottoms, tops: Tops) -> list[str]:
+    (old, new), x = _sizes(bottoms[0], tops), bottoms[0].name
+    if old == new:
+        return [x]
+    weights = layer.weights(old, new)
+    missing = graph.node("IsNaN", x)
+    lost = _along_both_axes(graph, graph.as_floats(missing), weights)
+    counted = _along_both_axes(graph, graph.as_floats(graph.node("Not", missing)), weights)
+    total = _along_both_axes(graph, graph.node("Where", missing, graph.constant(0), x), weights)
+    enough = graph.node("LessOrEqual", lost, graph.node("Mul", counted, graph.constant(0.5)))
+    return [graph.node("Where", enough, graph.node("Div", total, counted), graph.constant(np.nan))]
+
+
+@writes(Accum)
+def accum(graph: GraphWriter, layer: Accum, bottoms: Bottoms, tops: Tops) -> list[str]:
+    maps = bottoms[:-1] if layer.reference else bottoms
+    if None not in tops[0][2:]:
+        size = graph.integers([length or 0 for length in tops[0][2:]])
+    elif layer.reference:
+        size = graph.axis_lengths(bottoms[-1], 2)
+    else:
+        raise NoOnnxFormError("the height and the width of its top must be known when the file is written")
+    resized = []
+    for x in maps:
+        sizes = graph.joined(graph.axis_lengths(x, 0, 2), size)
+        mode = {"mode": "linear", "coordinate_transformation_mode": "align_corners"}
+        resized.append(graph.node("Resize", x.name, "", "", sizes, **mode))
+    return [graph.node("Concat", *resized, axis=1) if len(resized) > 1 else resized[0]]
+
+
+@writes(DataAugmentation)
+def data_augmentation(graph: GraphWriter, layer: DataAugmentation, bottoms: Bottoms, tops: Tops) -> list[str]:
+    try:
+        mean = layer.mean()
+    except LayerError as error:
+        raise NoOnnxFormError(str(error)) from error
+    name = bottoms[0].name
+    if layer.crop is not None:
+        old, _ = _sizes(bottoms[0], tops)
+        name = _along_both_axes(graph, name, layer.weights(old))
+    return [name if mean is None else graph.node("Sub", name, graph.weight(mean.numpy(), "mean"))]
+
+
+def _sizes(bottom: Value, tops: Tops) -> tuple[tuple[int, int], tuple[int, int]]:
+    """(height, width) of the bottom and the top, which must be known."""
+    top = Value("", tops[0])
+    return (bottom.length(2), bottom.length(3)), (top.length(2), top.length(3))
+
+
+def _along_both_axes(graph: GraphWriter, name: str, weights: Matrices) -> str:
+    """Weights of rows @ map @ weights of columns, without those that change nothing."""
+    rows, columns = weights
+    if not _is_identity(columns):
+        name = graph.node("MatMul", name, graph.constant(columns.T))
+    return name if _is_identity(rows) else graph.node("MatMul", graph.constant(rows), name)
+
+
+def _is_identity(matrix: Floats) -> bool:
+    return matrix.shape[0] == matrix.shape[1] and np.array_equal(matrix, np.eye(len(matrix)))

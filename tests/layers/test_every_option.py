@@ -35,6 +35,13 @@ SAME_NUMBERS = {
     "Deconvolution": ("engine", "force_nd_im2col"),
     "ConvolutionDepthwise": ("engine", "force_nd_im2col", "num_output", "group"),
     "DepthwiseConvolution": ("engine", "force_nd_im2col"),
+    "Correlation": ("do_abs",),
+    "Correlation1D": ("do_abs",),
+    # what is random is not computed, and a fork's own training is all that the others are for
+    "DataAugmentation": (
+        *("coeff_schedule_param", "write_augmented", "max_multiplier", "write_mean", "mode"),
+        *("bottomwidth", "bottomheight", "num", "chromatic_eigvec"),
+    ),
     "DetectionOutput": ("visualize", "visualize_threshold", "save_file", "save_output_param"),
     "Im2col": ("engine", "force_nd_im2col"),
     "LSTM": ("debug_info",),
@@ -44,6 +51,7 @@ SAME_NUMBERS = {
     "PoolingND": ("engine",),
     "RNN": ("debug_info",),
     "SPP": ("engine",),
+    "NegReLU": ("engine",),
     "ReLU": ("engine",),
     "Sigmoid": ("engine",),
     "TanH": ("engine",),
@@ -105,6 +113,10 @@ DETECTIONS.append(
 )
 CASES: dict[str, list[Case]] = {
     "AbsVal": [Case()],
+    "Accum": [
+        Case("", (IMAGES, (4, 2, 5, 9))),
+        Case("accum_param { top_height: 4 top_width: 5 }", ((4, 2, 3, 3),)),
+    ],
     "Accuracy": [Case("", (CLASSES, LABELS)), Case("", ((4, 4, 4), (4, 4)))],
     "ArgMax": [Case("", (CLASSES,))],
     "Axpy": [Case("", ((4, 4), IMAGES, IMAGES))],
@@ -122,6 +134,7 @@ CASES: dict[str, list[Case]] = {
     "BatchReindex": [Case("", (IMAGES, (4,)))],
     "Bias": [*filled("bias_param { filler { FILLER } }"), Case("", (IMAGES, (4,)))],
     "CORALLoss": [Case("", (IMAGES, IMAGES))],
+    "ChannelNorm": [Case()],
     "Clip": [Case("clip_param { min: 0 max: 0.2 }")],
     "Concat": [Case("", (IMAGES, IMAGES))],
     "ContrastiveLoss": [Case("contrastive_loss_param { margin: 4 }", ((8, 3), (8, 3), (8,)))],
@@ -129,6 +142,7 @@ CASES: dict[str, list[Case]] = {
         *filled(
             "convolution_param { num_output: 6 kernel_size: 3 weight_filler { FILLER } bias_filler { FILLER } }",
             'type: "msra"',
+            'type: "diagonal"',
         ),
         Case('convolution_param { num_output: 6 kernel_h: 2 kernel_w: 3 weight_filler { type: "xavier" } }'),
         Case('convolution_param { num_output: 6 kernel_size: 2 pad_h: 1 pad_w: 1 weight_filler { type: "xavier" } }'),
@@ -148,6 +162,8 @@ CASES: dict[str, list[Case]] = {
             )
         ),
     ],
+    "Correlation": [Case("correlation_param { kernel_size: 1 max_displacement: 2 pad: 2 }", (IMAGES, IMAGES))],
+    "Correlation1D": [Case("correlation_param { kernel_size: 1 max_displacement: 2 pad: 2 }", (IMAGES, IMAGES))],
     "Crop": [Case("", (IMAGES, (4, 4, 3, 3)))],
     "CropCenter": [Case("crop_center_param { crop_size: [0, 0, 1, 1] }")],
     "DepthwiseConvolution": [],
@@ -156,6 +172,12 @@ CASES: dict[str, list[Case]] = {
         *filled("dial_param { weight_filler { FILLER } }"),
         Case(phase=pb.TEST),
     ],
+    "DataAugmentation": [
+        Case("augmentation_param { crop_height: 5 crop_width: 4 augment_during_test: true }", phase=pb.TEST),
+        Case("augmentation_param { crop_height: 5 crop_width: 4 mirror { } }", phase=pb.TEST),
+        Case("augmentation_param { mean: [1, 2, 3] mean_per_pixel: false }", ((4, 3, 7, 6),), phase=pb.TEST),
+    ],
+    "Downsample": [Case("downsample_param { top_height: 4 top_width: 3 }")],
     "Dropout": [Case()],
     "DummyData": [
         *(
@@ -172,6 +194,7 @@ CASES: dict[str, list[Case]] = {
     "Exp": [Case()],
     "Filter": [Case("", (CLASSES, LABELS))],
     "Flatten": [Case()],
+    "FlowWarp": [Case("", (IMAGES, (4, 2, 7, 6)))],
     "GradientScaler": [Case()],
     "HingeLoss": [Case("", (CLASSES, LABELS))],
     "Im2col": [
@@ -202,6 +225,7 @@ CASES: dict[str, list[Case]] = {
     "Log": [Case()],
     "MMDLoss": [Case("", (CLASSES, CLASSES))],
     "MVN": [Case()],
+    "Mean": [Case("mean_param { operation: ADD value: [1, 2] }")],
     "MemoryData": [Case("memory_data_param { batch_size: 2 channels: 3 height: 4 width: 5 }", (), 2)],
     "MultiModalBatchNorm": [Case("", (IMAGES, LABELS)), Case("", (IMAGES, LABELS), phase=pb.TEST)],
     "MultinomialLogisticLoss": [Case("", (CLASSES, LABELS))],
@@ -214,6 +238,7 @@ CASES: dict[str, list[Case]] = {
         *filled("group_norm_param { group: 2 eps: 0.1 scale_filler { FILLER } }"),
         *filled("group_norm_param { group: 2 eps: 0.1 bias_filler { FILLER } }"),
     ],
+    "NegReLU": [Case()],
     "Normalize": [*filled("norm_param { channel_shared: false scale_filler { FILLER } }"), Case()],
     "PReLU": filled("prelu_param { filler { FILLER } }"),
     "PSROIPooling": [
@@ -269,6 +294,7 @@ CASES: dict[str, list[Case]] = {
     "ReLU": [Case()],
     "ReLU6": [Case()],
     "Reduction": [Case()],
+    "Resample": [Case("resample_param { height: 4 width: 5 }")],
     "Reshape": [Case("reshape_param { shape { dim: 4 dim: -1 } }")],
     "Reverse": [Case()],
     "SPP": [Case("spp_param { pyramid_height: 2 }")],
@@ -345,6 +371,7 @@ STRINGS = {
     "type": ("constant", "gaussian", "uniform", "xavier", "msra", "positive_unitball", "bilinear"),
     "source": ("other_db", "other.txt", "other_h5.txt", "matrix.binaryproto"),
     "mean_file": ("mean.binaryproto",),
+    "file": ("mean.binaryproto",),
     "root_folder": ("other/",),
     "file_name": ("new.h5",),
     "module": ("test_every_option_missing",),

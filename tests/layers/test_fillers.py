@@ -99,3 +99,20 @@ def test_same_generator_same_values() -> None:
 def test_refused(text: str, message: str) -> None:
     with pytest.raises(LayerError, match=message):
         filled(text, 2, 3)
+
+
+@pytest.mark.parametrize(("stated", "shape"), [([2.0, 3.0], (2, 3, 1, 1)), ([2.0], (3, 3, 3, 5)), ([], (4, 3))])
+def test_diagonal(stated: list[float], shape: tuple[int, ...]) -> None:
+    """FlowNet's DiagonalFiller: the mean over the kernel from a channel to the output of its number, times a value."""
+    x = filled('type: "diagonal"' + "".join(f" diag_val: {value}" for value in stated), *shape)
+    want = torch.zeros(shape)
+    for i, value in enumerate([*stated, 1.0, 1.0, 1.0][: min(shape[:2])]):
+        want[i, i] = value / math.prod(shape[2:])
+    torch.testing.assert_close(x, want)
+
+
+def test_diagonal_refuses() -> None:
+    with pytest.raises(LayerError, match='a filler of type "xavier" has no diag_val'):
+        filled('type: "xavier" diag_val: 1', 2, 2)
+    with pytest.raises(LayerError, match="at least 2 axes"):
+        filled('type: "diagonal"', 2)

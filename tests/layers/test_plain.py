@@ -292,13 +292,23 @@ def test_eltwise_product_has_a_gradient_at_zero(build) -> None:
     [
         ("operation: PROD coeff: 1 coeff: 2", (2, 3), "coeff goes with operation SUM, not with PROD"),
         ("operation: MAX coeff: 1 coeff: 2", (2, 3), "not with MAX"),
-        ("coeff: 1", (2, 3), "2 bottoms need a coeff each, not 1"),
+        ("coeff: 1", (2, 3), "coeff is given 1 time and the layer has 2 bottoms"),
         ("", (2, 1), r"bottoms \(2, 3\) and \(2, 1\) must have the same shape"),
     ],
 )
 def test_eltwise_refuses(build, fields: str, other: tuple[int, ...], message: str) -> None:
     with pytest.raises(LayerError, match=message):
         build(f'type: "Eltwise" eltwise_param {{ {fields} }}', (2, 3), other)
+
+
+def test_eltwise_scales_a_single_bottom(build) -> None:
+    """As in FlowNet 2.0's nets."""
+    x = data(2, 3)
+    torch.testing.assert_close(build('type: "Eltwise" eltwise_param { coeff: 0.5 }', (2, 3))(x), 0.5 * x)
+    torch.testing.assert_close(build('type: "Eltwise"', (2, 3))(x), x)
+    for operation in ("PROD", "MAX"):
+        with pytest.raises(LayerError, match=f"operation {operation} needs 2 bottoms or more"):
+            build(f'type: "Eltwise" eltwise_param {{ operation: {operation} }}', (2, 3))
 
 
 def test_input(build) -> None:

@@ -31,6 +31,11 @@ LAYERS = {
     "Tile": f"tile_param {{ tiles: {BIG} }}",
     "LRN": f"lrn_param {{ norm_region: WITHIN_CHANNEL local_size: {BIG} }}",
     "Reshape": f"reshape_param {{ shape {{ dim: 0 dim: {HUGE} }} }}",
+    "Resample": f"resample_param {{ height: {BIG} width: {BIG} type: NEAREST }}",
+    "Downsample": f"downsample_param {{ top_height: 9 top_width: {BIG} }}",
+    "Accum": f"accum_param {{ size_divisible_by: {BIG} }}",
+    "Correlation": f"correlation_param {{ kernel_size: 1 max_displacement: {BIG} pad: {BIG} stride_2: {BIG} }}",
+    "DataAugmentation": f"augmentation_param {{ recompute_mean: 1 crop_height: {BIG} crop_width: {BIG} }}",
     "Crop": f"crop_param {{ offset: {BIG} }}",
 }
 SEVERAL = {
@@ -60,7 +65,7 @@ def refused(text: str, folder: Path | None = None) -> str:
 
 @pytest.mark.parametrize("kind", LAYERS)
 def test_absurd_sizes_are_refused_with_the_layers_name(kind: str) -> None:
-    second = 'bottom: "x"' if kind == "Crop" else ""
+    second = 'bottom: "x"' if kind in ("Crop", "Correlation") else ""
     layer = f'layer {{ name: "y" type: "{kind}" bottom: "x" {second} top: "y" {LAYERS[kind]} }}'
     assert refused(IMAGES + layer).startswith(f'layer "y" ({kind}): ')
 

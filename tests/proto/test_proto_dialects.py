@@ -397,7 +397,10 @@ TEXTS = {
         layer { name: "corr" type: "Correlation" bottom: "x" bottom: "y" top: "corr"
           correlation_param { pad: 20 kernel_size: 1 max_displacement: 20 stride_1: 1 stride_2: 2 } }
         layer { name: "up" type: "Resample" bottom: "corr" top: "up" reshape_every_iter: false
-          resample_param { width: 64 height: 64 type: NEAREST antialias: false } }
+          resample_param { width: 64 height: 64 type: NEAREST antialias: false factor: 1.0 } }
+        layer { name: "full" type: "Accum" bottom: "up" bottom: "x" top: "full" accum_param { have_reference: true } }
+        layer { name: "conv" type: "Convolution" bottom: "full" top: "conv" convolution_param { num_output: 2
+          kernel_size: 1 weight_filler { type: "diagonal" diag_val: 2 diag_val: 0.5 } } }
     """,
     "refinedet": """
         layer { name: "loss" type: "MultiBoxLoss" bottom: "x" top: "loss"

@@ -18,6 +18,7 @@ DIALECT = Dialect(
         "downsample_param": ("Downsample",),
         "lpq_loss_param": ("LpqLoss",),
         "flow_warp_param": ("FlowWarp",),
+        "accum_param": ("Accum",),
     },
     without_effect=frozenset({"reshape_every_iter"}),
 )
