@@ -45,6 +45,7 @@ PARTS = (*NAMES, LABELS, START)
 _BATCH = 64
 """Images in a batch, for nets that don't state a number."""
 _FEW_ITERATIONS = 100
+_MANY_EPOCHS = 200
 
 
 @dataclass(frozen=True)
@@ -151,6 +152,11 @@ def plan(
         notes.append(
             f"{counted(filled.max_iter, 'iteration')} ({describe_epochs(done)}) may be too few to learn from: raise "
             "`epochs`"
+        )
+    elif done > _MANY_EPOCHS:
+        notes.append(
+            f"{counted(filled.max_iter, 'iteration')} are {describe_epochs(done)} over so few images: lower `epochs` "
+            "if the losses stop changing long before the end"
         )
     return Plan(net, filled, split, shares, rows, latent, done, size, notes)
 

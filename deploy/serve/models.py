@@ -27,7 +27,7 @@ from autodial.deploy.serve.refusal import RefusalError
 from autodial.deploy.serve.statistics import Statistics
 from autodial.errors import InputError
 from autodial.system.cpus import available_cpus
-from autodial.wording import printable, shortened
+from autodial.wording import alternatives, printable, shortened
 
 _NAME = re.compile(r"[^/\s\x00-\x1f%?#]+")
 _RESERVED = ("stats",)
@@ -221,7 +221,9 @@ class Models:
         """The model of a name, and of a version where one is named; raises a RefusalError if there is none."""
         model = self._served.get(name)
         if model is None:
-            raise RefusalError(404, f"unknown model: {shortened(printable(name), 80)}")
+            raise RefusalError(
+                404, f"unknown model: {shortened(printable(name), 80)}{alternatives(name, list(self._served))}"
+            )
         if version is not None and version != model.version:
             raise RefusalError(404, f"the model {name} has the version {model.version} alone")
         return model

@@ -164,6 +164,8 @@ def test_several_models_under_their_names(model: Any, grey_model: Any, labelled:
         for reference, name in ((model, "target_predictor"), (grey_model, "grey")):
             _, answer, _ = service.ask(f"/v2/models/{name}/infer", (labelled / "photo-1.jpg").read_bytes())
             assert answer["results"][0]["label"] == reference.labels(labelled / "photo-1.jpg")[0]
+        status, answer, _ = service.ask("/v2/models/gray/infer", b"")
+        assert status == 404 and answer["error"] == 'unknown model: gray; did you mean "grey"?'
         service.wait_for(r"POST /v2/models/grey/infer 200 [\d.]+ ms client=127.0.0.1 request_id=\w+")
 
 

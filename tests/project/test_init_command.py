@@ -125,6 +125,16 @@ def test_a_test_list_of_its_own(images: Any) -> None:
     ]
 
 
+def test_many_epochs_over_few_images(images: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    """The digits' schedule is a number of iterations, whatever the number of images."""
+    domains(images)
+    init(arch="digits")
+    said = r"(\d+) iterations are (\d+) epochs over so few images: lower --epochs if the losses stop changing"
+    assert (found := re.search(said, capsys.readouterr().out)) and int(found[1]) >= int(found[2]) > 200
+    init("--epochs", "20", folder="fewer", arch="digits")
+    assert "so few images" not in capsys.readouterr().out
+
+
 def test_sixty_epochs_of_alexnet(images: Any, capsys: pytest.CaptureFixture[str]) -> None:
     domains(images)
     init(arch="alexnet")
