@@ -10,13 +10,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from autodial.converters.box_rows import match_rows
 from autodial.converters.net_inputs import Arrays
 from autodial.converters.verification import NUDGES, TOLERANCE, nudged
 from autodial.errors import WorkError
 from autodial.net.net import Net
-
-_MOST_IN_ROWS = 2**14
-"""Numbers in rows that are compared as a set; each row is compared with each other."""
 
 Runs = Callable[[Arrays], dict[str, NDArray[np.float32]]]
 """Gives the outputs, by name, for inputs."""
@@ -27,6 +25,8 @@ _PROBABILITY = 1e-6
 """A difference of probabilities that is none: a runtime's exponential has such errors where all of them are near 0."""
 _OWN_CHANGES = 4
 """How many times its own change the net's output may differ by: every layer rounds, and not the input alone."""
+_UNMATCHED = 0.01
+"""The part of the rows of boxes that may lack a counterpart: of nearly equal scores, rounding decides which is best."""
 _DETECTION = (7, 15)
 """Numbers in a row of DetectionOutput: without and with a quadrangle."""
 
@@ -50,6 +50,8 @@ class OutputComparison:
         own_change: how far the net's own output moves when each input moves by one unit in the last place of float32
             (1e-7); None where it did not need to be tried.
         floor: a difference that is none, however small the range.
+        unmatched: of an output of boxes, the rows without a counterpart.
+        rows: of an output of boxes, how many rows there are.
     """
 
     max_difference: float
@@ -57,6 +59,8 @@ class OutputComparison:
     empty: Empty | None
     own_change: float | None = None
     floor: float = 0.0
+    unmatched: int = 0
+    rows: int = 0
 
     @property
     def relative_difference(self) -> float:
@@ -119,8 +123,6 @@ def compare(
     """
     expected = [net(arrays) for arrays in inputs]
     results = [run(arrays) for arrays in inputs]
-    for wanted, given in zip(expected, results, strict=True):
-        given.update((name, _in_order_of(wanted[name], given[name])) for name in unordered)
     found = {
         name: _compare(
             [each[name] for each in expected],
@@ -140,7 +142,8 @@ def compare(
     for name, one in found.items():
         if one.agrees:
             continue
-        change = max(_difference(before[name], after[name]) for before, after in nudged)
+        moved = _rows_moved if name in unordered else _difference
+        change = max(moved(before[name], after[name]) for before, after in nudged)
         if not one.max_difference <= _OWN_CHANGES * change:
             raise WorkError(
                 f"nothing was written: {reader}'s \"{name}\" differs from the net's by {one.max_difference:.3g}, more "
@@ -159,14 +162,19 @@ def _compare(
     finite = values[np.isfinite(values)]
     usual = values[np.abs(values) < _HUGE]
     spread = float(usual.max()) - float(usual.min()) if usual.size else 0.0
-    difference = max(
-        (
-            _difference(one, other)
-            for one, other in zip(expected, results, strict=True)
-            if not boxes or np.isfinite(one).all()
-        ),
-        default=0.0,
-    )
+    differences, unmatched, rows = [0.0], 0, 0
+    for one, other in zip(expected, results, strict=True):
+        difference = _difference(one, other)
+        if boxes:
+            if not np.isfinite(one).all():
+                continue
+            if difference > TOLERANCE * spread:
+                found = match_rows(one, other, TOLERANCE * spread)
+                if found.unmatched <= _UNMATCHED * found.rows:
+                    difference = found.max_difference
+                    unmatched += found.unmatched
+            rows += len(one.reshape(-1, one.shape[-1]))
+        differences.append(difference)
     empty = None
     if finite.size < values.size:
         empty = Empty.NOT_FINITE
@@ -174,12 +182,20 @@ def _compare(
         empty = Empty.NO_DETECTIONS
     elif spread <= floor:
         empty = Empty.CONSTANT if usual.size == values.size else Empty.NOT_FINITE
-    return OutputComparison(difference, spread, empty, floor=floor)
+    return OutputComparison(max(differences), spread, empty, floor=floor, unmatched=unmatched, rows=rows)
 
 
 def _without_detections(rows: NDArray[np.float32]) -> bool:
     """Whether these are the rows of a DetectionOutput that has found nothing: an image's number, and -1 behind it."""
     return rows.ndim == 4 and rows.shape[3] in _DETECTION and bool((rows[..., 1:] == -1).all())
+
+
+def _rows_moved(one: NDArray[np.float32], other: NDArray[np.float32]) -> float:
+    """Largest difference of rows of boxes in the best order; infinite for another number of them."""
+    if one.shape != other.shape:
+        return float("inf")
+    found = match_rows(one, other, float("inf"))
+    return _difference(one, other) if found.unmatched else found.max_difference
 
 
 def _difference(one: NDArray[np.float32], other: NDArray[np.float32]) -> float:
@@ -191,17 +207,6 @@ def _difference(one: NDArray[np.float32], other: NDArray[np.float32]) -> float:
     with np.errstate(invalid="ignore"):
         off = np.where(same, 0, np.abs(one.astype(np.float64) - other))
     return float(np.nan_to_num(off, nan=np.inf).max(initial=0))
-
-
-def _in_order_of(expected: NDArray[np.float32], rows: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Rows, each moved to the place of the expected row that it is nearest to, if every place gets one."""
-    if expected.shape != rows.shape or expected.size > _MOST_IN_ROWS:
-        return rows
-    one, other = (
-        np.clip(array.reshape(-1, array.shape[-1]).astype(np.float64), -_HUGE, _HUGE) for array in (expected, rows)
-    )
-    order = np.abs(one[:, None] - other).max(2).argmin(1)
-    return rows if len(set(order.tolist())) < len(order) else rows.reshape(other.shape)[order].reshape(rows.shape)
 
 
 def _nudged(inputs: Arrays, seed: int, exact: Collection[str]) -> Arrays:

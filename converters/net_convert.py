@@ -36,6 +36,7 @@ from autodial.converters.verification import TOLERANCE
 from autodial.errors import InputError, WorkError
 from autodial.layers import DomainAlignment, Shape, layer_class, registry
 from autodial.layers.augmentation import DataAugmentation
+from autodial.layers.base import NOT_SUPPORTED
 from autodial.layers.batch_norm import StoredStatistics
 from autodial.layers.bn import BN
 from autodial.layers.python_layer import COMPUTED, published_as
@@ -151,7 +152,7 @@ def convert(
     """
     path = Path(output)
     check_output(path, inputs, suffixes=(".onnx",))
-    graph = Graph(filter_net(net_param, phase).layer)
+    graph = Graph(_readable(filter_net(net_param, phase).layer, outputs))
     taken = _known_python_layers(graph)
     ends = _outputs(graph, outputs)
     fed = feed_inputs(graph, list(ends.values()), base_dir, shapes or {})
@@ -172,9 +173,11 @@ def convert(
     )
     deployed = _deployed(folded, phase, base_dir)
     cases, tried, notes = _cases(net, fed, dynamic)
-    notes += [*taken, *_earlier(graph, ends)]
+    notes += [*taken, *_earlier(graph, ends), *fed.notes]
     if offsets and not align_crops:
         notes.append(describe_offsets(net, offsets))
+    elif align_crops and not offsets:
+        notes.append("`align_crops` changed nothing: no Crop layer without an offset is found to cut elsewhere")
     of_batch = [layer.name for layer in folded.net.layer if is_of_batch(layer)]
     if of_batch:
         notes.append(
@@ -223,6 +226,25 @@ def convert(
         unverified=tuple(unverified),
         notes=tuple(notes),
     )
+
+
+def _readable(layers: Sequence[pb.LayerParameter], outputs: Sequence[str] | None) -> list[pb.LayerParameter]:
+    """The layers whose bottoms there are; the others are left out if outputs are named that don't need them."""
+    made: set[str] = set()
+    kept = []
+    problem = None
+    for layer in layers:
+        missing = [name for name in layer.bottom if name not in made]
+        if missing:
+            problem = problem or f'layer "{layer.name}" reads blob "{missing[0]}", which no layer before it makes'
+            made.difference_update(layer.top)
+        else:
+            kept.append(layer)
+            made.update(layer.top)
+    if problem is not None and (outputs is None or not made.issuperset(outputs)):
+        around = "" if outputs is not None else "; to convert layers that don't need it, name their blobs in `outputs`"
+        raise InputError(f"{problem}{around}")
+    return kept
 
 
 def _known_python_layers(graph: Graph) -> list[str]:
@@ -289,7 +311,8 @@ def _problem(node: Node) -> str | None:
     if param.type == "Python" and (param.python_param.module, param.python_param.layer) not in COMPUTED:
         return "an ONNX file can't hold a Python class"
     if param.type not in registry:
-        return f"AutoDIAL does not compute layers of the type {param.type}"
+        remedy = f": {NOT_SUPPORTED[param.type]}" if param.type in NOT_SUPPORTED else ""
+        return f"AutoDIAL does not compute layers of the type {param.type}{remedy}"
     if param.foreign_text:
         return f"{param.foreign_text[0]}; correct its name, or remove it if it changes nothing"
     return None
@@ -488,4 +511,10 @@ def _warnings(compared: Mapping[str, OutputComparison], *, sampled: bool) -> lis
                 f"{'other ' if sampled else ''}`samples`, or trained weights"
             )
     notes += [describe_difference(name, one) for name, one in compared.items() if one.own_change is not None]
+    notes += [
+        f'{one.unmatched} of {counted(one.rows, "row")} of "{name}" have no counterpart: where boxes of nearly equal '
+        "scores keep each other out, rounding decides which one stays"
+        for name, one in compared.items()
+        if one.unmatched
+    ]
     return notes

@@ -36,10 +36,12 @@ class NetInputs:
     Attributes:
         shapes: by blob, as the net states them.
         readers: by blob, the layers that read it, with the number of the bottom.
+        notes: sentences about what a data layer does to images before they are inputs.
     """
 
     shapes: dict[str, Shape]
     readers: dict[str, list[tuple[pb.LayerParameter, int]]]
+    notes: list[str]
 
     def batched(self, batch: int) -> dict[str, Shape]:
         """The shapes with another number of rows where the first axis is the first input's batch."""
@@ -152,6 +154,7 @@ def feed_inputs(
     """
     shapes: dict[str, Shape] = {}
     values = []
+    notes = []
     wanted = {value for node in graph.ancestors(*outputs) for value in node.bottoms}
     for node in graph.ancestors(*outputs):
         if not is_data(node.param):
@@ -161,6 +164,7 @@ def feed_inputs(
         known = {name: tuple(given[name]) for name in names if name in given}
         if len(known) < len(names):
             known = {**_shapes_of(node.param, base_dir, next(name for name in names if name not in known)), **known}
+        notes += _preparation(node.param)
         place = graph.nodes.index(node)
         graph.nodes[place : place + 1] = [
             _input(name, known[name], value) for name, value in zip(names, read, strict=True)
@@ -178,7 +182,20 @@ def feed_inputs(
         ]
         for value in values
     }
-    return NetInputs(shapes, readers)
+    return NetInputs(shapes, readers, notes)
+
+
+def _preparation(layer: pb.LayerParameter) -> list[str]:
+    """A sentence about what a data layer subtracts from its images, and what it multiplies them by, if it does."""
+    done = layer.transform_param
+    steps = []
+    if done.mean_value:
+        steps.append(f"less mean_value {', '.join(f'{value:g}' for value in done.mean_value)}")
+    elif done.HasField("mean_file"):
+        steps.append(f"less the mean in {done.mean_file}")
+    if done.scale != 1:
+        steps.append(f"times {done.scale:g}")
+    return [f'the file takes images as layer "{layer.name}" gives them: {", ".join(steps)}'] if steps else []
 
 
 def is_data(layer: pb.LayerParameter) -> bool:

@@ -167,6 +167,7 @@ registry: dict[str, type[Layer]] = {}
 
 NOT_SUPPORTED = {
     "Recurrent": "it is what Caffe's recurrent layers have in common; write LSTM or RNN",
+    "IPlugin": "it is a plugin of TensorRT, which code chooses by the layer's name; take the prototxt of the training",
     "ROIAlign": "forks compute different things under this name; write yours as a Python layer",
     "WindowData": "cut the windows out into image files, and list these for an ImageData layer",
 }

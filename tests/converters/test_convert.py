@@ -289,6 +289,75 @@ def test_layers_of_nets_that_segment_and_enlarge(tmp_path: Path) -> None:
     np.testing.assert_allclose(got, (x.mean((2, 3), keepdim=True) * back + x)[:, :, 1:-1, 2:-2], rtol=1e-4, atol=1e-6)
 
 
+def test_what_a_data_layer_does_to_images_is_said(tmp_path: Path) -> None:
+    text = """
+      layer { name: "data" type: "ImageData" top: "data" transform_param { crop_size: 4 %s }
+        image_data_param { source: "missing.txt" } }
+      layer { name: "y" type: "Sigmoid" bottom: "data" top: "y" }
+    """
+    for fields, said in (
+        ("mean_value: [1, 2.5, 3] scale: 0.5", ": less mean_value 1, 2.5, 3, times 0.5"),
+        ('mean_file: "m.binaryproto"', ": less the mean in m.binaryproto"),
+    ):
+        (note,) = convert(parse_net(text % fields), None, tmp_path / "net.onnx").notes
+        assert note == 'the file takes images as layer "data" gives them' + said
+    assert not convert(parse_net(text % ""), None, tmp_path / "net.onnx").notes
+
+
+def test_outputs_that_need_no_missing_blob(tmp_path: Path) -> None:
+    net = parse_net("""
+      input: "x" input_shape { dim: [1, 3] }
+      layer { name: "a" type: "Sigmoid" bottom: "x" top: "a" }
+      layer { name: "b" type: "Sigmoid" bottom: "gone" top: "b" }
+      layer { name: "c" type: "Eltwise" bottom: "a" bottom: "b" top: "a" }
+      layer { name: "d" type: "Sigmoid" bottom: "a" top: "d" }
+    """)
+    missing = 'layer "b" reads blob "gone", which no layer before it makes'
+    with pytest.raises(InputError, match=f"^{missing}; to convert layers that don't need it, name their blobs in"):
+        convert(net, None, tmp_path / "net.onnx")
+    for name in ("b", "d", "a"):  # "a" is not what the net means by it, once "c" has changed it
+        with pytest.raises(InputError, match=f"^{missing}$"):
+            convert(net, None, tmp_path / "net.onnx", outputs=[name])
+    del net.layer[3]
+    assert list(convert(net, None, tmp_path / "net.onnx", outputs=["a", "d"]).outputs) == ["a", "d"]
+
+
+def boxes(count: int) -> Any:
+    """Rows image, label, score, corners."""
+    rng = np.random.default_rng(0)
+    rows = np.concatenate([rng.integers(0, 3, (count, 2)), rng.uniform(0, 1, (count, 5))], 1)
+    return rows[None, None].astype(np.float32)
+
+
+def rows_compared(expected: Any, given: Any) -> Any:
+    """The comparison of these rows of boxes, from a net that gives the first."""
+    net: Any = lambda inputs: {"y": expected}  # noqa: E731
+    return compare(lambda inputs: {"y": given}, net, [{"x": np.zeros(1, np.float32)}], "it", unordered={"y"})["y"]
+
+
+def test_rows_of_boxes_in_another_order() -> None:
+    """In any number; a change of one number is found."""
+    expected = boxes(4000)
+    given = expected[:, :, np.random.default_rng(1).permutation(4000)] + np.float32(1e-5)
+    found = rows_compared(expected, given)
+    assert found.agrees and found.max_difference < 2e-5 and (found.unmatched, found.rows) == (0, 4000)
+    given[0, 0, :50, 3] += 0.1
+    with pytest.raises(WorkError, match=r'"y" differs from the net\'s by'):
+        rows_compared(expected, given)
+
+
+def test_a_few_rows_of_boxes_may_be_others() -> None:
+    expected = boxes(1000)
+    given = expected[:, :, 8:].copy()  # eight boxes are missing, and two are others
+    given[0, 0, [3, 7], 4] += 0.2
+    found = rows_compared(expected, given)
+    assert found.agrees and (found.unmatched, found.rows) == (10, 1000)
+    with pytest.raises(WorkError):
+        rows_compared(expected, given[:, :, 1:])
+    with pytest.raises(WorkError):  # one of 20 is more than a few
+        rows_compared(expected[:, :, :20], expected[:, :, :19])
+
+
 def test_fields_that_nobody_knows(tmp_path: Path, autodial: Any) -> None:
     """They matter only where their layer is written: not in a layer that reads data, nor behind the outputs."""
     path = tmp_path / "net.prototxt"
