@@ -14,13 +14,8 @@ from typing import NamedTuple
 from autodial.layers import Convolution, Crop, Deconvolution, Layer, Pooling
 from autodial.net.net import Net
 from autodial.netparam.graph import Graph, Node
+from autodial.netparam.layer_types import PIXELWISE
 from autodial.wording import counted
-
-_IN_PLACE = frozenset(
-    ("AbsVal", "BatchNorm", "Bias", "BN", "BNLL", "Dial", "Dropout", "ELU", "Eltwise", "Exp", "LRN", "Log", "MVN",
-     "PReLU", "Power", "ReLU", "Scale", "Sigmoid", "Split", "TanH", "Threshold")
-)  # fmt: skip
-"""Layer types whose tops match their bottoms pixel by pixel."""
 
 
 class _Map(NamedTuple):
@@ -97,7 +92,7 @@ def _step(node: Node, layer: Layer) -> _Maps | None:
         return _both(_windows(layer.windows.extents, layer.windows.stride, layer.windows.pad))
     if isinstance(layer, Pooling):
         return None if layer.kernel_size is None else _both(_windows(layer.kernel_size, layer.stride, layer.pad))
-    return (_Map(), _Map()) if node.param.type in _IN_PLACE and node.bottoms else None
+    return (_Map(), _Map()) if node.param.type in PIXELWISE and node.bottoms else None
 
 
 def _windows(extents: tuple[int, ...], strides: tuple[int, ...], pads: tuple[int, ...]) -> list[_Map]:

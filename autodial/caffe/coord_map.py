@@ -14,14 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autodial.caffe.net_spec import Function, Top, layers
+from autodial.netparam.layer_types import PIXELWISE
 
 Array = NDArray[Any]
 Map = tuple[int | None, Any, Any]
 
-PASS_THROUGH_LAYERS = frozenset(
-    ("AbsVal", "BatchNorm", "Bias", "BN", "BNLL", "Dial", "Dropout", "ELU", "Eltwise", "Exp", "LRN", "Log", "MVN",
-     "PReLU", "Power", "ReLU", "Scale", "Sigmoid", "Split", "TanH", "Threshold")
-)  # fmt: skip
+PASS_THROUGH_LAYERS = PIXELWISE
 """Layer types whose tops match their bottoms pixel by pixel."""
 _LEGACY = {f"{stem}_{axis}" for stem in ("pad", "kernel", "stride") for axis in "hw"}
 

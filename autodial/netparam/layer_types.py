@@ -8,6 +8,12 @@ READS_SCORES = frozenset({
 })  # fmt: skip
 """Types whose first bottom holds scores or probabilities of classes (Layer.reads_scores)."""
 
+PIXELWISE = frozenset(
+    ("AbsVal", "BatchNorm", "Bias", "BN", "BNLL", "Dial", "Dropout", "ELU", "Eltwise", "Exp", "LRN", "Log", "MVN",
+     "PReLU", "Power", "ReLU", "Scale", "Sigmoid", "Split", "TanH", "Threshold")
+)  # fmt: skip
+"""Types whose tops match their bottoms pixel by pixel, as pycaffe's coord_map has them."""
+
 PER_CHANNEL = frozenset(
     {
         "BN",
