@@ -26,7 +26,14 @@ from autodial.converters.net_comparison import (
     describe_difference,
 )
 from autodial.converters.net_graph import NetGraph, write_graph
-from autodial.converters.net_inputs import Arrays, NetInputs, Samples, feed_inputs, is_data
+from autodial.converters.net_inputs import Arrays, NetInputs, Samples, feed_inputs
+from autodial.converters.net_outputs import (
+    chosen_outputs,
+    earlier_versions,
+    made_by,
+    readable,
+    take_known_python_layers,
+)
 from autodial.converters.net_shapes import known_shapes, takes
 from autodial.converters.onnx_file import IR_VERSION, OPSET
 from autodial.converters.onnx_model import write_model
@@ -34,20 +41,18 @@ from autodial.converters.onnx_weights import remove_unused, written_weights
 from autodial.converters.runtime import cpu_session
 from autodial.converters.verification import TOLERANCE
 from autodial.errors import InputError, WorkError
-from autodial.layers import DomainAlignment, Shape, layer_class, registry
+from autodial.layers import DomainAlignment, Shape
 from autodial.layers.augmentation import DataAugmentation
-from autodial.layers.base import NOT_SUPPORTED
 from autodial.layers.batch_norm import StoredStatistics
 from autodial.layers.bn import BN
-from autodial.layers.python_layer import COMPUTED, published_as
 from autodial.net.net import Net, of_another_net
-from autodial.netparam.graph import Graph, Node
+from autodial.netparam.graph import Graph
 from autodial.netparam.net_state import filter_net
 from autodial.proto import LayerWeights, Weights
 from autodial.proto import messages as pb
 from autodial.system.files import replacing_files
 from autodial.system.outputs import check_output
-from autodial.wording import alternatives, counted
+from autodial.wording import counted
 
 Dynamic = Literal["batch", "spatial", "none"]
 """Which lengths of the inputs are left open: the batch; the batch, heights and widths; none."""
@@ -58,8 +63,6 @@ _FINDS_BOXES = ("DetectionOutput", "Proposal", "Python", "YoloDetectionOutput", 
 """Types of layers whose rows are boxes, of which two that are equally good may change places."""
 _PROBABILITIES = ("Sigmoid", "Softmax")
 """Types of layers whose tops are between 0 and 1."""
-_SCORES = ("Accuracy", "DetectionEvaluate", "EvalDetection", "MatWrite", "SegAccuracy")
-"""Types of layers that rate or store what their first bottom holds."""
 _BATCHES = (1, 2, 3)
 """Batches with which the net is asked whether it takes any."""
 
@@ -147,14 +150,14 @@ def convert(
     Raises:
         InputError: the net can't be built, an output or an input does not exist, an input's shape is not known, a layer
             (named) has no form in ONNX, or the weights are another net's.
-        WorkError: the file differs from the net, and by more than the net's own result moves when its input moves by
-            1e-7; or it can't be written.
+        WorkError: the file differs from the net, and by more than four times what the net's own result moves by when
+            its input moves by 1e-7; or it can't be written.
     """
     path = Path(output)
     check_output(path, inputs, suffixes=(".onnx",))
-    graph = Graph(_readable(filter_net(net_param, phase).layer, outputs))
-    taken = _known_python_layers(graph)
-    ends = _outputs(graph, outputs)
+    graph = Graph(readable(filter_net(net_param, phase).layer, outputs))
+    taken = take_known_python_layers(graph)
+    ends = chosen_outputs(graph, outputs)
     fed = feed_inputs(graph, list(ends.values()), base_dir, shapes or {})
     kept = graph.net(net_param.name, *ends.values())
     net = Net(kept, phase, base_dir=base_dir)
@@ -173,7 +176,7 @@ def convert(
     )
     deployed = _deployed(folded, phase, base_dir)
     cases, tried, notes = _cases(net, fed, dynamic)
-    notes += [*taken, *_earlier(graph, ends), *fed.notes]
+    notes += [*taken, *earlier_versions(graph, ends), *fed.notes]
     if offsets and not align_crops:
         notes.append(describe_offsets(net, offsets))
     elif align_crops and not offsets:
@@ -202,8 +205,8 @@ def convert(
             passes,
             "ONNX Runtime",
             exact=fed.indices,
-            unordered=_made_by(graph, ends, _FINDS_BOXES),
-            probabilities=_made_by(graph, ends, _PROBABILITIES),
+            unordered=made_by(graph, ends, _FINDS_BOXES),
+            probabilities=made_by(graph, ends, _PROBABILITIES),
         )
     remove_unused(second, files)
     unverified = _warnings(compared, sampled=bool(samples))
@@ -226,151 +229,6 @@ def convert(
         unverified=tuple(unverified),
         notes=tuple(notes),
     )
-
-
-def _readable(layers: Sequence[pb.LayerParameter], outputs: Sequence[str] | None) -> list[pb.LayerParameter]:
-    """The layers whose bottoms there are; the others are left out if outputs are named that don't need them."""
-    made: set[str] = set()
-    kept = []
-    problem = None
-    for layer in layers:
-        missing = [name for name in layer.bottom if name not in made]
-        if missing:
-            problem = problem or f'layer "{layer.name}" reads blob "{missing[0]}", which no layer before it makes'
-            made.difference_update(layer.top)
-        else:
-            kept.append(layer)
-            made.update(layer.top)
-    if problem is not None and (outputs is None or not made.issuperset(outputs)):
-        around = "" if outputs is not None else "; to convert layers that don't need it, name their blobs in `outputs`"
-        raise InputError(f"{problem}{around}")
-    return kept
-
-
-def _known_python_layers(graph: Graph) -> list[str]:
-    """Let copies of published Python layers be those that are computed here; a sentence about each."""
-    notes = []
-    for node in graph.nodes:
-        param = node.param.python_param
-        known = published_as(param.module, param.layer)
-        if node.param.type == "Python" and known not in (None, param.module):
-            notes.append(
-                f'layer "{node.param.name}" (Python): {param.layer} of {param.module} is taken for that of {known}, '
-                "which AutoDIAL computes; if it is another, name what comes before it in `outputs`"
-            )
-            param.module = known
-    return notes
-
-
-def _outputs(graph: Graph, names: Sequence[str] | None) -> dict[str, int]:
-    """The values to give, by name."""
-    if names is not None:
-        chosen: dict[str, int] = {}
-        for name in names:
-            value = _last(graph, name)
-            if value is None:
-                others = alternatives(name, list(dict.fromkeys(graph.names)))
-                raise InputError(f'the net has no blob "{name}" to be an output{others}')
-            maker = graph.producer(value).param
-            if is_data(maker):
-                raise InputError(f'blob "{name}" is an input of the net: name what layers make in `outputs`')
-            chosen[name] = value
-        if not chosen:
-            raise InputError("`outputs` names no blob")
-        return chosen
-    kept = []
-    scored: list[int] = []
-    for node in graph.nodes:
-        if _scores(node):
-            scored += node.bottoms[:1]
-        elif not is_data(node.param):
-            _check_computed(graph, node)
-            kept.append(node)
-    read = {value for node in kept for value in node.bottoms}
-    made = {value for node in kept for value in node.tops}
-    left = [value for node in kept for value in node.tops if value not in read]
-    ends = [value for value in dict.fromkeys([*left, *scored]) if value in made]
-    if not ends:
-        raise InputError("no layer of the net makes an output")
-    return {graph.names[value]: value for value in ends}
-
-
-def _check_computed(graph: Graph, node: Node) -> None:
-    """Raise InputError, with a way around it, if a layer is of a type that is not computed, or a user's class."""
-    problem = _problem(node)
-    if problem is None:
-        return
-    kept = _before_unwritten(graph)
-    around = f"; to convert what comes before such layers, name in `outputs`: {','.join(kept)}" if kept else ""
-    raise InputError(f'layer "{node.param.name}": {problem}{around}')
-
-
-def _problem(node: Node) -> str | None:
-    """Why no file can hold a layer, whatever its options are; None if one can."""
-    param = node.param
-    if param.type == "Python" and (param.python_param.module, param.python_param.layer) not in COMPUTED:
-        return "an ONNX file can't hold a Python class"
-    if param.type not in registry:
-        remedy = f": {NOT_SUPPORTED[param.type]}" if param.type in NOT_SUPPORTED else ""
-        return f"AutoDIAL does not compute layers of the type {param.type}{remedy}"
-    if param.foreign_text:
-        return f"{param.foreign_text[0]}; correct its name, or remove it if it changes nothing"
-    return None
-
-
-def _scores(node: Node) -> bool:
-    """Whether a layer rates or stores what its first bottom holds: a loss, or one of _SCORES."""
-    param = node.param
-    if param.type in registry and layer_class(param.type).is_loss:
-        return True
-    unwritten = _problem(node) is not None
-    return param.type in _SCORES or (unwritten and (any(param.loss_weight) or param.type.endswith("Loss")))
-
-
-def _lost(graph: Graph) -> set[int]:
-    """The values that layers make which no file can hold, or that depend on these."""
-    lost: set[int] = set()
-    for node in graph.nodes:
-        if not is_data(node.param) and (_problem(node) is not None or lost.intersection(node.bottoms)):
-            lost.update(node.tops)
-    return lost
-
-
-def _last(graph: Graph, name: str) -> int | None:
-    """The last version of a blob that a file can hold; if there is none, the last version, or None."""
-    lost = _lost(graph)
-    written = [value for value, other in enumerate(graph.names) if other == name and value not in lost]
-    return written[-1] if written else graph.last(name)
-
-
-def _earlier(graph: Graph, ends: Mapping[str, int]) -> list[str]:
-    """A sentence about each output that is not the last version of its blob."""
-    return [
-        f'"{name}" is given as it is before layer "{node.param.name}", whose type, {node.param.type}, no file can hold'
-        for name, value in ends.items()
-        if graph.names[value] == name and graph.last(name) != value
-        for node in [next(node for node in graph.nodes if value in node.bottoms and _problem(node) is not None)]
-    ]
-
-
-def _before_unwritten(graph: Graph) -> list[str]:
-    """The blobs of layers that a file can hold which are scored, or which other layers read, or none."""
-    lost = _lost(graph)
-    written = [
-        node
-        for node in graph.nodes
-        if not (is_data(node.param) or _scores(node) or _problem(node) is not None or lost.intersection(node.bottoms))
-    ]
-    read = {value for node in written for value in node.bottoms}
-    wanted = {node.bottoms[0] for node in graph.nodes if node.bottoms and _scores(node)}
-    wanted |= {value for node in graph.nodes if node not in written and not _scores(node) for value in node.bottoms}
-    ends = [value for node in written if node.bottoms for value in node.tops if value in wanted or value not in read]
-    return list(dict.fromkeys(graph.names[value] for value in ends))
-
-
-def _made_by(graph: Graph, ends: Mapping[str, int], types: Collection[str]) -> set[str]:
-    """The outputs that layers of some types make."""
-    return {name for name, value in ends.items() if graph.producer(value).param.type in types}
 
 
 def _load(net: Net, weights: Weights | None, net_name: str, weights_name: str) -> list[str]:
