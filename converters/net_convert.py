@@ -155,7 +155,7 @@ def convert(
     """
     path = Path(output)
     check_output(path, inputs, suffixes=(".onnx",))
-    graph = Graph(readable(filter_net(net_param, phase).layer, outputs))
+    graph = Graph(readable(filter_net(net_param, phase).layer, outputs, net_param.layer))
     taken = take_known_python_layers(graph)
     ends = chosen_outputs(graph, outputs)
     fed = feed_inputs(graph, list(ends.values()), base_dir, shapes or {})
@@ -167,7 +167,7 @@ def convert(
             if layer.type == "Crop" and layer.top[0] in offsets:
                 layer.crop_param.offset[:] = offsets[layer.top[0]]
         net = Net(kept, phase, base_dir=base_dir)
-    missing = _load(net, weights, net_name, weights_name)
+    missing = _load(net, weights, weights_name, _advice(net_name, shapes))
     folded = fold(
         kept,
         {name: [blob.detach().numpy() for blob in net.layer(name).blobs] for name in net.layer_names},
@@ -196,6 +196,11 @@ def convert(
     given = fed.read(samples or {})
     passes = _passes(fed, tried, _open_shapes(cases), given)
     names = dict(zip([value.name for value in written.outputs], ends, strict=True))
+    notes += [
+        f'the output "{end}" is called "{name}" in the file, where "{end}" is an input'
+        for name, end in names.items()
+        if name != end
+    ]
     second = written_weights(path)
     with replacing_files(path.parent, last=path.name) as aside:
         files = write_model(written, aside / path.name, f"autodial {__version__}")
@@ -231,10 +236,9 @@ def convert(
     )
 
 
-def _load(net: Net, weights: Weights | None, net_name: str, weights_name: str) -> list[str]:
+def _load(net: Net, weights: Weights | None, weights_name: str, advice: str) -> list[str]:
     """Load weights; the names of layers that they lack. Missing statistics become a mean of 0 and a variance of 1."""
     if weights is not None:
-        advice = of_another_net(net_name)
         missing = net.load_weights(weights, weights_name, advice=advice)
         if missing and missing == net.with_blobs():
             raise InputError(f"no layer in {weights_name} has the name of a layer of the net; {advice}")
@@ -251,6 +255,15 @@ def _load(net: Net, weights: Weights | None, net_name: str, weights_name: str) -
             elif isinstance(layer, DataAugmentation):
                 layer.count.fill_(layer.recompute_mean)
     return missing
+
+
+def _advice(net_name: str, shapes: Mapping[str, Sequence[int]] | None) -> str:
+    """What to do about weights that don't fit."""
+    return (
+        f"{of_another_net(net_name)}; or else `shapes` are not those of its inputs"
+        if shapes
+        else of_another_net(net_name)
+    )
 
 
 def _first(names: Sequence[str]) -> str:

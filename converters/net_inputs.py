@@ -16,6 +16,7 @@ from autodial.layers import Shape, layer_class, registry
 from autodial.net.net import Net
 from autodial.netparam.graph import Graph, Node
 from autodial.proto import messages as pb
+from autodial.system.files import existing_file
 from autodial.wording import alternatives
 
 Arrays = dict[str, NDArray[np.float32]]
@@ -97,16 +98,22 @@ class NetInputs:
             name = name or next(iter(self.shapes))
             if name not in self.shapes:
                 raise InputError(f'the net has no input "{name}"{alternatives(name, list(self.shapes))}')
-            if isinstance(given, np.ndarray):
+            if not isinstance(given, np.ndarray):
+                given = self._files(name, [Path(file) for file in given])
+            if given.dtype.kind not in "biuf":
+                raise InputError(f'the sample for "{name}" holds {given.dtype}, and the net takes numbers')
+            with np.errstate(over="ignore"):
                 arrays[name] = np.ascontiguousarray(given, np.float32)
-            else:
-                arrays[name] = self._files(name, [Path(file) for file in given])
         return arrays
 
-    def _files(self, name: str, files: Sequence[Path]) -> NDArray[np.float32]:
-        if [file.suffix for file in files] == [".npy"]:
+    def _files(self, name: str, files: Sequence[Path]) -> NDArray[Any]:
+        for file in files:
+            existing_file(file, "sample")
+        if ".npy" in (file.suffix for file in files):
+            if len(files) > 1:
+                raise InputError(f'`samples` for "{name}" are {len(files)} files: give one .npy file, or images alone')
             try:
-                return np.asarray(np.load(files[0], allow_pickle=False), np.float32)
+                return np.asarray(np.load(files[0], allow_pickle=False))
             except (OSError, ValueError) as error:
                 raise InputError(f"{files[0]} can't be read as an array of numbers: {error}") from error
         shape = self.shapes[name]
@@ -188,7 +195,9 @@ def feed_inputs(
 def _preparation(layer: pb.LayerParameter) -> list[str]:
     """A sentence about what a data layer subtracts from its images, and what it multiplies them by, if it does."""
     done = layer.transform_param
-    steps = []
+    steps: list[str] = []
+    if layer.type == "Input":  # which reads none
+        return steps
     if done.mean_value:
         steps.append(f"less mean_value {', '.join(f'{value:g}' for value in done.mean_value)}")
     elif done.HasField("mean_file"):
@@ -213,7 +222,11 @@ def _input(name: str, shape: Shape, value: int) -> Node:
 
 def _shapes_of(layer: pb.LayerParameter, base_dir: Path | None, wanted: str) -> dict[str, Shape]:
     """Shapes of a data layer's tops: what it states, else what its files hold; `wanted` is one that is needed."""
-    one = pb.NetParameter(layer=[layer])
+    alone = pb.LayerParameter()
+    alone.CopyFrom(layer)
+    for field in ("include", "exclude"):  # by which it was chosen already
+        alone.ClearField(field)
+    one = pb.NetParameter(layer=[alone])
     known = _stated(layer)
     if known is not None:
         return {**dict.fromkeys(layer.top, (known[0],)), layer.top[0]: known}

@@ -17,23 +17,51 @@ _SCORES = ("Accuracy", "DetectionEvaluate", "EvalDetection", "MatWrite", "SegAcc
 """Types of layers that rate or store what their first bottom holds."""
 
 
-def readable(layers: Sequence[pb.LayerParameter], outputs: Sequence[str] | None) -> list[pb.LayerParameter]:
-    """The layers whose bottoms there are; the others are left out if outputs are named that don't need them."""
+def readable(
+    layers: Sequence[pb.LayerParameter], outputs: Sequence[str] | None, everything: Sequence[pb.LayerParameter]
+) -> list[pb.LayerParameter]:
+    """The layers whose bottoms there are; the others are left out if outputs are named that don't need them.
+
+    Args:
+        layers: of one phase and state.
+        outputs: names of blobs, or None.
+        everything: the layers of all phases and states.
+
+    Raises:
+        InputError: a layer that is needed reads a blob that is not made, or has no type or a top without a name.
+    """
     made: set[str] = set()
     kept = []
     problem = None
-    for layer in layers:
+    for number, layer in enumerate(layers, 1):
+        if not layer.type:
+            raise InputError(f'layer "{layer.name}", number {number} of the net, states no type')
+        if "" in layer.top:
+            raise InputError(f'layer "{layer.name}" ({layer.type}) has a top without a name')
         missing = [name for name in layer.bottom if name not in made]
         if missing:
-            problem = problem or f'layer "{layer.name}" reads blob "{missing[0]}", which no layer before it makes'
+            problem = problem or (
+                f'layer "{layer.name}" reads blob "{missing[0]}", which no layer before it makes'
+                + _made_elsewhere(missing[0], everything)
+            )
             made.difference_update(layer.top)
         else:
             kept.append(layer)
             made.update(layer.top)
     if problem is not None and (outputs is None or not made.issuperset(outputs)):
-        around = "" if outputs is not None else "; to convert layers that don't need it, name their blobs in `outputs`"
+        around = "; to convert layers that don't need it, name their blobs in `outputs`" if kept and not outputs else ""
         raise InputError(f"{problem}{around}")
+    if not kept:
+        raise InputError("the net has no layers, in this phase and state at least")
     return kept
+
+
+def _made_elsewhere(blob: str, layers: Sequence[pb.LayerParameter]) -> str:
+    """The end of a message about a blob that a layer makes in another phase or state, if one does."""
+    maker = next((layer.name for layer in layers if blob in layer.top and (layer.include or layer.exclude)), None)
+    if maker is None:
+        return ""
+    return f': layer "{maker}" does, and its include or exclude leaves it out; choose its phase, level or stage'
 
 
 def take_known_python_layers(graph: Graph) -> list[str]:

@@ -95,7 +95,7 @@ def convert(
         bool,
         typer.Option(
             "--align-crops",
-            help="Let Crop layers without an offset cut where the pixels lie, as HED's and the first FCNs' Caffe does.",
+            help="Let Crop layers without options cut where the pixels lie, as HED's and the first FCNs' Caffe does.",
         ),
     ] = False,
     phase: Annotated[
@@ -133,11 +133,11 @@ def convert(
             param,
             None if weights is None else read_weights(weights),
             output,
-            outputs=[name for names in outputs for name in split_names(names)] if outputs else None,
+            outputs=[name.strip() for names in outputs for name in split_names(names)] if outputs else None,
             phase=pb.TRAIN if phase == PhaseChoice.TRAIN else pb.TEST,
             dynamic=dynamic.value,
             samples=_samples(sample or ()),
-            shapes=dict(map(_named_shape, shape or ())),
+            shapes=_shapes(shape or ()),
             align_crops=align_crops,
             base_dir=net.parent,
             inputs=inputs,
@@ -182,6 +182,16 @@ def _named_file(given: str) -> tuple[str, Path]:
     """The blob that a sample is for, empty if it does not say, and its file."""
     name, equals, file = given.partition("=")
     return (name, Path(file)) if equals and not Path(given).exists() else ("", Path(given))
+
+
+def _shapes(given: Sequence[str]) -> dict[str, list[int]]:
+    """Shapes by input."""
+    shapes: dict[str, list[int]] = {}
+    for name, shape in map(_named_shape, given):
+        if name in shapes:
+            raise InputError(f"--shape gives two shapes for {name}: leave out one of them")
+        shapes[name] = shape
+    return shapes
 
 
 def _named_shape(given: str) -> tuple[str, list[int]]:

@@ -635,6 +635,73 @@ def test_a_shape_that_is_none(shape: str, tmp_path: Path, autodial: Any) -> None
     assert err.strip().endswith("write an input and its lengths, each at least 1, as in data=1,3,224,224")
 
 
+def test_an_input_layer_of_a_stage(tmp_path: Path, autodial: Any) -> None:
+    """As DIGITS writes them."""
+    path = tmp_path / "net.prototxt"
+    path.write_text("""
+      layer { name: "in" type: "Input" top: "x" input_param { shape { dim: [1, 3] } } include { stage: "deploy" } }
+      layer { name: "y" type: "Sigmoid" bottom: "x" top: "y" }
+    """)
+    status, out, _ = autodial("convert", path, "-o", tmp_path / "net.onnx", "--stage", "deploy")
+    assert status == 0 and '"x" any x 3 to "y" any x 3' in out
+    status, _, err = autodial("convert", path, "-o", tmp_path / "net.onnx")
+    said = ': layer "in" does, and its include or exclude leaves it out; choose its phase, level or stage'
+    assert status == 2 and f'layer "y" reads blob "x", which no layer before it makes{said}\n' in err
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "the net has no layers, in this phase and state at least"),
+        ('layer { name: "a" top: "a" }', 'layer "a", number 1 of the net, states no type'),
+        ('layer { name: "a" type: "DummyData" top: "" }', 'layer "a" (DummyData) has a top without a name'),
+    ],
+)
+def test_nets_that_say_too_little(text: str, said: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=f"^{re.escape(said)}$"):
+        convert(parse_net(text), None, tmp_path / "net.onnx")
+
+
+def test_weights_that_a_shape_makes_those_of_another_net(tmp_path: Path) -> None:
+    net = parse_net("""
+      input: "x" input_shape { dim: [1, 3] }
+      layer { name: "y" type: "InnerProduct" bottom: "x" top: "y"
+        inner_product_param { num_output: 1 bias_term: false } }
+    """)
+    weights = Weights("", [LayerWeights(net.layer[-1], [np.ones((1, 3), np.float32)])])
+    assert convert(net, weights, tmp_path / "net.onnx").verified
+    with pytest.raises(InputError, match=r"or else `shapes` are not those of its inputs$"):
+        convert(net, weights, tmp_path / "net.onnx", shapes={"x": (1, 4)})
+
+
+@pytest.mark.parametrize(
+    ("samples", "said"),
+    [
+        (["a.npy", "b.npy"], "are 2 files: give one .npy file, or images alone"),
+        (["a.npy", "c.npy"], "c.npy does not exist: check the name of the sample file"),
+        (["complex.npy"], 'the sample for "x" holds complex128, and the net takes numbers'),
+    ],
+)
+def test_samples_that_are_refused(samples: list[str], said: str, tmp_path: Path, autodial: Any) -> None:
+    (tmp_path / "net.prototxt").write_text("""
+      input: "x" input_shape { dim: [1, 3] } layer { name: "y" type: "Sigmoid" bottom: "x" top: "y" }
+    """)
+    for name, array in (("a", np.zeros((1, 3))), ("b", np.zeros((1, 3))), ("complex", np.zeros((1, 3), complex))):
+        np.save(tmp_path / f"{name}.npy", array)
+    words = [word for name in samples for word in ("--sample", tmp_path / name)]
+    status, _, err = autodial("convert", tmp_path / "net.prototxt", "-o", tmp_path / "net.onnx", *words)
+    assert status == 2 and said in err
+
+
+def test_an_output_with_the_name_of_an_input(tmp_path: Path) -> None:
+    net = parse_net("""
+      input: "x" input_shape { dim: [1, 3] } layer { name: "y" type: "Sigmoid" bottom: "x" top: "x" }
+    """)
+    report = convert(net, None, tmp_path / "net.onnx")
+    (name,) = report.outputs
+    assert name != "x" and report.notes == (f'the output "x" is called "{name}" in the file, where "x" is an input',)
+
+
 def test_another_net_s_weights_are_called_so(deploy: tuple[Any, Weights], tmp_path: Path) -> None:
     net, weights = deploy
     weights.layers[0].blobs = [np.zeros((9, 3, 3, 3), np.float32)]
