@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 MOST_ROWS = 2**13
@@ -38,22 +37,18 @@ def match_rows(expected: NDArray[np.float32], rows: NDArray[np.float32], toleran
     Returns:
         The comparison; without any counterparts where there are more than MOST_ROWS rows.
     """
-    one, other = (
-        torch.from_numpy(np.nan_to_num(array.reshape(-1, array.shape[-1]).astype(np.float64), nan=np.inf))
-        for array in (expected, rows)
-    )
+    one, other = (array.reshape(-1, array.shape[-1]).astype(np.float64) for array in (expected, rows))
     most = max(len(one), len(other))
     if most > MOST_ROWS or one.shape[1] != other.shape[1]:
         return RowsComparison(0.0, most, most)
-    distances = torch.cdist(one, other, p=float("inf")).numpy()
-    left = np.ones(len(other), bool)
+    left = np.nan_to_num(other, nan=np.inf)
     difference, unmatched = 0.0, 0
-    for distance in distances:
-        free = np.where(left, distance, np.inf)
-        nearest = int(free.argmin()) if len(free) else 0
-        if not len(free) or not free[nearest] <= tolerance or not left[nearest]:
+    for row in one:
+        distances = np.abs(left - row).max(1)
+        nearest = int(distances.argmin()) if len(left) else -1
+        if nearest < 0 or distances[nearest] > tolerance:
             unmatched += 1
             continue
-        left[nearest] = False
-        difference = max(difference, float(free[nearest]))
-    return RowsComparison(difference, max(unmatched, int(left.sum())), most)
+        difference = max(difference, float(distances[nearest]))
+        left = np.delete(left, nearest, axis=0)
+    return RowsComparison(difference, max(unmatched, len(left)), most)

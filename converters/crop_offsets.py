@@ -67,7 +67,7 @@ def aligned_offsets(net: Net) -> dict[str, tuple[int, int]]:
 
 
 def describe_offsets(net: Net, offsets: Mapping[str, tuple[int, int]]) -> str:
-    """A sentence about crops that are not cut there."""
+    """A sentence about Crop layers that begin at 0 and not at these offsets."""
     names = list(dict.fromkeys(layer.name for layer in net.param.layer if layer.top[:1] and layer.top[0] in offsets))
     places = dict.fromkeys(
         str(rows) if rows == columns else f"{rows} x {columns}" for rows, columns in offsets.values()
@@ -76,8 +76,8 @@ def describe_offsets(net: Net, offsets: Mapping[str, tuple[int, int]]) -> str:
     verb = "states" if len(offsets) == 1 else "state"
     return (
         f"{counted(len(offsets), 'Crop layer')} ({', '.join(names[:5])}{more}) {verb} no offset, which is 0 in BVLC's "
-        f"Caffe. The Caffe of HED and of the first FCNs cuts where the pixels lie, here at {', '.join(places)}: if the "
-        "net was trained there, convert it with `align_crops`"
+        f"Caffe. The Caffe of HED and of the first FCNs computes it, here {', '.join(places)}: if the net was trained "
+        "there, convert it with `align_crops`"
     )
 
 

@@ -49,7 +49,7 @@ class OutputComparison:
         empty: why the comparison says nothing; None if it says something.
         own_change: how far the net's own output moves when each input moves by one unit in the last place of float32
             (1e-7); None where it did not need to be tried.
-        floor: a difference that is none, however small the range.
+        floor: the difference below which numbers count as equal, however small the range.
         unmatched: of an output of boxes, the rows without a counterpart.
         rows: of an output of boxes, how many rows there are.
     """
@@ -216,7 +216,8 @@ def _nudged(inputs: Arrays, seed: int, exact: Collection[str]) -> Arrays:
 def describe_difference(name: str, one: OutputComparison) -> str:
     """One output's comparison as a sentence."""
     if one.own_change is None and one.max_difference > TOLERANCE * one.range:
-        return f'"{name}" differs by at most {one.max_difference:.2g}, less than the {one.floor:g} that is none here'
+        near = f"{one.max_difference:.2g}, and below {one.floor:g} probabilities count as equal"
+        return f'"{name}" differs by at most {near}'
     if one.own_change is None:
         return f'"{name}" differs by at most {one.max_difference:.2g}, {one.relative_difference:.1g} of its range'
     return (

@@ -176,11 +176,12 @@ def convert(
     )
     deployed = _deployed(folded, phase, base_dir)
     cases, tried, notes = _cases(net, fed, dynamic)
-    notes += [*taken, *earlier_versions(graph, ends), *fed.notes]
+    notes += [taken[layer.name] for layer in kept.layer if layer.name in taken]
+    notes += [*earlier_versions(graph, ends), *fed.notes]
     if offsets and not align_crops:
         notes.append(describe_offsets(net, offsets))
     elif align_crops and not offsets:
-        notes.append("`align_crops` changed nothing: no Crop layer without an offset is found to cut elsewhere")
+        notes.append("`align_crops` changed nothing: no Crop layer without an offset would cut elsewhere")
     of_batch = [layer.name for layer in folded.net.layer if is_of_batch(layer)]
     if of_batch:
         notes.append(
@@ -259,11 +260,8 @@ def _load(net: Net, weights: Weights | None, weights_name: str, advice: str) -> 
 
 def _advice(net_name: str, shapes: Mapping[str, Sequence[int]] | None) -> str:
     """What to do about weights that don't fit."""
-    return (
-        f"{of_another_net(net_name)}; or else `shapes` are not those of its inputs"
-        if shapes
-        else of_another_net(net_name)
-    )
+    advice = of_another_net(net_name)
+    return f"{advice}; or else `shapes` are not those of its inputs" if shapes else advice
 
 
 def _first(names: Sequence[str]) -> str:

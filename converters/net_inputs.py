@@ -199,12 +199,12 @@ def _preparation(layer: pb.LayerParameter) -> list[str]:
     if layer.type == "Input":  # which reads none
         return steps
     if done.mean_value:
-        steps.append(f"less mean_value {', '.join(f'{value:g}' for value in done.mean_value)}")
+        steps.append(f"subtracts mean_value {', '.join(f'{value:g}' for value in done.mean_value)}")
     elif done.HasField("mean_file"):
-        steps.append(f"less the mean in {done.mean_file}")
+        steps.append(f"subtracts the mean in {done.mean_file}")
     if done.scale != 1:
-        steps.append(f"times {done.scale:g}")
-    return [f'the file takes images as layer "{layer.name}" gives them: {", ".join(steps)}'] if steps else []
+        steps.append(f"multiplies by {done.scale:g}")
+    return [f'layer "{layer.name}" {" and ".join(steps)}, and the file leaves that to you'] if steps else []
 
 
 def is_data(layer: pb.LayerParameter) -> bool:
@@ -222,11 +222,6 @@ def _input(name: str, shape: Shape, value: int) -> Node:
 
 def _shapes_of(layer: pb.LayerParameter, base_dir: Path | None, wanted: str) -> dict[str, Shape]:
     """Shapes of a data layer's tops: what it states, else what its files hold; `wanted` is one that is needed."""
-    alone = pb.LayerParameter()
-    alone.CopyFrom(layer)
-    for field in ("include", "exclude"):  # by which it was chosen already
-        alone.ClearField(field)
-    one = pb.NetParameter(layer=[alone])
     known = _stated(layer)
     if known is not None:
         return {**dict.fromkeys(layer.top, (known[0],)), layer.top[0]: known}
@@ -238,6 +233,9 @@ def _shapes_of(layer: pb.LayerParameter, base_dir: Path | None, wanted: str) -> 
             f'layer "{layer.name}" ({layer.type}) is of a type that AutoDIAL does not read; what it gives becomes an '
             f"input; {advice}"
         )
+    one = pb.NetParameter(layer=[layer])
+    for field in ("include", "exclude"):  # by which it was chosen already
+        one.layer[0].ClearField(field)
     try:
         return dict(Net(one, layer.phase, base_dir=base_dir).blob_shapes)
     except InputError as error:

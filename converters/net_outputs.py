@@ -52,7 +52,7 @@ def readable(
         around = "; to convert layers that don't need it, name their blobs in `outputs`" if kept and not outputs else ""
         raise InputError(f"{problem}{around}")
     if not kept:
-        raise InputError("the net has no layers, in this phase and state at least")
+        raise InputError("the net has no layers in this phase and state")
     return kept
 
 
@@ -64,14 +64,14 @@ def _made_elsewhere(blob: str, layers: Sequence[pb.LayerParameter]) -> str:
     return f': layer "{maker}" does, and its include or exclude leaves it out; choose its phase, level or stage'
 
 
-def take_known_python_layers(graph: Graph) -> list[str]:
-    """Let copies of published Python layers be those that are computed here; a sentence about each."""
-    notes = []
+def take_known_python_layers(graph: Graph) -> dict[str, str]:
+    """Let copies of published Python layers be those that are computed here; by layer, a sentence about it."""
+    notes = {}
     for node in graph.nodes:
         param = node.param.python_param
         known = published_as(param.module, param.layer)
         if node.param.type == "Python" and known not in (None, param.module):
-            notes.append(
+            notes[node.param.name] = (
                 f'layer "{node.param.name}" (Python): {param.layer} of {param.module} is taken for that of {known}, '
                 "which AutoDIAL computes; if it is another, name what comes before it in `outputs`"
             )
@@ -83,8 +83,9 @@ def chosen_outputs(graph: Graph, names: Sequence[str] | None) -> dict[str, int]:
     """The values to give, by name."""
     if names is not None:
         chosen: dict[str, int] = {}
+        lost = _lost(graph)
         for name in names:
-            value = _last(graph, name)
+            value = _last(graph, name, lost)
             if value is None:
                 others = alternatives(name, list(dict.fromkeys(graph.names)))
                 raise InputError(f'the net has no blob "{name}" to be an output{others}')
@@ -156,35 +157,43 @@ def _lost(graph: Graph) -> set[int]:
     return lost
 
 
-def _last(graph: Graph, name: str) -> int | None:
+def _last(graph: Graph, name: str, lost: set[int]) -> int | None:
     """The last version of a blob that a file can hold; if there is none, the last version, or None."""
-    lost = _lost(graph)
     written = [value for value, other in enumerate(graph.names) if other == name and value not in lost]
     return written[-1] if written else graph.last(name)
 
 
 def earlier_versions(graph: Graph, ends: Mapping[str, int]) -> list[str]:
     """A sentence about each output that is not the last version of its blob."""
-    return [
-        f'"{name}" is given as it is before layer "{node.param.name}", whose type, {node.param.type}, no file can hold'
+    following = {
+        name: next((later for later, other in enumerate(graph.names) if other == name and later > value), None)
         for name, value in ends.items()
-        if graph.names[value] == name and graph.last(name) != value
-        for node in [next(node for node in graph.nodes if value in node.bottoms and _problem(node) is not None)]
+    }
+    return [
+        f'"{name}" is given as it is before layer "{graph.producer(later).param.name}" makes it anew: no file can hold '
+        "that layer, or what it reads"
+        for name, later in following.items()
+        if later is not None
     ]
 
 
 def _before_unwritten(graph: Graph) -> list[str]:
     """The blobs of layers that a file can hold which are scored, or which other layers read, or none."""
     lost = _lost(graph)
-    written = [
-        node
-        for node in graph.nodes
-        if not (is_data(node.param) or _scores(node) or _problem(node) is not None or lost.intersection(node.bottoms))
-    ]
-    read = {value for node in written for value in node.bottoms}
-    wanted = {node.bottoms[0] for node in graph.nodes if node.bottoms and _scores(node)}
-    wanted |= {value for node in graph.nodes if node not in written and not _scores(node) for value in node.bottoms}
-    ends = [value for node in written if node.bottoms for value in node.tops if value in wanted or value not in read]
+    made: list[int] = []
+    read: set[int] = set()
+    wanted: set[int] = set()
+    for node in graph.nodes:
+        if is_data(node.param):
+            continue
+        if _scores(node):
+            wanted.update(node.bottoms[:1])
+        elif _problem(node) is not None or lost.intersection(node.bottoms):
+            wanted.update(node.bottoms)
+        else:
+            read.update(node.bottoms)
+            made += node.tops if node.bottoms else []  # what has no bottoms is a constant
+    ends = [value for value in made if value in wanted or value not in read]
     return list(dict.fromkeys(graph.names[value] for value in ends))
 
 

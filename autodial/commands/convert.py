@@ -95,7 +95,7 @@ def convert(
         bool,
         typer.Option(
             "--align-crops",
-            help="Let Crop layers without options cut where the pixels lie, as HED's and the first FCNs' Caffe does.",
+            help="Align Crop layers without options with their second blob, as HED's and the first FCNs' Caffe does.",
         ),
     ] = False,
     phase: Annotated[

@@ -25,17 +25,16 @@ def read_net(
 ) -> pb.NetParameter:
     """Read a net, and apply --variant, --set, --level and --stage to it, in this order.
 
-    With `keep_unknown`, of `autodial.proto.read_net`, there are no variants.
+    For `keep_unknown` see `autodial.proto.read_net`.
 
     Raises:
         InputError: the file is not a net, or an option does not fit it.
     """
-    from autodial import proto
     from autodial.netparam.net_state import put_in_state
     from autodial.netparam.overrides import apply_to_nets
     from autodial.netparam.variants import read_variant
 
-    param = proto.read_net(path, keep_unknown=True) if keep_unknown else read_variant(path, variants or ())
+    param: pb.NetParameter = read_variant(path, variants or (), keep_unknown=keep_unknown)
     try:
         apply_to_nets(settings or (), [param])
     except InputError as error:

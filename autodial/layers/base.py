@@ -167,7 +167,8 @@ registry: dict[str, type[Layer]] = {}
 
 NOT_SUPPORTED = {
     "Recurrent": "it is what Caffe's recurrent layers have in common; write LSTM or RNN",
-    "IPlugin": "it is a plugin of TensorRT, which code chooses by the layer's name; take the prototxt of the training",
+    "IPlugin": "it is a plugin of TensorRT, which code chooses by the layer's name; "
+    "use the prototxt that the net was trained with",
     "ROIAlign": "forks compute different things under this name; write yours as a Python layer",
     "WindowData": "cut the windows out into image files, and list these for an ImageData layer",
 }

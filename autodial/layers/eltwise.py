@@ -55,10 +55,10 @@ class Eltwise(Layer):
                 raise LayerError(f"bottoms {bottom_shapes[0]} and {shape} must have the same shape")
         return [bottom_shapes[0]]
 
-    def forward(self, first: Tensor, second: Tensor | None = None, *others: Tensor) -> Tensor:
-        bottoms = (first, *others) if second is None else (first, second, *others)
+    def forward(self, *bottoms: Tensor) -> Tensor:
         if self.operation == "MAX":
-            top = torch.where(bottoms[0] > bottoms[1], bottoms[0], bottoms[1])
+            first, second, *others = bottoms
+            top = torch.where(first > second, first, second)
             return reduce(lambda top, other: torch.where(other > top, other, top), others, top)
         if self.operation == "PROD":
             return reduce(torch.mul, bottoms)

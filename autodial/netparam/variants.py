@@ -84,9 +84,12 @@ def apply_variant(net: pb.NetParameter, name: str) -> pb.NetParameter:
     return _without_target(plain) if name == "source-only" else plain
 
 
-def read_variant(path: Path, names: Sequence[str]) -> pb.NetParameter:
-    """The net in a file, turned into variants of it (see `apply_variants`); errors name the file."""
-    net = read_net(path)
+def read_variant(path: Path, names: Sequence[str], *, keep_unknown: bool = False) -> pb.NetParameter:
+    """The net in a file, turned into variants of it (see `apply_variants`); errors name the file.
+
+    For `keep_unknown` see `autodial.proto.read_net`.
+    """
+    net = read_net(path, keep_unknown=keep_unknown)
     try:
         return apply_variants(net, names, path.parent)
     except InputError as error:

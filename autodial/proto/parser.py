@@ -99,7 +99,7 @@ class Parser:
         self._index = 0
         self._blocks: list[_Block] = []  # those around the current token, outermost first
         self._foreign: dict[int, bool] = {}  # by a layer's opener: whether its type has no options here
-        self._kept: list[str] = []  # what the current layer says that no message has
+        self._kept: str | None = None  # the first field of the current layer that no message has, with keep_unknown
 
     def parse_into(self, message: Message) -> None:
         """Fill the empty `message`; an InputError names file, line, column, layer and field of the first mistake."""
@@ -133,10 +133,12 @@ class Parser:
             if self._is_of_foreign_layer(token):
                 message.foreign_text.append(self._text[token.start : self._skip_block()])  # type: ignore[attr-defined]
                 return
+            if self._kept is not None:  # which is enough to refuse the layer
+                self._skip_value()
+                return
             problem = self._misplaced_field(token.text)
             if problem is None and self._keep_unknown and "LayerParameter" in (b.descriptor.name for b in self._blocks):
-                line, _ = self._line_and_column(token)
-                self._kept.append(f"{self._unknown_field(token.text)} (line {line})")
+                self._kept = self._unknown_field(token.text)
                 self._skip_value()
                 return
             self._fail(token, problem or f"{self._unknown_field(token.text)}: {_OTHER_CAFFE}")
@@ -245,9 +247,9 @@ class Parser:
         self._take()
         self._read_fields(child, opener)
         self._blocks.pop()
-        if self._kept and field.message_type.name == "LayerParameter":
-            child.foreign_text.extend(self._kept)
-            self._kept = []
+        if self._kept is not None and field.message_type.name == "LayerParameter":
+            child.foreign_text.append(self._kept)
+            self._kept = None
 
     def _read_string(self, field: Any) -> str | bytes:
         start = self._peek()

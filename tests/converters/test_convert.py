@@ -296,11 +296,11 @@ def test_what_a_data_layer_does_to_images_is_said(tmp_path: Path) -> None:
       layer { name: "y" type: "Sigmoid" bottom: "data" top: "y" }
     """
     for fields, said in (
-        ("mean_value: [1, 2.5, 3] scale: 0.5", ": less mean_value 1, 2.5, 3, times 0.5"),
-        ('mean_file: "m.binaryproto"', ": less the mean in m.binaryproto"),
+        ("mean_value: [1, 2.5, 3] scale: 0.5", "subtracts mean_value 1, 2.5, 3 and multiplies by 0.5"),
+        ('mean_file: "m.binaryproto"', "subtracts the mean in m.binaryproto"),
     ):
         (note,) = convert(parse_net(text % fields), None, tmp_path / "net.onnx").notes
-        assert note == 'the file takes images as layer "data" gives them' + said
+        assert note == f'layer "data" {said}, and the file leaves that to you'
     assert not convert(parse_net(text % ""), None, tmp_path / "net.onnx").notes
 
 
@@ -371,7 +371,7 @@ def test_fields_that_nobody_knows(tmp_path: Path, autodial: Any) -> None:
     """)
     status, _, err = autodial("convert", path, "-o", tmp_path / "net.onnx")
     said = (
-        'layer "b": PoolingParameter has no field "sharp" (line 6); correct its name, or remove it if it changes '
+        'layer "b": PoolingParameter has no field "sharp"; correct its name, or remove it if it changes '
         "nothing; to convert what comes before such layers, name in --outputs: a\n"
     )
     assert status == 2 and err.endswith(said)
@@ -652,7 +652,7 @@ def test_an_input_layer_of_a_stage(tmp_path: Path, autodial: Any) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("", "the net has no layers, in this phase and state at least"),
+        ("", "the net has no layers in this phase and state"),
         ('layer { name: "a" top: "a" }', 'layer "a", number 1 of the net, states no type'),
         ('layer { name: "a" type: "DummyData" top: "" }', 'layer "a" (DummyData) has a top without a name'),
     ],
@@ -958,7 +958,21 @@ def test_what_comes_before_a_layer_that_works_in_place(tmp_path: Path) -> None:
         convert(net, None, tmp_path / "net.onnx")
     report = convert(net, None, tmp_path / "net.onnx", outputs=["c", "fc", "prob"])
     assert list(report.outputs) == ["c", "fc", "prob"]
-    assert report.notes == ('"c" is given as it is before layer "own", whose type, Own, no file can hold',)
+    before = 'is given as it is before layer "own" makes it anew: no file can hold that layer, or what it reads'
+    assert report.notes == (f'"c" {before}',)
+
+
+def test_what_comes_before_a_layer_that_reads_what_no_file_can_hold(tmp_path: Path) -> None:
+    net = parse_net("""
+      input: "x" input_shape { dim: [1, 3] }
+      layer { name: "a" type: "Sigmoid" bottom: "x" top: "a" }
+      layer { name: "own" type: "Own" bottom: "x" top: "b" }
+      layer { name: "sum" type: "Eltwise" bottom: "a" bottom: "b" top: "a" }
+    """)
+    report = convert(net, None, tmp_path / "net.onnx", outputs=["a"])
+    assert report.notes[0].startswith('"a" is given as it is before layer "sum" makes it anew: ')
+    x = np.ones((2, 3), np.float32)
+    np.testing.assert_allclose(session(report.output).run(["a"], {"x": x})[0], 1 / (1 + np.exp(-x)), rtol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -1037,8 +1051,8 @@ def test_crops_without_an_offset(tmp_path: Path) -> None:
     )
     report = convert(net, weights, tmp_path / "net.onnx")
     assert report.notes == (
-        "2 Crop layers (crop) state no offset, which is 0 in BVLC's Caffe. The Caffe of HED and of the first FCNs cuts "
-        "where the pixels lie, here at 34, 35: if the net was trained there, convert it with `align_crops`",
+        "2 Crop layers (crop) state no offset, which is 0 in BVLC's Caffe. The Caffe of HED and of the first FCNs "
+        "computes it, here 34, 35: if the net was trained there, convert it with `align_crops`",
     )
     x = np.zeros((1, 1, 40, 32), np.float32)
     x[0, 0, 10, 20] = 1
@@ -1054,8 +1068,8 @@ def test_crops_without_an_offset(tmp_path: Path) -> None:
 
 def test_crops_that_state_an_offset_or_need_none(tmp_path: Path) -> None:
     stated = parse_net(HED.replace('top: "fine" }', 'top: "fine" crop_param { offset: 3 } }'))
-    report = convert(stated, None, tmp_path / "net.onnx", align_crops=True)
-    assert not report.notes
+    assert aligned_offsets(Net(stated, pb.TEST)) == {"coarse": (35, 35)}
+    assert not convert(stated, None, tmp_path / "net.onnx", align_crops=True).notes
     same = HED.replace("pad: 35", "pad: 1").replace("kernel_size: 4 stride: 2", "kernel_size: 2 stride: 2")
     assert not convert(parse_net(same), None, tmp_path / "net.onnx").notes
     scaled = HED.replace("kernel_size: 4 stride: 2", "kernel_size: 4 stride: 3")

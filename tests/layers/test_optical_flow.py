@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -42,17 +43,23 @@ def fields_of(case: dict[str, Any], more: str = "") -> str:
     return f"correlation_param {{ {given} {subtract} {more} }}"
 
 
-@pytest.mark.parametrize("case", CORRELATIONS)
-def test_correlation(build: Any, case: dict[str, Any]) -> None:
-    shape = (2, 3, 7, 20)
-    layer = build(f'type: "Correlation" {fields_of(case)}', shape, shape)
+def check_correlation(
+    build: Any, kind: str, loop: Callable[..., Any], shape: tuple[int, ...], case: dict[str, Any]
+) -> None:
+    """Compare a layer with a loop, and its gradients with differences."""
+    layer = build(f'type: "{kind}" {fields_of(case)}', shape, shape)
     first, second = values(*shape), values(*shape, seed=2)
-    want = loops.correlation(first.numpy(), second.numpy(), **case)
+    want = loop(first.numpy(), second.numpy(), **case)
     assert layer.top_shapes([shape, shape]) == [want.shape]
     np.testing.assert_allclose(layer(first, second), want, rtol=1e-4, atol=1e-6)
     assert torch.autograd.gradcheck(
         layer, [first.double().requires_grad_(), second.double().requires_grad_()], fast_mode=True
     )
+
+
+@pytest.mark.parametrize("case", CORRELATIONS)
+def test_correlation(build: Any, case: dict[str, Any]) -> None:
+    check_correlation(build, "Correlation", loops.correlation, (2, 3, 7, 20), case)
 
 
 @pytest.mark.parametrize(
@@ -67,15 +74,7 @@ def test_correlation(build: Any, case: dict[str, Any]) -> None:
     ],
 )
 def test_correlation_1d(build: Any, case: dict[str, Any]) -> None:
-    shape = (2, 3, 5, 21)
-    layer = build(f'type: "Correlation1D" {fields_of(case)}', shape, shape)
-    first, second = values(*shape), values(*shape, seed=2)
-    want = loops.correlation_1d(first.numpy(), second.numpy(), **case)
-    assert layer.top_shapes([shape, shape]) == [want.shape]
-    np.testing.assert_allclose(layer(first, second), want, rtol=1e-4, atol=1e-6)
-    assert torch.autograd.gradcheck(
-        layer, [first.double().requires_grad_(), second.double().requires_grad_()], fast_mode=True
-    )
+    check_correlation(build, "Correlation1D", loops.correlation_1d, (2, 3, 5, 21), case)
 
 
 def test_correlation_s_do_abs_does_nothing(build: Any, caplog: pytest.LogCaptureFixture) -> None:
