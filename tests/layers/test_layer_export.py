@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+
 import numpy as np
 import pytest
 import torch
@@ -93,15 +95,11 @@ def test_batch_size_is_free_in_an_exported_program(build, text: str, shapes: lis
 
     batch = torch.export.Dim("batch")
     dynamic = tuple({0: batch} if shape[0] == 2 else {} for shape in shapes)
-    program = torch.export.export(layer, bottoms(2), dynamic_shapes=(dynamic,) if variadic(layer) else dynamic)
+    by_argument = inspect.signature(layer.forward).bind(*dynamic).arguments  # *bottoms are one argument
+    program = torch.export.export(layer, bottoms(2), dynamic_shapes=by_argument)
     for size in (1, 5):
         inputs = bottoms(size)
         torch.testing.assert_close(program.module()(*inputs), layer(*inputs))
-
-
-def variadic(layer: torch.nn.Module) -> bool:
-    """Whether forward takes *bottoms, which torch.export counts as one argument."""
-    return type(layer).__name__ == "Concat"
 
 
 @pytest.mark.parametrize(
