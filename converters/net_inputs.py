@@ -160,17 +160,24 @@ def feed_inputs(
         InputError: the outputs depend on no data, the shape of some is not known, or `given` has another blob's.
     """
     shapes: dict[str, Shape] = {}
+    unknown: dict[str, _Unknown] = {}
     values = []
     notes = []
-    wanted = {value for node in graph.ancestors(*outputs) for value in node.bottoms}
-    for node in graph.ancestors(*outputs):
+    ancestors = graph.ancestors(*outputs)
+    declared = [name for node in graph.nodes if node.param.type == "Input" for name in node.param.top]
+    wanted = {value for node in ancestors for value in node.bottoms}
+    for node in ancestors:
         if not is_data(node.param):
             continue
         read = [value for value in node.tops if value in wanted]
         names = [graph.names[value] for value in read]
-        known = {name: tuple(given[name]) for name in names if name in given}
+        known: dict[str, Shape] = {name: tuple(given[name]) for name in names if name in given}
         if len(known) < len(names):
-            known = {**_shapes_of(node.param, base_dir, next(name for name in names if name not in known)), **known}
+            found = _shapes_of(node.param, base_dir)
+            if isinstance(found, _Unknown):
+                unknown.update((name, found) for name in names if name not in known)
+                continue
+            known = {**found, **known}
         notes += _preparation(node.param)
         place = graph.nodes.index(node)
         graph.nodes[place : place + 1] = [
@@ -178,18 +185,29 @@ def feed_inputs(
         ]
         shapes.update((name, known[name]) for name in names)
         values += read
+    if unknown:
+        first = next(iter(unknown.values()))
+        raise InputError(f"{first.reason}{_advice(unknown)}")
     if not shapes:
         raise InputError("the outputs depend on no input, so there is nothing to convert")
     for name in given:
         if name not in shapes:
             raise InputError(f'`shapes`: the net reads no input "{name}"{alternatives(name, list(shapes))}')
+    notes += _unread([name for name in declared if name not in shapes])
     readers = {
-        graph.names[value]: [
-            (node.param, node.bottoms.index(value)) for node in graph.ancestors(*outputs) if value in node.bottoms
-        ]
+        graph.names[value]: [(node.param, node.bottoms.index(value)) for node in ancestors if value in node.bottoms]
         for value in values
     }
     return NetInputs(shapes, readers, notes)
+
+
+def _unread(names: Sequence[str]) -> list[str]:
+    """A sentence about inputs that the net declares and no converted layer reads, if there are any."""
+    if not names:
+        return []
+    one = len(names) == 1
+    which, are, them = ("input", "is", "it") if one else ("inputs", "are", "them")
+    return [f"the {which} {', '.join(names)} {are} not in the file: no layer there reads {them}"]
 
 
 def _preparation(layer: pb.LayerParameter) -> list[str]:
@@ -204,7 +222,13 @@ def _preparation(layer: pb.LayerParameter) -> list[str]:
         steps.append(f"subtracts the mean in {done.mean_file}")
     if done.scale != 1:
         steps.append(f"multiplies by {done.scale:g}")
-    return [f'layer "{layer.name}" {" and ".join(steps)}, and the file leaves that to you'] if steps else []
+    notes = [f'layer "{layer.name}" {" and ".join(steps)}, and the file leaves that to you'] if steps else []
+    notes += [
+        f'layer "{layer.name}": {problem} here; what such fields do to images is left to you, too'
+        for problem in layer.foreign_text
+        if " has no field " in problem  # and not the text of a field that only the layer's own fork has
+    ]
+    return notes
 
 
 def is_data(layer: pb.LayerParameter) -> bool:
@@ -220,18 +244,47 @@ def _input(name: str, shape: Shape, value: int) -> Node:
     return Node(layer, [], [value])
 
 
-def _shapes_of(layer: pb.LayerParameter, base_dir: Path | None, wanted: str) -> dict[str, Shape]:
-    """Shapes of a data layer's tops: what it states, else what its files hold; `wanted` is one that is needed."""
+@dataclass(frozen=True)
+class _Unknown:
+    """A data layer whose tops' shapes are not known.
+
+    Attributes:
+        reason: why, in a sentence.
+        size: height and width of its images, as far as it states them, or a usual size.
+        alternative: whether the reason itself says what else can be done.
+    """
+
+    reason: str
+    size: tuple[int, int]
+    alternative: bool = False
+
+
+def _advice(unknown: Mapping[str, _Unknown]) -> str:
+    """What to do about inputs whose shapes are not known, as the end of a sentence."""
+    (name, first), *others = unknown.items()
+    give = ", so you can also give" if first.alternative else "; give"
+    example = ",".join(map(str, (1, 3, *first.size)))
+    more = f", and {'that' if len(others) == 1 else 'those'} of {', '.join(name for name, _ in others)}"
+    return f"{give} its shape in `shapes`, such as {name}={example}{more if others else ''}"
+
+
+def _shapes_of(layer: pb.LayerParameter, base_dir: Path | None) -> dict[str, Shape] | _Unknown:
+    """Shapes of a data layer's tops: what it states, else what its files hold.
+
+    Raises:
+        InputError: an Input layer that states no shape, or an impossible one.
+    """
     known = _stated(layer)
     if known is not None:
         return {**dict.fromkeys(layer.top, (known[0],)), layer.top[0]: known}
-    advice = f"give its shape in `shapes`, such as {wanted}=1,3,224,224"
+    size = _size(layer) or (224, 224)
     if layer.type == "Python":
-        raise InputError(f'layer "{layer.name}" (Python): what the class gives becomes an input; {advice}')
+        return _Unknown(f'layer "{layer.name}" (Python): what the class gives becomes an input', size)
     if layer.type not in registry:
-        raise InputError(
+        return _Unknown(
             f'layer "{layer.name}" ({layer.type}) is of a type that AutoDIAL does not read; what it gives becomes an '
-            f"input; {advice}"
+            "input",
+            size,
         )
     one = pb.NetParameter(layer=[layer])
     for field in ("include", "exclude"):  # by which it was chosen already
@@ -241,20 +294,31 @@ def _shapes_of(layer: pb.LayerParameter, base_dir: Path | None, wanted: str) -> 
     except InputError as error:
         if layer.type == "Input":
             raise
-        raise InputError(f"{error}; what the layer gives becomes an input, so you can also {advice}") from error
+        return _Unknown(f"{error}; what the layer gives becomes an input", size, alternative=True)
 
 
 def _stated(layer: pb.LayerParameter) -> Shape | None:
-    """The shape of a layer's images, where it states their size and its files may be missing."""
-    crop = layer.transform_param.crop_size
+    """The shape of a batch of a layer's images, where it states their size and its files may be missing."""
+    if layer.type == "MemoryData":  # its transform_param changes no size
+        options = layer.memory_data_param
+        shape = (options.batch_size, options.channels, options.height, options.width)
+        return shape if all(shape) else None
+    size = _size(layer)
+    if size is None:
+        return None
     if layer.type == "ImageData":
-        options = layer.image_data_param
-        height, width = (crop, crop) if crop else (options.new_height, options.new_width)
-        return (1, 3 if options.is_color else 1, height, width) if height and width else None
+        return (max(layer.image_data_param.batch_size, 1), 3 if layer.image_data_param.is_color else 1, *size)
     if len(layer.transform_param.mean_value) != 3 or (layer.type in registry and layer.type != "Data"):
         return None
-    if crop:
-        return (1, 3, crop, crop)
-    sizes = [(layer.transform_param.crop_h, layer.transform_param.crop_w)]
-    sizes += [(resized.height, resized.width) for resized in layer.transform_param.resize_param]
-    return next(((1, 3, height, width) for height, width in sizes if height and width), None)
+    return (max(layer.data_param.batch_size, 1), 3, *size)
+
+
+def _size(layer: pb.LayerParameter) -> tuple[int, int] | None:
+    """Height and width of a layer's images, if it states them."""
+    done = layer.transform_param
+    sizes = [(done.crop_size, done.crop_size)]
+    if layer.type == "ImageData":
+        sizes.append((layer.image_data_param.new_height, layer.image_data_param.new_width))
+    else:
+        sizes += [(done.crop_h, done.crop_w), *((resized.height, resized.width) for resized in done.resize_param)]
+    return next(((height, width) for height, width in sizes if height and width), None)

@@ -39,12 +39,14 @@ class Windows:
 
     @classmethod
     def from_caffe(cls, param: pb.ConvolutionParameter, axes: int) -> Windows:
-        """Read the options for that many spatial axes."""
+        """Read the options for that many spatial axes; to a kernel of 1, a dilation means nothing, and may be 0."""
+        kernel_size = lengths(param, "kernel_size", "kernel", None, axes)
+        dilation = lengths(param, "dilation", None, 1, axes)
         return cls(
-            lengths(param, "kernel_size", "kernel", None, axes),
+            kernel_size,
             lengths(param, "stride", "stride", 1, axes),
             lengths(param, "pad", "pad", 0, axes),
-            lengths(param, "dilation", None, 1, axes),
+            tuple(max(d, 1) if k == 1 else d for k, d in zip(kernel_size, dilation, strict=True)),
         )
 
     @cached_property

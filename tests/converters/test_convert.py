@@ -304,6 +304,47 @@ def test_what_a_data_layer_does_to_images_is_said(tmp_path: Path) -> None:
     assert not convert(parse_net(text % ""), None, tmp_path / "net.onnx").notes
 
 
+def test_preparation_of_an_unknown_fork_is_said(tmp_path: Path) -> None:
+    net = """
+      layer { name: "data" type: "OwnData" top: "data" own_data_param { batch_size: 7 }
+        transform_param { crop_size: 4 mean_value: [1, 2, 3] deviation: 0.5 } }
+      layer { name: "y" type: "Sigmoid" bottom: "data" top: "y" }
+    """
+    report = convert(parse_net(net, keep_unknown=True), None, tmp_path / "net.onnx")
+    assert report.notes == (
+        'layer "data" subtracts mean_value 1, 2, 3, and the file leaves that to you',
+        'layer "data": TransformationParameter has no field "deviation" here; what such fields do to images is left to '
+        "you, too",
+    )
+
+
+def test_the_rows_that_the_prototxt_s_data_has(tmp_path: Path) -> None:
+    """A net that takes no other number of rows gets its own; otherwise any batch is taken."""
+    text = """
+      layer { name: "data" type: "ImageData" top: "data" transform_param { crop_size: 4 }
+        image_data_param { source: "missing.txt" batch_size: 6 } }
+      layer { name: "y" type: "Reshape" bottom: "data" top: "y" reshape_param { shape { dim: %s dim: 3 dim: 16 } } }
+    """
+    clips = convert(parse_net(text % "3 dim: 2"), None, tmp_path / "net.onnx")
+    assert clips.inputs == {"data": (6, 3, 4, 4)} and clips.outputs == {"y": (3, 2, 3, 16)}
+    assert clips.notes[0].startswith("the file takes the net's own number of rows alone. ")
+    images = convert(parse_net(text % "0"), None, tmp_path / "net.onnx")
+    assert images.inputs == {"data": (None, 3, 4, 4)} and images.compared_shapes[0] == {"data": (1, 3, 4, 4)}
+    fixed = convert(parse_net(text % "0"), None, tmp_path / "net.onnx", dynamic="none")
+    assert fixed.inputs == {"data": (6, 3, 4, 4)}
+
+
+def test_a_memory_data_layer_states_its_shape(tmp_path: Path) -> None:
+    net = parse_net("""
+      layer { name: "data" type: "MemoryData" top: "data" top: "label" transform_param { scale: 0.5 }
+        memory_data_param { batch_size: 2 channels: 1 height: 3 width: 4 } }
+      layer { name: "y" type: "Sigmoid" bottom: "data" top: "y" }
+    """)
+    report = convert(net, None, tmp_path / "net.onnx", dynamic="none")
+    assert report.inputs == {"data": (2, 1, 3, 4)}
+    assert report.notes == ('layer "data" multiplies by 0.5, and the file leaves that to you',)
+
+
 def test_outputs_that_need_no_missing_blob(tmp_path: Path) -> None:
     net = parse_net("""
       input: "x" input_shape { dim: [1, 3] }
@@ -959,7 +1000,7 @@ def test_what_comes_before_a_layer_that_works_in_place(tmp_path: Path) -> None:
     report = convert(net, None, tmp_path / "net.onnx", outputs=["c", "fc", "prob"])
     assert list(report.outputs) == ["c", "fc", "prob"]
     before = 'is given as it is before layer "own" makes it anew: no file can hold that layer, or what it reads'
-    assert report.notes == (f'"c" {before}',)
+    assert report.notes == (f'"c" {before}', "the input truth is not in the file: no layer there reads it")
 
 
 def test_what_comes_before_a_layer_that_reads_what_no_file_can_hold(tmp_path: Path) -> None:
@@ -987,11 +1028,18 @@ def test_losses_of_one_s_own_are_left_out(loss: str, tmp_path: Path) -> None:
 def test_the_message_names_the_input_whose_shape_is_missing(tmp_path: Path) -> None:
     net = parse_net("""
       layer { name: "rows" type: "Rows" top: "a" top: "b" }
-      layer { name: "y" type: "Eltwise" bottom: "a" bottom: "b" top: "y" }
+      layer { name: "sum" type: "Eltwise" bottom: "a" bottom: "b" top: "sum" }
+      layer { name: "images" type: "Data" top: "c" transform_param { crop_size: 7 } data_param { source: "gone" } }
+      layer { name: "y" type: "Eltwise" bottom: "sum" bottom: "c" top: "y" }
     """)
-    with pytest.raises(InputError, match=r"such as b=1,3,224,224$"):
+    with pytest.raises(InputError, match=r"becomes an input; give its shape .* a=1,3,224,224, and those of b, c$"):
+        convert(net, None, tmp_path / "net.onnx")
+    with pytest.raises(InputError, match=r"so you can also give its shape in `shapes`, such as c=1,3,7,7$"):
+        convert(net, None, tmp_path / "net.onnx", shapes={"a": (2, 3), "b": (2, 3)})
+    with pytest.raises(InputError, match=r"such as b=1,3,224,224, and that of c$"):
         convert(net, None, tmp_path / "net.onnx", shapes={"a": (2, 3)})
-    assert convert(net, None, tmp_path / "net.onnx", shapes={"a": (2, 3), "b": (2, 3)}).outputs == {"y": (None, 3)}
+    shapes = dict.fromkeys("abc", (2, 3))
+    assert convert(net, None, tmp_path / "net.onnx", shapes=shapes).outputs == {"y": (None, 3)}
 
 
 def test_numbers_at_the_end_of_float32_prove_nothing() -> None:

@@ -19,6 +19,7 @@ IMAGES = (2, 4, 9, 8)
         ("kernel_h: 3 kernel_w: 2 stride_h: 1 stride_w: 3 pad_h: 2", {"stride": (1, 3), "padding": (2, 0)}),
         ("kernel_size: 2 pad: 3 dilation: 2 dilation: 3 group: 2", {"padding": 3, "dilation": (2, 3), "groups": 2}),
         ("kernel_size: 1 axis: -3 force_nd_im2col: true engine: CUDNN bias_term: false", {}),
+        ("kernel_h: 1 kernel_w: 3 dilation: 0 dilation: 2", {"dilation": (1, 2)}),
     ],
 )
 def test_convolution(build, fields: str, options: dict) -> None:
