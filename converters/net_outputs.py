@@ -8,7 +8,7 @@ from autodial.converters.net_inputs import is_data
 from autodial.errors import InputError
 from autodial.layers import layer_class, registry
 from autodial.layers.base import NOT_SUPPORTED
-from autodial.layers.python_layer import COMPUTED, published_as
+from autodial.layers.python_layer import COMPUTED, published_as, refused_options
 from autodial.netparam.graph import Graph, Node
 from autodial.proto import messages as pb
 from autodial.wording import alternatives
@@ -127,10 +127,13 @@ def _check_computed(graph: Graph, node: Node) -> None:
 
 
 def _problem(node: Node) -> str | None:
-    """Why no file can hold a layer, whatever its options are; None if one can."""
+    """Why no file can hold a layer, wherever it stands in the net; None if one can."""
     param = node.param
-    if param.type == "Python" and (param.python_param.module, param.python_param.layer) not in COMPUTED:
-        return "an ONNX file can't hold a Python class"
+    if param.type == "Python":
+        if (param.python_param.module, param.python_param.layer) not in COMPUTED:
+            return "an ONNX file can't hold a Python class"
+        if (problem := refused_options(param.python_param)) is not None:
+            return problem
     if param.type not in registry:
         remedy = f": {NOT_SUPPORTED[param.type]}" if param.type in NOT_SUPPORTED else ""
         return f"AutoDIAL does not compute layers of the type {param.type}{remedy}"

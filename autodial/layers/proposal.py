@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,13 +10,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from autodial.layers.base import LARGEST_BLOB, TRAIN, Layer, LayerContext, LayerError, Shape, check_size, register
+from autodial.layers.base import LARGEST_BLOB, TRAIN, Layer, LayerContext, LayerError, Shape, register
 from autodial.layers.boxes import suppress
 from autodial.layers.shares import Rows
 from autodial.wording import counted
 
-_RATIOS, _SCALES = (0.5, 1.0, 2.0), (8.0, 16.0, 32.0)
-"""What the Python layer has unless its param_str says otherwise; the ratios can't be changed."""
+_RATIOS, _SCALES, _BASE = (0.5, 1.0, 2.0), (8.0, 16.0, 32.0), 16
+"""What the Python layer has unless its param_str says otherwise."""
+_MOST_ANCHORS = 2**16
+PROPOSAL_OPTIONS = ("feat_stride", "scales", "ratios", "base_size", "phase")
+"""The options of the Python layer. Published classes store `phase` and never read it."""
+_LISTS, _UNREAD = ("scales", "ratios"), ("phase",)
 
 
 @register("Proposal")
@@ -58,7 +63,7 @@ class Proposal(Layer):
         *,
         ratios: Sequence[float] = _RATIOS,
         scales: Sequence[float] = _SCALES,
-        base: int = 16,
+        base: float = _BASE,
         min_size: float = 16,
         before: int = 6000,
         after: int = 300,
@@ -69,11 +74,14 @@ class Proposal(Layer):
         for name, values in (("feat_stride", [stride]), ("base_size", [base]), ("ratio", ratios), ("scale", scales)):
             if not values:
                 raise LayerError(f"{name} is missing")
-            if not (min(values) > 0 and max(values) < LARGEST_BLOB):
-                raise LayerError(f"{name} must be positive and below 2^31, not {', '.join(map(str, values))}")
+            for value in values:
+                if not 0 < value < LARGEST_BLOB:
+                    raise LayerError(f"{name} must be positive and below 2^31, not {reprlib.repr(value)}")
         self.stride, self.min_size, self.before, self.after = stride, min_size, before, after
         self.threshold, self.probabilities = threshold, probabilities
-        check_size("the anchors", (len(ratios) * len(scales), 4))
+        count = len(ratios) * len(scales)
+        if count > _MOST_ANCHORS:
+            raise LayerError(f"{count} anchors (ratios times scales) are more than {_MOST_ANCHORS}")
         self.register_buffer("anchors", _anchors(base, ratios, scales), persistent=False)
 
     @classmethod
@@ -97,11 +105,13 @@ class Proposal(Layer):
         bottoms, tops = len(context.bottom_shapes), context.num_tops
         if bottoms != 3 or tops not in cls.tops:
             raise LayerError(f"ProposalLayer takes 3 bottoms and 1 or 2 tops, not {bottoms} and {tops}")
-        options = python_options(context.param.python_param.param_str, ["feat_stride", "scales"])
+        options = python_options(context.param.python_param.param_str, PROPOSAL_OPTIONS)
         before, after = (12000, 2000) if context.phase == TRAIN else (6000, 300)
         return cls(
             options["feat_stride"],
+            ratios=options.get("ratios", _RATIOS),
             scales=options.get("scales", _SCALES),
+            base=options.get("base_size", _BASE),
             before=before,
             after=after,
             probabilities=tops > 1,
@@ -157,11 +167,15 @@ def placed(anchors: Tensor, stride: int, height: int, width: int) -> Tensor:
     return (places[:, :, None] + anchors).reshape(-1, 4)
 
 
-def _anchors(base: int, ratios: Sequence[float], scales: Sequence[float]) -> Tensor:
+def _anchors(base: float, ratios: Sequence[float], scales: Sequence[float]) -> Tensor:
     """Boxes around the centre of a square of that side at (0, 0), ratio by ratio (generate_anchors.py)."""
-    widths = np.rint(np.sqrt(base**2 / np.array(ratios)))
-    heights = np.rint(widths * np.array(ratios))
-    sizes = (np.stack([widths, heights], 1)[:, None] * np.array(scales)[:, None]).reshape(-1, 2)
+    shares = np.array(ratios, np.float64)
+    with np.errstate(over="ignore"):
+        widths = np.rint(np.sqrt(base**2 / shares))
+        heights = np.rint(widths * shares)
+    sizes = (np.stack([widths, heights], 1)[:, None] * np.array(scales, np.float64)[:, None]).reshape(-1, 2)
+    if not sizes.max() < LARGEST_BLOB:
+        raise LayerError(f"an anchor would have a side of {sizes.max():.3g} pixels: sides must be below 2^31")
     centre = (base - 1) / 2
     return torch.from_numpy(np.concatenate([centre - (sizes - 1) / 2, centre + (sizes - 1) / 2], 1).astype(np.float32))
 
@@ -184,10 +198,19 @@ def python_options(text: str, known: Sequence[str]) -> dict[str, Any]:
         raise LayerError("python_param.param_str must give feat_stride, such as 'feat_stride': 16")
     for key, value in options.items():
         if key not in known:
-            raise LayerError(f"python_param.param_str: ProposalLayer has no option {key!r}, only {' and '.join(known)}")
-        numbers = value if key == "scales" and isinstance(value, list) else [value]
-        if not all(isinstance(number, (int, float)) and not isinstance(number, bool) for number in numbers):
-            raise LayerError(f"python_param.param_str: {key} must be numbers, not {value!r}")
-        if key == "scales" and not isinstance(value, list):
-            raise LayerError(f"python_param.param_str: scales must be a list, not {value!r}")
+            raise LayerError(
+                f"python_param.param_str: ProposalLayer has no option {reprlib.repr(key)}, only {', '.join(known)}"
+            )
+        if key in _UNREAD:
+            continue
+        listed = key in _LISTS
+        numbers = value if listed and isinstance(value, list) else [value]
+        if listed != isinstance(value, list) or not all(map(_is_number, numbers)):
+            # Shortened, as an alias in YAML may stand for more than there is room for.
+            wanted = "a list of numbers" if listed else "a number"
+            raise LayerError(f"python_param.param_str: {key} must be {wanted}, not {reprlib.repr(value)}")
     return options
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)

@@ -6,6 +6,7 @@ import importlib
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -15,17 +16,31 @@ from torch import Tensor, nn
 
 from autodial.layers.base import Layer, LayerContext, LayerError, Shape, register
 from autodial.layers.normalize import UnitRows
-from autodial.layers.proposal import Proposal
+from autodial.layers.proposal import PROPOSAL_OPTIONS, Proposal, python_options
 from autodial.layers.shares import Rows
-from autodial.layers.text_proposals import TextProposals
+from autodial.layers.text_proposals import TEXT_PROPOSAL_OPTIONS, TextProposals
 from autodial.layers.user_blobs import Blob, LayerBlobs, download, upload
 from autodial.layers.user_layer import Layer as UserLayer
 from autodial.proto import messages as pb
 
-COMPUTED: dict[tuple[str, str], Callable[[LayerContext], Layer]] = {
-    ("rpn.proposal_layer", "ProposalLayer"): Proposal.from_python,
-    ("layers.text_proposal_layer", "ProposalLayer"): TextProposals.from_python,
-    ("triplet.l2norm_layer", "L2NormLayer"): UnitRows.from_python,
+
+@dataclass(frozen=True)
+class Published:
+    """A published layer.
+
+    Attributes:
+        build: makes the layer.
+        options: the names that its param_str may have; none where the class does not read it.
+    """
+
+    build: Callable[[LayerContext], Layer]
+    options: tuple[str, ...] = ()
+
+
+COMPUTED = {
+    ("rpn.proposal_layer", "ProposalLayer"): Published(Proposal.from_python, PROPOSAL_OPTIONS),
+    ("layers.text_proposal_layer", "ProposalLayer"): Published(TextProposals.from_python, TEXT_PROPOSAL_OPTIONS),
+    ("triplet.l2norm_layer", "L2NormLayer"): Published(UnitRows.from_python),
 }
 """Published layers, by module and class, that are computed here instead of run, and so need no such module."""
 
@@ -37,6 +52,17 @@ def published_as(module: str, layer: str) -> str | None:
     """
     last = module.rpartition(".")[2]
     return next((known for known, name in COMPUTED if (known.rpartition(".")[2], name) == (last, layer)), None)
+
+
+def refused_options(param: pb.PythonParameter) -> str | None:
+    """Why the param_str of a layer that COMPUTED lists can't be honoured; None if it can, or is not read."""
+    options = COMPUTED[param.module, param.layer].options
+    try:
+        if options:
+            python_options(param.param_str, options)
+    except LayerError as error:
+        return str(error)
+    return None
 
 
 @register("Python")
@@ -82,7 +108,7 @@ class PythonLayer(Layer):
         param = context.param.python_param
         computed = COMPUTED.get((param.module, param.layer))
         if computed is not None:
-            return computed(context)
+            return computed.build(context)
         module = _import(param.module, context.base_dir)
         user_class = getattr(module, param.layer, None)
         if not (isinstance(user_class, type) and issubclass(user_class, UserLayer)):

@@ -11,6 +11,7 @@ from autodial.layers.base import Layer, LayerContext, LayerError, Shape
 from autodial.layers.proposal import placed, python_options
 from autodial.layers.shares import Rows
 
+TEXT_PROPOSAL_OPTIONS = ("feat_stride",)
 _BASE, _WIDTH = 16, 16
 _HEIGHTS = (11, 16, 23, 33, 48, 68, 97, 139, 198, 283)
 
@@ -54,7 +55,7 @@ class TextProposals(Layer):
         bottoms, tops = len(context.bottom_shapes), context.num_tops
         if bottoms != 3 or tops != 2:
             raise LayerError(f"CTPN's ProposalLayer takes 3 bottoms and 2 tops, not {bottoms} and {tops}")
-        stride = python_options(context.param.python_param.param_str, ["feat_stride"])["feat_stride"]
+        stride = python_options(context.param.python_param.param_str, TEXT_PROPOSAL_OPTIONS)["feat_stride"]
         if not isinstance(stride, int) or not 0 < stride < 2**16:
             raise LayerError(
                 f"python_param.param_str: feat_stride must be a whole number from 1 to 65535, not {stride}"

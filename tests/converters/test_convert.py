@@ -16,7 +16,7 @@ import sklearn.preprocessing
 import torch
 import torch.nn.functional as F
 from caffe_loops import pool
-from detection_loops import detections, text_proposals
+from detection_loops import detections, proposals, region_anchors, text_proposals
 from random_weights import random_weights
 
 from autodial.converters import net_convert, onnx_model
@@ -453,6 +453,61 @@ def test_layers_at_the_end_that_no_file_can_hold_are_cut_off(tmp_path: Path) -> 
     with pytest.raises(InputError, match=problem):
         convert(net, None, tmp_path / "net.onnx")
     assert list(convert(net, None, tmp_path / "net.onnx", outputs=["prob", "other"]).outputs) == ["prob", "other"]
+
+
+RPN = """
+name: "detector"
+layer { name: "image" type: "Input" top: "image" input_param { shape { dim: [1, 3, 32, 48] } } }
+layer { name: "im_info" type: "Input" top: "im_info" input_param { shape { dim: [1, 3] } } }
+layer { name: "map" type: "Convolution" bottom: "image" top: "map"
+  convolution_param { num_output: 4 kernel_size: 8 stride: 8 weight_filler { type: "xavier" } } }
+layer { name: "score" type: "Convolution" bottom: "map" top: "score"
+  convolution_param { num_output: 4 kernel_size: 1 weight_filler { type: "xavier" } } }
+layer { name: "change" type: "Convolution" bottom: "map" top: "change"
+  convolution_param { num_output: 8 kernel_size: 1 weight_filler { type: "gaussian" std: 0.002 } } }
+layer { name: "proposal" type: "Python" bottom: "score" bottom: "change" bottom: "im_info" top: "rois" python_param {
+  module: "rpn.proposal_layer" layer: "ProposalLayer"
+  param_str: "{feat_stride: 8, base_size: 12, ratios: [2.44], scales: [1, 2.5]}" } }
+layer { name: "pool" type: "ROIPooling" bottom: "map" bottom: "rois" top: "pool"
+  roi_pooling_param { pooled_h: 2 pooled_w: 2 spatial_scale: 0.125 } }
+layer { name: "cls_prob" type: "InnerProduct" bottom: "pool" top: "cls_prob"
+  inner_product_param { num_output: 2 weight_filler { type: "xavier" } } }
+layer { name: "bbox_pred" type: "InnerProduct" bottom: "pool" top: "bbox_pred"
+  inner_product_param { num_output: 8 weight_filler { type: "xavier" } } }
+"""
+
+
+def test_proposals_of_the_python_layer(tmp_path: Path) -> None:
+    report = convert(parse_net(RPN), None, tmp_path / "net.onnx", outputs=["score", "change", "rois"])
+    rng = np.random.default_rng(5)
+    feed = {"image": rng.uniform(0, 255, (1, 3, 32, 48)), "im_info": [[32, 48, 0.5]]}
+    feed = {name: np.float32(array) for name, array in feed.items()}
+    score, change, rois = session(report.output).run(["score", "change", "rois"], feed)
+    want, _ = proposals(
+        score,
+        change,
+        feed["im_info"][0],
+        region_anchors(12, [2.44], [1, 2.5]),
+        8,
+        min_size=16,
+        before=6000,
+        after=300,
+        threshold=0.7,
+    )
+    assert len(want) > 3
+    np.testing.assert_allclose(rois, want, rtol=1e-4, atol=1e-3)
+
+
+def test_an_unknown_option_of_a_python_layer_leads_on(tmp_path: Path) -> None:
+    net = parse_net(RPN.replace("ratios: [2.44]", "shifts: [0]"))
+    problem = (
+        'layer "proposal": .* has no option .shifts., only feat_stride, scales, ratios, base_size, phase; to convert '
+        "what comes before such layers, name in `outputs`: map,score,change$"
+    )
+    with pytest.raises(InputError, match=problem):
+        convert(net, None, tmp_path / "net.onnx")
+    named = ["map", "score", "change"]
+    assert list(convert(net, None, tmp_path / "net.onnx", outputs=named).outputs) == named
 
 
 @pytest.mark.parametrize("dynamic", ["none", "spatial"])

@@ -7,7 +7,16 @@ import math
 import numpy as np
 import pytest
 import torch
-from detection_loops import TEXT_ANCHORS, decode, detections, proposals, psroi_pool, roi_pool, text_proposals
+from detection_loops import (
+    TEXT_ANCHORS,
+    decode,
+    detections,
+    proposals,
+    psroi_pool,
+    region_anchors,
+    roi_pool,
+    text_proposals,
+)
 
 from autodial.layers.base import LayerError
 from autodial.layers.boxes import suppress
@@ -419,15 +428,65 @@ def test_published_forms_of_param_str(build, param_str: str, scales: int) -> Non
     assert (train.before, train.after) == (12000, 2000)
 
 
+SCALES = [0.5, 0.7, 1.64, 2]
+
+
+@pytest.mark.parametrize(
+    ("param_str", "base", "ratios", "scales", "stride"),
+    [
+        # cvgroup-njust/CityPersons and jkokkin/UberNet have these forms; TEST without quotes is a string
+        (r"'feat_stride': 8 \n'scales': !!python/tuple [0.5, 0.7]\n'ratios': !!python/tuple [2.44]", 16, [2.44],
+         SCALES[:2], 8),
+        ("{'feat_stride': 16,  'base_size': 16,    'phase': TEST, 'scales': !!python/tuple [1, 2]}", 16, [0.5, 1, 2],
+         [1, 2], 16),
+        ("{feat_stride: 12, base_size: 11, phase: TRAIN, ratios: [3, 1, 0.3], scales: [0.5, 0.7, 1.64, 2]}", 11,
+         [3, 1, 0.3], SCALES, 12),
+        ("{feat_stride: 4, base_size: 4, ratios: [1.5]}", 4, [1.5], [8, 16, 32], 4),
+    ],
+)  # fmt: skip
+def test_ratios_and_base_size_of_the_python_layer(build, param_str: str, base, ratios, scales, stride) -> None:
+    anchors = region_anchors(base, ratios, scales)
+    scores, changes = rpn_inputs(1, len(anchors), 4, 5)
+    info = np.float32([[stride * 4, stride * 5, 0.5]])
+    layer = build(proposal(param_str), scores.shape, changes.shape, info.shape, phase=1, tops=2)
+    np.testing.assert_allclose(layer.anchors, anchors, 1e-6)
+    want = proposals(scores, changes, info[0], anchors, stride, min_size=16, before=6000, after=300, threshold=0.7)
+    assert len(want[0]) > 3
+    got = layer(*map(torch.from_numpy, (scores, changes, info)))
+    for top, rows in zip(got, want, strict=True):
+        np.testing.assert_allclose(top, rows, 1e-4, 1e-4)
+
+
+def test_anchors_of_whole_ratios() -> None:
+    np.testing.assert_array_equal(region_anchors(16, [0.5, 1, 2], [8, 16, 32]), DEFAULT_ANCHORS)
+
+
 @pytest.mark.parametrize(
     ("param_str", "message"),
     [
         ("", "must give feat_stride"),
         ("16", "must give feat_stride"),
-        ("feat_stride: x", "feat_stride must be numbers, not 'x'"),
+        ("feat_stride: x", "feat_stride must be a number, not 'x'"),
+        ("feat_stride: [8, 16]", r"feat_stride must be a number, not \[8, 16\]"),
         ("feat_stride: 0", "feat_stride must be positive"),
         ("feat_stride: 1" + "0" * 400, "feat_stride must be positive and below"),
-        ("{feat_stride: 16, ratios: [1]}", "has no option 'ratios'"),
+        ("{feat_stride: 16, shifts: [1]}", "no option 'shifts', only feat_stride, scales, ratios, base_size, phase"),
+        ("{feat_stride: 16, subsampled: true}", "no option 'subsampled'"),
+        ("{feat_stride: 16, num_feats: 2}", "no option 'num_feats'"),
+        ("{feat_stride: 16, ratios: 1}", "ratios must be a list of numbers, not 1"),
+        ("{feat_stride: 16, ratios: []}", "ratio is missing"),
+        ("{feat_stride: 16, ratios: [1, 0]}", "ratio must be positive and below .*, not 0"),
+        ("{feat_stride: 16, ratios: [1, -2]}", "ratio must be positive and below .*, not -2"),
+        ("{feat_stride: 16, ratios: [1, .nan]}", "ratio must be positive and below .*, not nan"),
+        ("{feat_stride: 16, ratios: [.inf]}", "ratio must be positive and below .*, not inf"),
+        ("{feat_stride: 16, ratios: [1.0e-300]}", "a side of 5.12e.152 pixels: sides must be below"),
+        ("{feat_stride: 16, ratios: [1.0e-323]}", "a side of inf pixels"),
+        ("{feat_stride: 16, base_size: 0}", "base_size must be positive and below .*, not 0"),
+        ("{feat_stride: 16, base_size: [16]}", r"base_size must be a number, not \[16\]"),
+        ("{feat_stride: 16, base_size: true}", "base_size must be a number, not True"),
+        ("{feat_stride: 16, scales: [2.0e+9], base_size: 2000}", "sides must be below"),
+        (f"{{feat_stride: 16, scales: {[1] * 300}, ratios: {[1] * 300}}}", "90000 anchors .* are more than 65536"),
+        ("{feat_stride: 16, scales: &a [[1, 2], [1, 2]], ratios: [*a, *a]}", "must be a list of numbers"),
         ("{feat_stride: 16, scales: 8}", "scales must be a list"),
         ("{feat_stride: 16, scales: []}", "scale is missing"),
         ("{feat_stride: 16", "is not YAML"),

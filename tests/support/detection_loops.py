@@ -136,6 +136,19 @@ def text_proposals(scores, changes, size, stride):
     return np.array(boxes), np.array(objects)
 
 
+def region_anchors(base, ratios, scales):
+    """generate_anchors.py of py-faster-rcnn: x1, y1, x2, y2, ratio by ratio. Python's round takes halves as numpy's."""
+    anchors = []
+    centre = (base - 1) / 2
+    for ratio in ratios:
+        width = round(math.sqrt(base * base / ratio))
+        height = round(width * ratio)
+        for scale in scales:
+            half = (width * scale - 1) / 2, (height * scale - 1) / 2
+            anchors.append([centre - half[0], centre - half[1], centre + half[0], centre + half[1]])
+    return anchors
+
+
 def proposals(scores, changes, info, anchors, stride, *, min_size, before, after, threshold):
     """Rows of py-faster-rcnn's proposal_layer.py and their probabilities."""
     count = len(anchors)
