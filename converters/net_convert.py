@@ -38,6 +38,7 @@ from autodial.converters.net_shapes import known_shapes, takes
 from autodial.converters.onnx_file import IR_VERSION, OPSET
 from autodial.converters.onnx_model import write_model
 from autodial.converters.onnx_weights import remove_unused, written_weights
+from autodial.converters.region_notes import describe_regions
 from autodial.converters.runtime import cpu_session
 from autodial.converters.verification import TOLERANCE
 from autodial.errors import InputError, WorkError
@@ -177,7 +178,7 @@ def convert(
     deployed = _deployed(folded, phase, base_dir)
     cases, tried, notes = _cases(net, fed, dynamic)
     notes += [taken[layer.name] for layer in kept.layer if layer.name in taken]
-    notes += [*earlier_versions(graph, ends), *fed.notes]
+    notes += [*earlier_versions(graph, ends), *fed.notes, *describe_regions(graph, ends, net)]
     if offsets and not align_crops:
         notes.append(describe_offsets(net, offsets))
     elif align_crops and not offsets:

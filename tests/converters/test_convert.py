@@ -498,6 +498,30 @@ def test_proposals_of_the_python_layer(tmp_path: Path) -> None:
     np.testing.assert_allclose(rois, want, rtol=1e-4, atol=1e-3)
 
 
+def test_what_is_said_of_regions(tmp_path: Path) -> None:
+    """A Python layer's settings lie outside of the prototxt; changes of regions say little without the regions."""
+    own_rows = "the file takes the net's own number of rows alone"
+    settings = (
+        "layer \"proposal\" has py-faster-rcnn's settings, as the prototxt can't state them: 6000 boxes, 300 after "
+        "suppression, overlap 0.7, minimum size 16; a net that was trained with others gives other regions"
+    )
+    regions = (
+        "rows of the outputs belong to regions that are no output: to have these, too, name in `outputs`: "
+        "rois,cls_prob,bbox_pred"
+    )
+    report = convert(parse_net(RPN), None, tmp_path / "net.onnx", dynamic="none")
+    assert list(report.outputs) == ["cls_prob", "bbox_pred"] and report.notes == (settings, regions)
+    named = regions.rpartition(" ")[2].split(",")
+    report = convert(parse_net(RPN), None, tmp_path / "net.onnx", outputs=named)
+    assert list(report.outputs) == named
+    assert report.notes[0].startswith(own_rows) and report.notes[1:] == (settings,)
+    assert not convert(parse_net(RPN), None, tmp_path / "net.onnx", outputs=["map"]).notes
+    text, _, rest = RPN.partition('type: "Python"')
+    stated = f"""{text}type: "Proposal" {rest.partition("python_param")[0]} proposal_param {{
+        feat_stride: 8 base_size: 12 ratio: 2.44 scale: 1 scale: 2.5 }} }} {rest.partition("} }")[2]}"""
+    assert convert(parse_net(stated), None, tmp_path / "net.onnx", dynamic="none").notes == (regions,)
+
+
 def test_an_unknown_option_of_a_python_layer_leads_on(tmp_path: Path) -> None:
     net = parse_net(RPN.replace("ratios: [2.44]", "shifts: [0]"))
     problem = (
