@@ -29,6 +29,7 @@ from autodial.converters.net_graph import NetGraph, write_graph
 from autodial.converters.net_inputs import Arrays, NetInputs, Samples, feed_inputs
 from autodial.converters.net_outputs import (
     chosen_outputs,
+    describe_left_out,
     earlier_versions,
     made_by,
     readable,
@@ -60,8 +61,8 @@ Dynamic = Literal["batch", "spatial", "none"]
 
 _RESIZED = ((32, 64), (96, 160), (256, 512))
 """Rows and columns more, with which the net is asked whether it takes images of other sizes."""
-_FINDS_BOXES = ("DetectionOutput", "Proposal", "Python", "YoloDetectionOutput", "Yolov3DetectionOutput")
-"""Types of layers whose rows are boxes, of which two that are equally good may change places."""
+_FINDS_BOXES = ("DetectionOutput", "Proposal", "ProposalLayer", "YoloDetectionOutput", "Yolov3DetectionOutput")
+"""Types of layers, or classes of Python layers, whose rows are boxes; two that are equally good may change places."""
 _PROBABILITIES = ("Sigmoid", "Softmax")
 """Types of layers whose tops are between 0 and 1."""
 _BATCHES = (1, 2, 3)
@@ -159,6 +160,7 @@ def convert(
     graph = Graph(readable(filter_net(net_param, phase).layer, outputs, net_param.layer))
     taken = take_known_python_layers(graph)
     ends = chosen_outputs(graph, outputs)
+    left_out = describe_left_out(graph) if outputs is None else []
     fed = feed_inputs(graph, list(ends.values()), base_dir, shapes or {})
     kept = graph.net(net_param.name, *ends.values())
     net = Net(kept, phase, base_dir=base_dir)
@@ -178,7 +180,7 @@ def convert(
     deployed = _deployed(folded, phase, base_dir)
     cases, tried, notes = _cases(net, fed, dynamic)
     notes += [taken[layer.name] for layer in kept.layer if layer.name in taken]
-    notes += [*earlier_versions(graph, ends), *fed.notes, *describe_regions(graph, ends, net)]
+    notes += [*left_out, *earlier_versions(graph, ends), *fed.notes, *describe_regions(graph, ends, net)]
     if offsets and not align_crops:
         notes.append(describe_offsets(net, offsets))
     elif align_crops and not offsets:

@@ -81,7 +81,8 @@ class NetInputs:
                 return rng.integers(0, shapes.get(layer.bottom[0], (1,))[0], shape)
             if layer.type in ("ROIPooling", "PSROIPooling") and place == 1:
                 return _regions(shape, image, rng)
-            if layer.type in ("Proposal", "Python") and place == 2 and shape[-1:] in ((2,), (3,)):
+            proposes = layer.type == "Proposal" or layer.python_param.layer == "ProposalLayer"
+            if proposes and place == 2 and shape[-1:] in ((2,), (3,)):
                 return np.broadcast_to([*image[2:], 1][: shape[-1]], shape)
         if len(shape) == 4 and shape[1] in _IMAGE_CHANNELS:
             return rng.integers(0, 256, shape)

@@ -104,7 +104,7 @@ def chosen_outputs(graph: Graph, names: Sequence[str] | None) -> dict[str, int]:
     for node in graph.nodes:
         if _scores(node):
             scored += node.bottoms[:1]
-        elif not is_data(node.param):
+        elif not is_data(node.param) and not _is_idle(node):
             _check_computed(graph, node)
             kept.append(node)
     read = {value for node in kept for value in node.bottoms}
@@ -151,6 +151,20 @@ def _scores(node: Node) -> bool:
     return param.type in _SCORES or (unwritten and (any(param.loss_weight) or param.type.endswith("Loss")))
 
 
+def _is_idle(node: Node) -> bool:
+    """Whether no output can depend on a layer that no file can hold, as it has no top."""
+    return not node.tops and not _scores(node) and _problem(node) is not None
+
+
+def describe_left_out(graph: Graph) -> list[str]:
+    """A sentence about each layer that is left out because nothing depends on it."""
+    return [
+        f'layer "{node.param.name}" ({node.param.type}) is left out: it has no top, so no output depends on it'
+        for node in graph.nodes
+        if _is_idle(node)
+    ]
+
+
 def _lost(graph: Graph) -> set[int]:
     """The values that layers make which no file can hold, or that depend on these."""
     lost: set[int] = set()
@@ -187,7 +201,7 @@ def _before_unwritten(graph: Graph) -> list[str]:
     read: set[int] = set()
     wanted: set[int] = set()
     for node in graph.nodes:
-        if is_data(node.param):
+        if is_data(node.param) or _is_idle(node):
             continue
         if _scores(node):
             wanted.update(node.bottoms[:1])
@@ -201,5 +215,10 @@ def _before_unwritten(graph: Graph) -> list[str]:
 
 
 def made_by(graph: Graph, ends: Mapping[str, int], types: Collection[str]) -> set[str]:
-    """The outputs that layers of some types make."""
-    return {name for name, value in ends.items() if graph.producer(value).param.type in types}
+    """The outputs that layers of some types make, or Python layers of some classes."""
+    makers = {name: graph.producer(value).param for name, value in ends.items()}
+    return {
+        name
+        for name, maker in makers.items()
+        if (maker.python_param.layer if maker.type == "Python" else maker.type) in types
+    }

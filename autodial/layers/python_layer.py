@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from autodial.layers.base import Layer, LayerContext, LayerError, Shape, register
 from autodial.layers.normalize import UnitRows
 from autodial.layers.proposal import PROPOSAL_OPTIONS, Proposal, python_options
+from autodial.layers.same_size import SameSize
 from autodial.layers.shares import Rows
 from autodial.layers.text_proposals import TEXT_PROPOSAL_OPTIONS, TextProposals
 from autodial.layers.user_blobs import Blob, LayerBlobs, download, upload
@@ -41,6 +42,7 @@ COMPUTED = {
     ("rpn.proposal_layer", "ProposalLayer"): Published(Proposal.from_python, PROPOSAL_OPTIONS),
     ("layers.text_proposal_layer", "ProposalLayer"): Published(TextProposals.from_python, TEXT_PROPOSAL_OPTIONS),
     ("triplet.l2norm_layer", "L2NormLayer"): Published(UnitRows.from_python),
+    ("resize", "resize_to_same_size"): Published(SameSize.from_python),
 }
 """Published layers, by module and class, that are computed here instead of run, and so need no such module."""
 

@@ -1,4 +1,4 @@
-"""Layers that change the resolution: Interp, both Upsamples, and FlowNet's Resample, Downsample, Accum and crops."""
+"""Layers that change the resolution: Interp, Upsample, SameSize; FlowNet's Resample, Downsample, Accum and crops."""
 
 from __future__ import annotations
 
@@ -12,11 +12,15 @@ from autodial.layers.augmentation import DataAugmentation
 from autodial.layers.base import LayerError
 from autodial.layers.interp import Interp
 from autodial.layers.resample import Accum, Downsample, Floats, Matrices, Resample
+from autodial.layers.same_size import SameSize, factors
 from autodial.layers.upsample import Upsample
 from autodial.proto import messages as pb
 
 Bottoms = Sequence[Value]
 Tops = Sequence[Shape]
+
+_REPEATED = {"mode": "nearest", "coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
+"""How Resize repeats each value a whole number of times."""
 
 
 @writes(Interp)
@@ -43,18 +47,7 @@ def interp(graph: GraphWriter, layer: Interp, bottoms: Bottoms, tops: Tops) -> l
 def upsample(graph: GraphWriter, layer: Upsample, bottoms: Bottoms, tops: Tops) -> list[str]:
     if layer.places:
         return [_in_places(graph, layer, *bottoms)]
-    scales = graph.constant([1, 1, *layer.scale])
-    return [
-        graph.node(
-            "Resize",
-            bottoms[0].name,
-            "",
-            scales,
-            mode="nearest",
-            coordinate_transformation_mode="asymmetric",
-            nearest_mode="floor",
-        )
-    ]
+    return [graph.node("Resize", bottoms[0].name, "", graph.constant([1, 1, *layer.scale]), **_REPEATED)]
 
 
 def _in_places(graph: GraphWriter, layer: Upsample, x: Value, places: Value) -> str:
@@ -73,6 +66,32 @@ def _in_places(graph: GraphWriter, layer: Upsample, x: Value, places: Value) -> 
     index = graph.as_integers(graph.node("Reshape", own, flat))
     filled = graph.node("ScatterElements", zeros, index, graph.node("Reshape", x.name, flat), axis=2)
     return graph.node("Reshape", filled, graph.joined(outer, size))
+
+
+@writes(SameSize)
+def same_size(graph: GraphWriter, layer: SameSize, bottoms: Bottoms, tops: Tops) -> list[str]:
+    first, *others = bottoms
+    parts = [first.name, *(_enlarged(graph, x, first) for x in others)]
+    return [graph.node("Concat", *parts, axis=1) if others else first.name]
+
+
+def _enlarged(graph: GraphWriter, x: Value, first: Value) -> str:
+    """A map at the size of the first one, with zeros at the end."""
+    outer = graph.axis_lengths(x, 0, 2)
+    if None in (*x.shape[2:], *first.shape[2:]):
+        old, new = graph.axis_lengths(x, 2), graph.axis_lengths(first, 2)
+        size = graph.node("Mul", graph.node("Div", new, old), old)
+        name = graph.node("Resize", x.name, "", "", graph.joined(outer, size), **_REPEATED)
+        return graph.node("Pad", name, graph.joined([0] * 6, graph.node("Sub", new, size)))
+    height, width, tall, wide = *x.lengths(2), *first.lengths(2)
+    down, across = factors((height, width), (tall, wide))
+    if not down or not across:
+        return graph.node("Expand", graph.constant(0), graph.joined(outer, [tall, wide]))
+    name = x.name
+    if (down, across) != (1, 1):
+        name = graph.node("Resize", name, "", graph.constant([1, 1, down, across]), **_REPEATED)
+    left = [tall - height * down, wide - width * across]
+    return graph.node("Pad", name, graph.integers([0] * 6 + left)) if any(left) else name
 
 
 @writes(Resample)

@@ -15,7 +15,7 @@ import pytest
 import sklearn.preprocessing
 import torch
 import torch.nn.functional as F
-from caffe_loops import pool
+from caffe_loops import pool, same_size
 from detection_loops import detections, proposals, region_anchors, text_proposals
 from random_weights import random_weights
 
@@ -591,6 +591,39 @@ def test_unit_rows(module: str, tmp_path: Path) -> None:
     np.testing.assert_allclose(got, sklearn.preprocessing.normalize(x), rtol=1e-6)
 
 
+@pytest.mark.parametrize("dynamic", ["batch", "spatial"])
+@pytest.mark.parametrize("module", ["resize", "layers.resize"])
+def test_maps_at_the_size_of_the_first(module: str, dynamic: str, tmp_path: Path) -> None:
+    """MEnet's Python layer, whose maps may end before the first one does."""
+    pools = "".join(
+        f"""layer {{ name: "{name}" type: "Pooling" bottom: "x" top: "{name}"
+          pooling_param {{ pool: AVE kernel_size: {size} stride: {size} }} }}"""
+        for name, size in (("halves", 2), ("thirds", 3), ("whole", 1))
+    )
+    net = parse_net(f"""
+      layer {{ name: "x" type: "Input" top: "x" input_param {{ shape {{ dim: [1, 2, 13, 17] }} }} }} {pools}
+      layer {{ name: "y" type: "Python" bottom: "x" bottom: "halves" bottom: "thirds" bottom: "whole" top: "y"
+        python_param {{ module: "{module}" layer: "resize_to_same_size" param_str: "{{}}" }} }}""")
+    report = convert(net, None, tmp_path / "net.onnx", outputs=["y", "halves", "thirds"], dynamic=dynamic)
+    assert report.verified and report.outputs["y"] == (None, 8, *((None, None) if dynamic == "spatial" else (13, 17)))
+    assert [note.startswith('layer "y" (Python): ') for note in report.notes] == [True] * (module != "resize")
+    for size in [(13, 17), (28, 30)][: 1 + (dynamic == "spatial")]:
+        x = np.random.default_rng(1).standard_normal((3, 2, *size)).astype(np.float32)
+        y, halves, thirds = session(report.output).run(["y", "halves", "thirds"], {"x": x})
+        np.testing.assert_allclose(y, same_size([x, halves, thirds, x]), rtol=1e-6)
+
+
+def test_a_map_that_is_larger_than_the_first_is_zero(tmp_path: Path) -> None:
+    net = parse_net("""
+      input: "x" input_shape { dim: [1, 2, 4, 5] } input: "wide" input_shape { dim: [1, 1, 4, 6] }
+      layer { name: "y" type: "Python" bottom: "x" bottom: "wide" top: "y"
+        python_param { module: "resize" layer: "resize_to_same_size" } }""")
+    report = convert(net, None, tmp_path / "net.onnx")
+    x, wide = np.ones((3, 2, 4, 5), np.float32), np.ones((3, 1, 4, 6), np.float32)
+    (got,) = session(report.output).run(["y"], {"x": x, "wide": wide})
+    np.testing.assert_array_equal(got, same_size([x, wide]))
+
+
 def test_detections_in_two_steps(tmp_path: Path) -> None:
     """RefineDet's last layer; `tests/layers/test_detection.py` holds the layer against loops."""
     shapes = {"loc": (1, 240), "conf": (1, 180), "priors": (1, 2, 240), "objects": (1, 120), "first": (1, 240)}
@@ -705,7 +738,10 @@ def test_data_and_ratings_of_other_versions_of_caffe(tmp_path: Path) -> None:
     net = parse_net(text.format(data="AnnotatedData", transform="", end="MatWrite"))
     with pytest.raises(InputError, match=r'layer "data" \(AnnotatedData\) .* in `shapes`, such as data=1,3,'):
         convert(net, None, tmp_path / "net.onnx")
-    net = parse_net(text.format(data="ImageSegData", transform=mean + "crop_size: 9", end="YoloSeg"))
+    rows = text.replace(
+        '"label" }}\n      layer {{ name: "silence"', '"label" top: "rows" }}\n      layer {{ name: "silence"'
+    )
+    net = parse_net(rows.format(data="ImageSegData", transform=mean + "crop_size: 9", end="YoloSeg"))
     said = r'^layer "end": AutoDIAL does not compute layers of the type YoloSeg; .*`outputs`: map$'
     with pytest.raises(InputError, match=said):
         convert(net, None, tmp_path / "net.onnx")
@@ -1102,6 +1138,17 @@ def test_losses_of_one_s_own_are_left_out(loss: str, tmp_path: Path) -> None:
     own = 'layer { name: "own" type: "Own" bottom: "c" top: "c" }'
     net = parse_net(ENDS.replace(own, f'layer {{ name: "own" {loss} bottom: "c" bottom: "truth" top: "own" }}'))
     assert list(convert(net, None, tmp_path / "net.onnx").outputs) == ["c", "prob", "fc"]
+
+
+@pytest.mark.parametrize("kind", ['"Python" python_param { module: "rpn.stat" layer: "stat" }', '"OwnStatistics"'])
+def test_layers_without_a_top_are_left_out(kind: str, tmp_path: Path) -> None:
+    own = 'layer { name: "own" type: "Own" bottom: "c" top: "c" }'
+    net = parse_net(ENDS.replace(own, f'layer {{ name: "own" type: {kind} bottom: "data" bottom: "c" }}'))
+    report = convert(net, None, tmp_path / "net.onnx")
+    assert list(report.outputs) == ["c", "prob", "fc"]
+    kind = kind.split('"')[1]
+    assert report.notes == (f'layer "own" ({kind}) is left out: it has no top, so no output depends on it',)
+    assert not convert(net, None, tmp_path / "net.onnx", outputs=["prob"]).notes
 
 
 def test_the_message_names_the_input_whose_shape_is_missing(tmp_path: Path) -> None:

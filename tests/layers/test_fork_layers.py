@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from caffe_loops import same_size
 
 from autodial.layers.base import LayerError
 from autodial.proto import binary
@@ -311,3 +312,50 @@ def test_the_errors_of_smooth_l1_loss(build) -> None:
 def test_smooth_l1_loss_refuses(build, bottoms: int, fields: str, tops: int, message: str) -> None:
     with pytest.raises(LayerError, match=message):
         build(f'type: "SmoothL1Loss" {fields}', *[(4, 3)] * bottoms, tops=tops)
+
+
+SAME_SIZE = 'type: "Python" python_param { module: "resize" layer: "resize_to_same_size" param_str: "{}" }'
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        [(4, 8, 12), (2, 4, 6), (3, 8, 12), (1, 2, 2), (3, 1, 1)],  # whole factors
+        [(2, 7, 9), (3, 3, 2), (1, 7, 4), (2, 4, 9)],  # rows and columns left over
+        [(2, 4, 5), (3, 8, 5), (1, 4, 6), (2, 2, 5)],  # higher or wider than the first
+        [(2, 4, 5)],
+    ],
+)
+def test_maps_at_the_size_of_the_first(build, sizes) -> None:
+    """MEnet's Python layer, and its gradient: of each value, the sum over its rectangle."""
+    bottoms = [values(2, *size, seed=seed) for seed, size in enumerate(sizes)]
+    layer = build(SAME_SIZE, *(tuple(bottom.shape) for bottom in bottoms))
+    want = same_size([bottom.numpy() for bottom in bottoms])
+    assert layer.top_shapes([tuple(bottom.shape) for bottom in bottoms]) == [want.shape]
+    top = layer(*(bottom.requires_grad_() for bottom in bottoms))
+    np.testing.assert_array_equal(top.detach(), want)
+    change = values(*want.shape, seed=9)
+    top.backward(change)
+    start = 0
+    for bottom, (channels, height, width) in zip(bottoms, sizes, strict=True):
+        part = change[:, start : start + channels].numpy()
+        down, across = want.shape[2] // height, want.shape[3] // width
+        for i, j in np.ndindex(height, width):
+            cell = part[:, :, i * down : (i + 1) * down, j * across : (j + 1) * across].sum((2, 3))
+            np.testing.assert_allclose(bottom.grad[:, :, i, j], cell, 1e-5, 1e-5)
+        start += channels
+
+
+@pytest.mark.parametrize(
+    ("shapes", "tops", "message"),
+    [
+        (((2, 3, 4, 5), (2, 3)), 1, r"needs bottoms of 4 axes \(N, C, H, W\), none of length 0, not \(2, 3\)"),
+        (((2, 3, 4, 5), (2, 3, 0, 5)), 1, "none of length 0"),
+        (((2, 3, 4, 5), (1, 3, 2, 5)), 1, "must agree in the first axis"),
+        ((), 1, "takes 1 or more bottoms and 1 top, not 0 and 1"),
+        (((2, 3, 4, 5),), 2, "not 1 and 2"),
+    ],
+)
+def test_maps_at_the_size_of_the_first_refuse(build, shapes, tops: int, message: str) -> None:
+    with pytest.raises(LayerError, match=message):
+        build(SAME_SIZE, *shapes, tops=tops)

@@ -108,3 +108,18 @@ def crop(x, shape, axis, offset):
     for place in np.ndindex(*top.shape):
         top[place] = x[tuple(i + start for i, start in zip(place, starts, strict=True))]
     return top
+
+
+def same_size(bottoms):
+    """resize.py of MEnet, a value at a time: its top."""
+    height, width = bottoms[0].shape[2:]
+    parts = []
+    for x in bottoms:
+        part = np.zeros((*x.shape[:2], height, width))
+        down, across = height // x.shape[2], width // x.shape[3]
+        for i, j in np.ndindex(x.shape[2:]):
+            for row in range(i * down, (i + 1) * down):
+                for column in range(j * across, (j + 1) * across):
+                    part[:, :, row, column] = x[:, :, i, j]
+        parts.append(part)
+    return np.concatenate(parts, axis=1)
