@@ -26,7 +26,7 @@ Samples = Mapping[str, NDArray[Any] | Sequence[str | Path]]
 """By input, an array, one .npy file, or image files; "" stands for the first input."""
 
 _IMAGE_CHANNELS = (1, 3)
-_WHOLE = {("LSTM", 1), ("RNN", 1), ("BatchReindex", 1), ("ROIPooling", 1), ("PSROIPooling", 1)}
+_WHOLE = {("LSTM", 1), ("RNN", 1), ("ConvLSTM", 1), ("BatchReindex", 1), ("ROIPooling", 1), ("PSROIPooling", 1)}
 """Types of layers and numbers of their bottoms that hold whole numbers."""
 
 
@@ -73,7 +73,7 @@ class NetInputs:
         for layer, place in self.readers[name]:
             if layer.type == "Embed":
                 return rng.integers(0, layer.embed_param.input_dim, shape)
-            if layer.type in ("LSTM", "RNN") and place == 1:
+            if layer.type in ("LSTM", "RNN", "ConvLSTM") and place == 1:
                 return rng.integers(0, 2, shape)
             if layer.type == "Filter" and place == len(layer.bottom) - 1:
                 return rng.integers(0, 2, shape)

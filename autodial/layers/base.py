@@ -128,7 +128,7 @@ class Layer(nn.Module):
             for field, value in param.ListFields()
             if field.name.endswith("_param")
             and field.name not in cls.options
-            and value.ListFields()
+            and (not field.has_presence or value.ListFields())  # a list is given
             # "inner_product_param" for InnerProduct, "elu_param" for ELU
             and field.name.replace("_", "") != f"{cls.type_name.lower()}param"
         ]

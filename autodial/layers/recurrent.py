@@ -82,17 +82,8 @@ class Recurrent(Layer):
         param = context.param.recurrent_param
         if param.debug_info:
             _log.warning('Layer "%s": recurrent_param.debug_info is ignored', context.param.name)
-        hidden = cls.states if param.expose_hidden else 0
-        count = len(context.bottom_shapes)
-        exposed = "with expose_hidden" if hidden else "without expose_hidden"
-        if count - hidden not in (2, 3):
-            raise LayerError(
-                f"takes {2 + hidden} bottoms {exposed}, or {3 + hidden} with a static input, and the prototxt names "
-                f"{count}"
-            )
-        if context.num_tops != 1 + hidden:
-            raise LayerError(f"has {counted(1 + hidden, 'top')} {exposed}, not {context.num_tops}")
-        static = context.bottom_shapes[2] if count - hidden == 3 else None
+        has_static = check_blob_counts(context, cls.states if param.expose_hidden else 0)
+        static = context.bottom_shapes[2] if has_static else None
         layer = cls(
             prod(context.bottom_shapes[0][2:]),
             param.num_output,
@@ -186,7 +177,7 @@ class LSTM(Recurrent):
 
     def _step(self, inputs: Tensor, state: State) -> State:
         hidden, cell = state
-        return _lstm_step(torch.addmm(inputs, hidden, self.hidden_weight.t()), cell)
+        return lstm_step(torch.addmm(inputs, hidden, self.hidden_weight.t()).chunk(4, -1), cell)
 
 
 @register("Lstm")
@@ -293,7 +284,7 @@ class LSTMUnit(Layer):
         return [cell, cell]
 
     def forward(self, cell: Tensor, sums: Tensor, cont: Tensor) -> tuple[Tensor, Tensor]:
-        hidden, cell = _lstm_step(sums, cont.unsqueeze(2) * cell)
+        hidden, cell = lstm_step(sums.chunk(4, -1), cont.unsqueeze(2) * cell)
         return cell, hidden
 
 
@@ -326,9 +317,29 @@ class RNN(Recurrent):
         return F.linear(hidden, self.output_weight, self.output_bias).tanh()
 
 
-def _lstm_step(sums: Tensor, cell: Tensor) -> tuple[Tensor, Tensor]:
-    """h' and c', (..., H) each, from the sums (..., 4H) and c; the gates' order is i, f, o, g."""
-    let_in, keep, let_out, candidate = sums.chunk(4, -1)
+def check_blob_counts(context: LayerContext, exposed: int) -> bool:
+    """Whether a recurrent layer has a static input.
+
+    Args:
+        exposed: number of states that are bottoms and tops; 0 without `expose_hidden`.
+
+    Raises:
+        LayerError: a number of bottoms or tops that no such layer has.
+    """
+    count = len(context.bottom_shapes)
+    how = "with expose_hidden" if exposed else "without expose_hidden"
+    if count - exposed not in (2, 3):
+        raise LayerError(
+            f"takes {2 + exposed} bottoms {how}, or {3 + exposed} with a static input, and the prototxt names {count}"
+        )
+    if context.num_tops != 1 + exposed:
+        raise LayerError(f"has {counted(1 + exposed, 'top')} {how}, not {context.num_tops}")
+    return count - exposed == 3
+
+
+def lstm_step(gates: Sequence[Tensor], cell: Tensor) -> tuple[Tensor, Tensor]:
+    """h' and c' from the sums that i, f, o and g are made of and c, all of one shape."""
+    let_in, keep, let_out, candidate = gates
     cell = keep.sigmoid() * cell + let_in.sigmoid() * candidate.tanh()
     return let_out.sigmoid() * cell.tanh(), cell
 

@@ -89,16 +89,28 @@ class Windows:
         return list(zip(lengths, self.extents, self.stride, self.pad, strict=True))
 
 
+_MESSAGES = {
+    "ConvolutionParameter": "convolution_param",
+    "PoolingNDParameter": "pooling_nd_param",
+    "LSTMConvolutionParameter": "lstm_conv_param",
+}
+"""The fields of LayerParameter that hold these messages."""
+
+
 def channel_axis(param: pb.ConvolutionParameter, bottom: Shape) -> int:
     """The bottom's axis of channels, which the spatial axes follow."""
     return canonical_axis(param.axis, len(bottom))
 
 
 def lengths(
-    param: pb.ConvolutionParameter | pb.PoolingNDParameter, field: str, stem: str | None, default: int | None, axes: int
+    param: pb.ConvolutionParameter | pb.PoolingNDParameter | pb.LSTMConvolutionParameter,
+    field: str,
+    stem: str | None,
+    default: int | None,
+    axes: int,
 ) -> Lengths:
     """A number for each axis: from a repeated field, one for all or one each, or from STEM_h and STEM_w."""
-    message = "convolution_param" if isinstance(param, pb.ConvolutionParameter) else "pooling_nd_param"
+    message = _MESSAGES[type(param).__name__]
     values = list(getattr(param, field))
     if stem and (param.HasField(f"{stem}_h") or param.HasField(f"{stem}_w")):
         if values:

@@ -31,7 +31,7 @@ PER_CHANNEL = frozenset(
 """Types that keep the channels and have parameters or statistics for each (Layer.per_channel)."""
 
 PARAMETRIZED = frozenset({
-    "BN", "BatchNorm", "Bias", "Convolution", "Convolution3D", "ConvolutionDepthwise", "DataAugmentation",
+    "BN", "BatchNorm", "Bias", "ConvLSTM", "Convolution", "Convolution3D", "ConvolutionDepthwise", "DataAugmentation",
     "Deconvolution", "DepthwiseConvolution", "Dial", "Embed", "GroupNorm", "InnerProduct", "LSTM", "Lstm",
     "MultiModalBatchNorm", "Normalize", "PReLU", "Parameter", "Python", "RNN", "Scale",
 })  # fmt: skip

@@ -180,9 +180,10 @@ def _deploy(folded: Folded, blob: str) -> tuple[pb.NetParameter, dict[str, list[
         layer.ClearField("dial_param")
         for field, options in layer.ListFields():
             if field.message_type is not None and field.name.endswith("_param"):
-                for name in _FOR_TRAINING:
-                    if name in options.DESCRIPTOR.fields_by_name:
-                        options.ClearField(name)
+                for message in [options] if field.has_presence else options:
+                    for name in _FOR_TRAINING:
+                        if name in message.DESCRIPTOR.fields_by_name:
+                            message.ClearField(name)
         if layer.inner_product_param.transpose and not layer.param:  # OpenCV overlooks it
             layer.inner_product_param.transpose = False
             blobs[layer.name] = [blobs[layer.name][0].T, *blobs[layer.name][1:]]

@@ -35,6 +35,7 @@ SAME_NUMBERS = {
     "Deconvolution": ("engine", "force_nd_im2col"),
     "ConvolutionDepthwise": ("engine", "force_nd_im2col", "num_output", "group"),
     "DepthwiseConvolution": ("engine", "force_nd_im2col"),
+    "ConvLSTM": ("debug_info", "engine", "force_nd_im2col"),
     "Correlation": ("do_abs",),
     "Correlation1D": ("do_abs",),
     # what is random is not computed, and a fork's own training is all that the others are for
@@ -99,6 +100,15 @@ RECURRENT = [
     case._replace(bottoms=((2, 4, 3), (2, 4), (4, 2)))
     for case in filled("recurrent_param { num_output: 3 weight_filler { FILLER } bias_filler { FILLER } }")
 ]
+MAPS, STATE = (2, 2, 2, 3, 2), (1, 2, 2, 3, 2)
+CONV_LSTM = [
+    case._replace(bottoms=(MAPS, MAPS[:2], STATE, STATE), tops=3)
+    for case in filled(
+        "recurrent_param { expose_hidden: true } lstm_conv_param { num_output: 2 kernel_size: 3 pad: 1 "
+        "weight_filler { FILLER } bias_filler { FILLER } }",
+        'type: "diagonal"',
+    )
+]
 REGIONS = (3, 5)
 DETECTIONS = [
     Case(f"detection_output_param {{ num_classes: 3 {more} }}", ((2, 24), (2, 18), (1, 2, 24)), phase=pb.TEST)
@@ -150,6 +160,7 @@ CASES: dict[str, list[Case]] = {
             'convolution_param { num_output: 6 kernel_size: 2 stride_h: 2 stride_w: 1 weight_filler { type: "msra" } }'
         ),
     ],
+    "ConvLSTM": CONV_LSTM,
     "ConvolutionDepthwise": [],
     "ContinuationIndicator": [Case("continuation_indicator_param { time_step: 3 batch_size: 2 }", ())],
     "Convolution3D": [

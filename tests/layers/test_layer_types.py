@@ -48,6 +48,7 @@ FACTS = {
     "Concat": Facts(Rows.INDEPENDENT),
     "ContinuationIndicator": Facts(Rows.NONE),
     "ContrastiveLoss": Facts(Rows.SUMMED),
+    "ConvLSTM": Facts(Rows.NONE),
     "Convolution": Facts(Rows.INDEPENDENT, backward_reads_bottoms=True),
     "Convolution3D": Facts(Rows.INDEPENDENT, backward_reads_bottoms=True),
     "ConvolutionDepthwise": Facts(Rows.INDEPENDENT, per_channel=True, backward_reads_bottoms=True),

@@ -76,6 +76,21 @@ FORKS = {
         {"mmd_param": {"kernel_num": 7, "kernel_mul": 2.0, "fix_gamma": True}},
         "mmd_param { kernel_num: 7 kernel_mul: 2 fix_gamma: true }",
     ),
+    "conv lstm": (
+        "ConvLSTM",
+        "repeated LSTMConvolutionParameter lstm_conv_param = 150; optional LSTMDebugParameter lstm_debug_param = 151;"
+        " optional RecurrentParameter recurrent_param = 146;",
+        "message LSTMConvolutionParameter { optional uint32 num_output = 1; optional string type = 19; }"
+        " message LSTMDebugParameter { optional bool ignore_x = 5; }"
+        " message RecurrentParameter { optional bool expose_hidden = 5; }",
+        {
+            "lstm_conv_param": [{"num_output": 3, "type": "input"}, {"num_output": 3, "type": "hidden"}],
+            "lstm_debug_param": {"ignore_x": True},
+            "recurrent_param": {"expose_hidden": True},
+        },
+        'lstm_conv_param { num_output: 3 type: "input" } lstm_conv_param { num_output: 3 type: "hidden" } '
+        "lstm_debug_param { ignore_x: true } recurrent_param { expose_hidden: true }",
+    ),
     "latent domains": (
         "MultiModalBatchNorm",
         "optional MultiModalBatchNormParameter multimodal_batch_norm_param = 147;",

@@ -123,3 +123,45 @@ def same_size(bottoms):
                     part[:, :, row, column] = x[:, :, i, j]
         parts.append(part)
     return np.concatenate(parts, axis=1)
+
+
+def conv_lstm(x, cont, blobs, hidden, cell, pads, dilations, static=None):
+    """conv_lstm_layer.cpp and conv_lstm_unit_layer.cpp of DAVSOD, a step, a stream and a pixel at a time.
+
+    x is (T, N, C, H, W); `hidden` and `cell`, before the first step, (N, K, H, W); pads and dilations are those of x's
+    convolution and of the state's. `blobs` holds hidden and bias, and x, static and three peepholes where the layer has
+    them; the cell is multiplied by the peepholes as numpy broadcasts them. Returns all h, and the last h and c.
+    """
+    steps, streams = cont.shape
+    top = np.empty((steps, *hidden.shape))
+    hidden, cell = hidden.astype(float), cell.astype(float)
+
+    def convolved(maps, name, place):
+        weight = blobs[name].astype(float)
+        pad, dilation = ((number[place],) * 2 for number in (pads, dilations))
+        return convolve(maps[None].astype(float), weight, np.zeros(len(weight)), (1, 1), pad, dilation, 1)[0]
+
+    for t, n in np.ndindex(steps, streams):
+        sums = convolved(cont[t, n] * hidden[n], "hidden", 1) + blobs["bias"][:, None, None]
+        if "x" in blobs:
+            sums += convolved(x[t, n], "x", 0)
+        if "static" in blobs:
+            sums += convolved(static[n], "static", 0)
+        before, channels = cell[n].copy(), len(cell[n])
+        for k, row, column in np.ndindex(before.shape):
+            i, f, o, g = (sums[gate * channels + k, row, column] for gate in range(4))
+            if "peepholes" in blobs:
+                c = before[k, row, column]
+                i, f, o = (
+                    gate + np.broadcast_to(weight, before.shape)[k, row, column] * c
+                    for gate, weight in zip((i, f, o), blobs["peepholes"], strict=True)
+                )
+            forget = 0 if cont[t, n] == 0 else cont[t, n] * sigmoid(f)
+            cell[n, k, row, column] = forget * before[k, row, column] + sigmoid(i) * math.tanh(g)
+            top[t, n, k, row, column] = sigmoid(o) * math.tanh(cell[n, k, row, column])
+        hidden[n] = top[t, n]
+    return top, hidden, cell
+
+
+def sigmoid(x):
+    return 1 / (1 + math.exp(-x))

@@ -14,6 +14,7 @@ from autodial.proto.dialects import (
     c3d,
     caffe_3d,
     ceil_mode,
+    conv_lstm,
     deconvnet,
     deeplab,
     deformable,
@@ -60,7 +61,7 @@ CAFFE = Dialect(
         "input_param": ("Input",),
         "crop_param": ("Crop",),
         "parameter_param": ("Parameter",),
-        "recurrent_param": ("RNN", "LSTM"),
+        "recurrent_param": ("RNN", "LSTM", "ConvLSTM"),
         "dial_param": ("Dial",),
     },
 )
@@ -72,7 +73,7 @@ FORKS = tuple(
         bvlc_master, ceil_mode, ssd, fcn, rcnn, rfcn, pspnet, deeplab, segnet, enet, yolo, shufflenet, proposal, xlearn,
         grl, latent_domains, openpose, tsn, face, nvcaffe, intel, refinedet, flownet2, ristretto, deformable,
         focal_loss, batch_normalization, augmentation, several_sources, deconvnet, c3d,
-        sequences, waifu2x, mscnn, textboxes, brelu, caffe_3d, opencv, group_norm, hrsod, foreign,
+        sequences, waifu2x, mscnn, textboxes, brelu, caffe_3d, opencv, group_norm, hrsod, conv_lstm, foreign,
     )
 )  # fmt: skip
 """Where several could have written a field, the first is taken."""
