@@ -36,7 +36,7 @@ def describe_regions(graph: Graph, ends: Mapping[str, int], net: Net) -> list[st
             missing.append(graph.names[node.tops[0]])
     if missing:
         notes.append(
-            "rows of the outputs belong to regions that are no output: to have these, too, name in `outputs`: "
-            f"{','.join([*missing, *ends])}"
+            "rows of the outputs belong to regions, which the file does not give; to have these, too, name in "
+            f"`outputs`: {','.join([*missing, *ends])}"
         )
     return notes

@@ -506,7 +506,7 @@ def test_what_is_said_of_regions(tmp_path: Path) -> None:
         "suppression, overlap 0.7, minimum size 16; a net that was trained with others gives other regions"
     )
     regions = (
-        "rows of the outputs belong to regions that are no output: to have these, too, name in `outputs`: "
+        "rows of the outputs belong to regions, which the file does not give; to have these, too, name in `outputs`: "
         "rois,cls_prob,bbox_pred"
     )
     report = convert(parse_net(RPN), None, tmp_path / "net.onnx", dynamic="none")
@@ -515,7 +515,8 @@ def test_what_is_said_of_regions(tmp_path: Path) -> None:
     report = convert(parse_net(RPN), None, tmp_path / "net.onnx", outputs=named)
     assert list(report.outputs) == named
     assert report.notes[0].startswith(own_rows) and report.notes[1:] == (settings,)
-    assert not convert(parse_net(RPN), None, tmp_path / "net.onnx", outputs=["map"]).notes
+    report = convert(parse_net(RPN), None, tmp_path / "net.onnx", outputs=["map"])
+    assert report.notes == ("the input im_info is not in the file: no layer there reads it",)
     text, _, rest = RPN.partition('type: "Python"')
     stated = f"""{text}type: "Proposal" {rest.partition("python_param")[0]} proposal_param {{
         feat_stride: 8 base_size: 12 ratio: 2.44 scale: 1 scale: 2.5 }} }} {rest.partition("} }")[2]}"""
@@ -1147,8 +1148,9 @@ def test_layers_without_a_top_are_left_out(kind: str, tmp_path: Path) -> None:
     report = convert(net, None, tmp_path / "net.onnx")
     assert list(report.outputs) == ["c", "prob", "fc"]
     kind = kind.split('"')[1]
-    assert report.notes == (f'layer "own" ({kind}) is left out: it has no top, so no output depends on it',)
-    assert not convert(net, None, tmp_path / "net.onnx", outputs=["prob"]).notes
+    unread = "the input truth is not in the file: no layer there reads it"
+    assert report.notes == (f'layer "own" ({kind}) is left out: it has no top, so no output depends on it', unread)
+    assert convert(net, None, tmp_path / "net.onnx", outputs=["prob"]).notes == (unread,)
 
 
 def test_the_message_names_the_input_whose_shape_is_missing(tmp_path: Path) -> None:
