@@ -74,8 +74,8 @@ class Resample(Layer):
             raise LayerError("resample_param.type: AREA is not supported, as in FlowNet's own code")
         if param.factor != 1:
             raise LayerError(
-                f"resample_param.factor {param.factor:g} is not supported, as no published code reads it: give height "
-                "and width, or a second bottom of the size wanted"
+                f"resample_param.factor {param.factor:g} is not supported, as FlowNet's code does not read it: give "
+                "height and width, or a second bottom of the size wanted"
             )
         size = _size(param, ("height", "width"), "resample_param", len(context.bottom_shapes))
         return cls(size, kind=param.type, antialias=param.antialias)
