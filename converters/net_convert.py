@@ -6,7 +6,7 @@ Unlike `autodial.converters.net_export`, which makes predictors of images, this 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -163,7 +163,7 @@ def convert(
     left_out = describe_left_out(graph) if outputs is None else []
     fed = feed_inputs(graph, list(ends.values()), base_dir, shapes or {})
     kept = graph.net(net_param.name, *ends.values())
-    net = Net(kept, phase, base_dir=base_dir)
+    net, fed = _built(kept, fed, phase, base_dir, whole_batch=dynamic == "none")
     offsets = aligned_offsets(net)
     if align_crops and offsets:
         for layer in kept.layer:
@@ -238,6 +238,27 @@ def convert(
         unverified=tuple(unverified),
         notes=tuple(notes),
     )
+
+
+def _built(
+    kept: pb.NetParameter, fed: NetInputs, phase: pb.Phase, base_dir: Path | None, *, whole_batch: bool
+) -> tuple[Net, NetInputs]:
+    """The net, with one row of its data layers' images if it takes one, else with their batch; `kept` is changed.
+
+    Args:
+        whole_batch: whether one row is not tried.
+    """
+    if fed.with_rows != fed.shapes:
+        if not whole_batch:
+            try:
+                return Net(kept, phase, base_dir=base_dir), fed
+            except InputError:
+                pass
+        fed = replace(fed, shapes=fed.with_rows)
+        for layer in kept.layer:
+            if layer.type == "Input":
+                layer.input_param.shape[0].dim[:] = fed.shapes[layer.top[0]]
+    return Net(kept, phase, base_dir=base_dir), fed
 
 
 def _load(net: Net, weights: Weights | None, weights_name: str, advice: str) -> list[str]:

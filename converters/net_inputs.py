@@ -35,12 +35,14 @@ class NetInputs:
     """The inputs of a net.
 
     Attributes:
-        shapes: by blob, as the net states them.
+        shapes: by blob, as the net states them, with one row for a data layer's.
+        with_rows: the same, with the rows of the data layers' batches.
         readers: by blob, the layers that read it, with the number of the bottom.
         notes: sentences about what a data layer does to images before they are inputs.
     """
 
     shapes: dict[str, Shape]
+    with_rows: dict[str, Shape]
     readers: dict[str, list[tuple[pb.LayerParameter, int]]]
     notes: list[str]
 
@@ -161,6 +163,7 @@ def feed_inputs(
         InputError: the outputs depend on no data, the shape of some is not known, or `given` has another blob's.
     """
     shapes: dict[str, Shape] = {}
+    with_rows: dict[str, Shape] = {}
     unknown: dict[str, _Unknown] = {}
     values = []
     notes = []
@@ -178,6 +181,10 @@ def feed_inputs(
             if isinstance(found, _Unknown):
                 unknown.update((name, found) for name in names if name not in known)
                 continue
+            rows = _rows(node.param)
+            with_rows.update(
+                (name, (rows or shape[0], *shape[1:])) for name, shape in found.items() if name not in known
+            )
             known = {**found, **known}
         notes += _preparation(node.param)
         place = graph.nodes.index(node)
@@ -199,7 +206,7 @@ def feed_inputs(
         graph.names[value]: [(node.param, node.bottoms.index(value)) for node in ancestors if value in node.bottoms]
         for value in values
     }
-    return NetInputs(shapes, readers, notes)
+    return NetInputs(shapes, {name: with_rows.get(name, shape) for name, shape in shapes.items()}, readers, notes)
 
 
 def _unread(names: Sequence[str]) -> list[str]:
@@ -299,7 +306,7 @@ def _shapes_of(layer: pb.LayerParameter, base_dir: Path | None) -> dict[str, Sha
 
 
 def _stated(layer: pb.LayerParameter) -> Shape | None:
-    """The shape of a batch of a layer's images, where it states their size and its files may be missing."""
+    """The shape of one of a layer's images, where it states their size; of a batch for MemoryData."""
     if layer.type == "MemoryData":  # its transform_param changes no size
         options = layer.memory_data_param
         shape = (options.batch_size, options.channels, options.height, options.width)
@@ -308,10 +315,15 @@ def _stated(layer: pb.LayerParameter) -> Shape | None:
     if size is None:
         return None
     if layer.type == "ImageData":
-        return (max(layer.image_data_param.batch_size, 1), 3 if layer.image_data_param.is_color else 1, *size)
+        return (1, 3 if layer.image_data_param.is_color else 1, *size)
     if len(layer.transform_param.mean_value) != 3 or (layer.type in registry and layer.type != "Data"):
         return None
-    return (max(layer.data_param.batch_size, 1), 3, *size)
+    return (1, 3, *size)
+
+
+def _rows(layer: pb.LayerParameter) -> int:
+    """The batch of a layer whose files may be missing; 0 if it states none."""
+    return layer.image_data_param.batch_size if layer.type == "ImageData" else layer.data_param.batch_size
 
 
 def _size(layer: pb.LayerParameter) -> tuple[int, int] | None:
