@@ -39,12 +39,18 @@ def ready(path: Path) -> Any:
     return net
 
 
+SMALLER = {"mbox_loc": 0.3, "score_map": 1e-6}
+"""Factors for the weights of layers by a part of their names: of boxes, which would grow beyond bounds, and of PSPNet's
+scores, which are millions without BatchNorm, so that a softmax would make 0 or 1 of their last digits."""
+
+
 def converted(net: Any, folder: Path) -> tuple[ConvertReport, Any]:
     """The report, and the weights."""
     weights = random_weights(net)
     for layer in weights.layers:
-        if "mbox_loc" in layer.param.name:
-            layer.blobs = [None if blob is None else blob * np.float32(0.3) for blob in layer.blobs]
+        factor = next((factor for part, factor in SMALLER.items() if part in layer.param.name), None)
+        if factor is not None:
+            layer.blobs = [None if blob is None else blob * np.float32(factor) for blob in layer.blobs]
     return convert(net, weights, folder / "net.onnx"), weights
 
 
