@@ -249,4 +249,4 @@ def test_the_whole_way(done: Callable[..., str]) -> None:
     lines = path.read_text("utf-8").splitlines()
     path.write_text("".join(f"{line[:-1]}{1 - int(line[-1])}\n" for line in lines), encoding="utf-8")
     with pytest.raises(AssertionError, match="the target's list"):
-        done("select", "--solver", solver, "--try", "loss-target.loss_weight=0.1", *CPU, "-o", "chosen")
+        done("select", "--solver", solver, "--try", "loss-target.loss_weight=0.1,0.4", *CPU, "-o", "chosen")
