@@ -94,6 +94,7 @@ def order(ranks: Ranks) -> list[list[str]]:
     ranks.begin_sum = partial(noted, ranks.begin_sum)  # type: ignore[method-assign]
     for _ in range(2):
         events.append([])
+        names.clear()  # another tensor may lie where a gradient of the iteration before lay
         run.step(1)
     return events
 
