@@ -258,12 +258,12 @@ class _Unknown:
 
     Attributes:
         reason: why, in a sentence.
-        size: height and width of its images, as far as it states them, or a usual size.
+        example: a shape that they may have: the batch and the size that the layer states, or usual ones.
         alternative: whether the reason itself says what else can be done.
     """
 
     reason: str
-    size: tuple[int, int]
+    example: Shape
     alternative: bool = False
 
 
@@ -271,7 +271,7 @@ def _advice(unknown: Mapping[str, _Unknown]) -> str:
     """What to do about inputs whose shapes are not known, as the end of a sentence."""
     (name, first), *others = unknown.items()
     give = ", so you can also give" if first.alternative else "; give"
-    example = ",".join(map(str, (1, 3, *first.size)))
+    example = ",".join(map(str, first.example))
     more = f", and {'that' if len(others) == 1 else 'those'} of {', '.join(name for name, _ in others)}"
     return f"{give} its shape in `shapes`, such as {name}={example}{more if others else ''}"
 
@@ -285,14 +285,14 @@ def _shapes_of(layer: pb.LayerParameter, base_dir: Path | None) -> dict[str, Sha
     known = _stated(layer)
     if known is not None:
         return {**dict.fromkeys(layer.top, (known[0],)), layer.top[0]: known}
-    size = _size(layer) or (224, 224)
+    example = (_rows(layer) or 1, 3, *(_size(layer) or (224, 224)))
     if layer.type == "Python":
-        return _Unknown(f'layer "{layer.name}" (Python): what the class gives becomes an input', size)
+        return _Unknown(f'layer "{layer.name}" (Python): what the class gives becomes an input', example)
     if layer.type not in registry:
         return _Unknown(
             f'layer "{layer.name}" ({layer.type}) is of a type that AutoDIAL does not read; what it gives becomes an '
             "input",
-            size,
+            example,
         )
     one = pb.NetParameter(layer=[layer])
     for field in ("include", "exclude"):  # by which it was chosen already
@@ -302,11 +302,11 @@ def _shapes_of(layer: pb.LayerParameter, base_dir: Path | None) -> dict[str, Sha
     except InputError as error:
         if layer.type == "Input":
             raise
-        return _Unknown(f"{error}; what the layer gives becomes an input", size, alternative=True)
+        return _Unknown(f"{error}; what the layer gives becomes an input", example, alternative=True)
 
 
 def _stated(layer: pb.LayerParameter) -> Shape | None:
-    """The shape of one of a layer's images, where it states their size; of a batch for MemoryData."""
+    """The shape of one image of a layer that states its size, or the batch of a MemoryData layer; else None."""
     if layer.type == "MemoryData":  # its transform_param changes no size
         options = layer.memory_data_param
         shape = (options.batch_size, options.channels, options.height, options.width)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from autodial.layers import Split
 from autodial.layers.proposal import Proposal
 from autodial.net.net import Net
 from autodial.netparam.graph import Graph
@@ -20,10 +19,8 @@ def describe_regions(graph: Graph, ends: Mapping[str, int], net: Net) -> list[st
     """
     notes = []
     missing = []
-    # The net has Split layers of its own.
-    nodes = [node for node in graph.ancestors(*ends.values()) if node.param.type != "Split"]
-    layers = [layer for layer in net.layers.values() if not isinstance(layer, Split)]
-    for node, layer in zip(nodes, layers, strict=True):
+    for node in graph.ancestors(*ends.values()):
+        layer = net.layer(node.param.name)
         if not isinstance(layer, Proposal):
             continue
         if node.param.type == "Python":

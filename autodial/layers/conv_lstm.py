@@ -14,7 +14,7 @@ from autodial.layers.base import Layer, LayerContext, LayerError, Shape, Stored,
 from autodial.layers.fillers import fill
 from autodial.layers.recurrent import check_blob_counts, lstm_step
 from autodial.layers.shares import Rows
-from autodial.layers.windows import Windows, lengths
+from autodial.layers.windows import Windows
 from autodial.proto import messages as pb
 
 _log = logging.getLogger(__name__)
@@ -273,12 +273,7 @@ def _convolutions(
 
 
 def _windows(param: pb.LSTMConvolutionParameter) -> Windows:
-    windows = Windows(
-        lengths(param, "kernel_size", None, None, 2),
-        lengths(param, "stride", None, 1, 2),
-        lengths(param, "pad", None, 0, 2),
-        lengths(param, "dilation", None, 1, 2),
-    )
+    windows = Windows.from_caffe(param, 2)
     if windows.stride != (1, 1):
         raise LayerError(f"lstm_conv_param.stride must be 1, which keeps height and width, not {_by(windows.stride)}")
     return windows

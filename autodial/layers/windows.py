@@ -38,7 +38,7 @@ class Windows:
                 raise LayerError(f"{name} must be positive, not {' x '.join(map(str, values))}")
 
     @classmethod
-    def from_caffe(cls, param: pb.ConvolutionParameter, axes: int) -> Windows:
+    def from_caffe(cls, param: pb.ConvolutionParameter | pb.LSTMConvolutionParameter, axes: int) -> Windows:
         """Read the options for that many spatial axes; to a kernel of 1, a dilation means nothing, and may be 0."""
         kernel_size = lengths(param, "kernel_size", "kernel", None, axes)
         dilation = lengths(param, "dilation", None, 1, axes)

@@ -25,7 +25,7 @@ def read_net(path: str | os.PathLike[str], *, keep_unknown: bool = False) -> pb.
     Args:
         path: the file.
         keep_unknown: whether a layer may have fields that no fork here has. The layer's `foreign_text` then names the
-            first one, and the caller must refuse the layer.
+            first one, and the caller must not compute the layer.
 
     Raises:
         InputError: Caffe's own reader would refuse the text; names file, line, column, layer and field.

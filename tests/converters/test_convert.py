@@ -957,7 +957,7 @@ def test_a_train_val_net_without_its_images(tmp_path: Path) -> None:
     np.testing.assert_allclose(
         session(report.output).run(None, {"data": x})[0], x.reshape(3, -1) @ fc.T, rtol=1e-4, atol=1e-3
     )
-    with pytest.raises(InputError, match=r'layer "train" \(ImageData\).*its shape in `shapes`, such as data=1,3,'):
+    with pytest.raises(InputError, match=r'layer "train" \(ImageData\).*its shape in `shapes`, such as data=8,3,'):
         convert(net, weights, tmp_path / "net.onnx", phase=pb.TRAIN)
     with pytest.raises(InputError, match=r'layer "loss" \(SoftmaxWithLoss\) can\'t be written to ONNX: it is a loss'):
         convert(net, weights, tmp_path / "net.onnx", outputs=["loss"])
@@ -1157,12 +1157,13 @@ def test_the_message_names_the_input_whose_shape_is_missing(tmp_path: Path) -> N
     net = parse_net("""
       layer { name: "rows" type: "Rows" top: "a" top: "b" }
       layer { name: "sum" type: "Eltwise" bottom: "a" bottom: "b" top: "sum" }
-      layer { name: "images" type: "Data" top: "c" transform_param { crop_size: 7 } data_param { source: "gone" } }
+      layer { name: "images" type: "Data" top: "c" transform_param { crop_size: 7 }
+        data_param { source: "gone" batch_size: 6 } }
       layer { name: "y" type: "Eltwise" bottom: "sum" bottom: "c" top: "y" }
     """)
     with pytest.raises(InputError, match=r"becomes an input; give its shape .* a=1,3,224,224, and those of b, c$"):
         convert(net, None, tmp_path / "net.onnx")
-    with pytest.raises(InputError, match=r"so you can also give its shape in `shapes`, such as c=1,3,7,7$"):
+    with pytest.raises(InputError, match=r"so you can also give its shape in `shapes`, such as c=6,3,7,7$"):
         convert(net, None, tmp_path / "net.onnx", shapes={"a": (2, 3), "b": (2, 3)})
     with pytest.raises(InputError, match=r"such as b=1,3,224,224, and that of c$"):
         convert(net, None, tmp_path / "net.onnx", shapes={"a": (2, 3)})
